@@ -60,7 +60,7 @@ use crate::{
 /// # fn main() {}
 /// ```
 ///
-/// The trait is sealed: what declares accesses are the types above.
+/// The trait is sealed: only the types above implement it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration of accesses",
@@ -74,8 +74,8 @@ pub trait Accesses: ScopedAccesses<Captured: 'static> {}
 #[diagnostic::do_not_recommend]
 impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 
-/// What an operation of a [scope](crate::Engine::scope) declares: all that [`Accesses`] lists, and also the declarations
-/// [`ScopedRead`](crate::ScopedRead) and [`ScopedWrite`](crate::ScopedWrite) of the scope's own variables.
+/// What an operation of a [scope](crate::Engine::scope) declares: all that [`Accesses`] lists, and also the
+/// declarations [`ScopedRead`](crate::ScopedRead) and [`ScopedWrite`](crate::ScopedWrite) of the scope's own variables.
 ///
 /// The trait is sealed, and its items are not for use outside this crate.
 #[diagnostic::on_unimplemented(
@@ -104,25 +104,29 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     #[doc(hidden)]
     fn capture(&self) -> Self::Captured;
 
+    /// Returns the references to the values.
+    ///
     /// # Safety
-    /// 1. `captured` came from [`capture`](Self::capture), and an operation that declared the same holds its variables
-    ///    for `'a`.
+    /// 1. `captured` came from [`capture`](Self::capture), and an operation that declared the same accesses holds its
+    ///    variables for `'a`.
     /// 2. No variable is named twice where one of the references is exclusive, and this is called once per run.
     #[doc(hidden)]
     unsafe fn refs<'a>(captured: &Self::Captured, cx: &'a OpContext<'a>) -> Refs<'a, Self>
     where
         Self: 'a;
 
+    /// Returns the guards of the values.
+    ///
     /// # Safety
-    /// 1. `captured` came from [`capture`](Self::capture), and the operation of `share` declares the same and holds its
-    ///    variables while it has shares.
+    /// 1. `captured` came from [`capture`](Self::capture), and the operation of `share` declares the same accesses and
+    ///    holds its variables while it has shares.
     /// 2. No variable is named twice where one of the guards is exclusive, and this is called once per run, instead of
     ///    `refs`.
     #[doc(hidden)]
     unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards;
 }
 
-/// The references that the function of an operation with the accesses `A` receives, for the time `'a` of the call.
+/// The references that the function of an operation with the accesses `A` receives, for the lifetime `'a` of the call.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -147,7 +151,8 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
 /// ```
 pub type Refs<'a, A> = <A as AccessRefs<'a>>::Refs;
 
-/// The references that accesses stand for while an operation runs, for the time `'a`. Programs name them by [`Refs`].
+/// The references that accesses stand for during the run of an operation, for the lifetime `'a`. Programs name them
+/// through [`Refs`].
 ///
 /// `Outlives` is always `&'a Self`. It tells the compiler that the values of the variables live for `'a`, so values may
 /// borrow from something that lives no longer than a [scope](crate::Engine::scope).
@@ -166,7 +171,7 @@ pub(crate) mod sealed {
     )]
     pub trait Sealed {}
 
-    /// A marker that `#[derive(Accesses)]` implements beside [`ScopedAccesses`](super::ScopedAccesses).
+    /// A marker that `#[derive(Accesses)]` implements in addition to [`ScopedAccesses`](super::ScopedAccesses).
     ///
     /// # Safety
     /// 1. `declare` and `capture` call those of each field, in the same order, and do nothing else.
@@ -187,7 +192,7 @@ pub(crate) mod sealed {
 pub struct Captured<T>(NonNull<VarCell>, PhantomData<fn(T) -> T>);
 
 // SAFETY: only the operation uses the pointer, and the tracker orders it with all others that use the value.
-// `Var::read` demands `T: Sync`, and every variable demands `T: Send`.
+// `Var::read` requires `T: Sync`, and every variable requires `T: Send`.
 unsafe impl<T> Send for Captured<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Captured<T> {}
@@ -214,19 +219,20 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
     where
         Self: 'a,
     {
-        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile. The value
-        // has the type `T`, and its drop follows this operation in the queue.
+        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value during `'a`. The
+        // value has the type `T`, and its drop follows this operation in the queue.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: (1), as in the line before.
+        // SAFETY: (1), as in the line above.
         unsafe { &*value }
     }
 
     unsafe fn guards(captured: &Captured<T>, share: &sealed::Share) -> ReadGuard<T> {
         // SAFETY: (1): the operation declares the variable, whose value has this type.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: it points into a cell.
+        // SAFETY: `value` points into a cell.
         let value = unsafe { NonNull::new_unchecked(value) };
-        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile.
+        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value while the guard has
+        // its share.
         unsafe { ReadGuard::new(value, share.another()) }
     }
 }
@@ -254,19 +260,19 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
         Self: 'a,
     {
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): this
-        // operation uses it once.
+        // operation uses the value once.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: (1) and (2), as in the line before.
+        // SAFETY: (1) and (2), as in the line above.
         unsafe { &mut *value }
     }
 
     unsafe fn guards(captured: &Captured<T>, share: &sealed::Share) -> WriteGuard<T> {
         // SAFETY: (1): the operation declares the variable, whose value has this type.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: it points into a cell.
+        // SAFETY: `value` points into a cell.
         let value = unsafe { NonNull::new_unchecked(value) };
-        // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): it has
-        // no other guard of it.
+        // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): the
+        // operation has no other guard of the variable.
         unsafe { WriteGuard::new(value, share.another()) }
     }
 }
@@ -409,7 +415,7 @@ impl ScopedAccesses for () {
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
-/// Declares that an operation's function receives its [`OpContext`], from [`cx`].
+/// A declaration that an operation's function receives its [`OpContext`], from [`cx`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -425,7 +431,7 @@ impl ScopedAccesses for () {
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Cx(());
 
-/// Declares that an operation's function receives its [`OpContext`], in the place that this declaration has among the
+/// Declares that an operation's function receives its [`OpContext`], at the place of this declaration among the
 /// accesses.
 ///
 /// ```
@@ -469,7 +475,7 @@ impl ScopedAccesses for Cx {
         cx
     }
 
-    /// The context ends with the call. Its engine is what guards and futures can use.
+    /// Returns an engine handle, which guards and futures can use after the context has ended with the call.
     unsafe fn guards((): &(), share: &sealed::Share) -> Engine {
         Engine::uncounted(Arc::clone(share.core()))
     }

@@ -30,8 +30,8 @@ use crate::{
 
 impl Engine {
     /// Acquires variables for code outside operations, such as a task of an asynchronous runtime: returns a future that
-    /// resolves to guards when the turn of the call has come. Values are used through the guards, while the operations
-    /// behind wait.
+    /// resolves to guards when the call's turn has come. The program uses the values through the guards, and later
+    /// operations on the variables wait until the guards are dropped.
     ///
     /// The call takes its place in the order at once, before the future is polled, like the push of an operation with
     /// these accesses. The future runs on any executor and needs no worker. If it is dropped before it resolves,
@@ -61,13 +61,13 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to [`WaitError::Failed`] if one of the variables has failed, or the engine was shut down with
-    /// [`Shutdown::Cancel`](crate::Shutdown::Cancel) before; then the variables that would be mutated have failed as
-    /// well. It resolves to [`WaitError::WouldDeadlock`] if the operation that makes the call holds one of the
-    /// variables, and to [`WaitError::Refused`] if the push was refused.
+    /// The future resolves to [`WaitError::Failed`] if one of the variables has failed, or if the engine is shut down
+    /// with [`Shutdown::Cancel`](crate::Shutdown::Cancel) before its turn; then the variables that would be mutated
+    /// have failed as well. It resolves to [`WaitError::WouldDeadlock`] if the operation that makes the call holds one
+    /// of the variables, and to [`WaitError::Refused`] if the push was refused.
     ///
-    /// A task that holds guards and awaits another acquisition of the same variables waits forever. Acquire what belongs
-    /// together in one call.
+    /// A task that holds guards and awaits another acquisition of the same variables waits forever. Acquire what
+    /// belongs together in one call.
     #[track_caller]
     pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
         let mut entries = Entries::new();
@@ -84,9 +84,9 @@ impl Engine {
 
 /// Values in asynchronous code.
 impl Engine {
-    /// Returns a future that waits for every mutation of the variable that was pushed before this call, and resolves to a
-    /// clone of its value. The clone is made where the future is polled; mutations wait for it, and other readers do not.
-    /// In all else this is [`acquire`](Self::acquire) of the variable for reading.
+    /// Returns a future that waits for every mutation of the variable that was pushed before this call, and then
+    /// resolves to a clone of the value. The clone is made where the future is polled; mutations wait for it, and other
+    /// readers do not. Otherwise this is like [`acquire`](Self::acquire) of the variable for reading.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -132,7 +132,7 @@ impl Engine {
 #[must_use = "the variables are acquired only when the future is awaited"]
 pub struct Acquire<G> {
     acquiring: Result<Waiter<Granted<G>, Claim>, WaitError>,
-    /// Taken with the guards. Dropped after the waiter.
+    /// Keeps the engine open until the guards take this over. Dropped after the waiter.
     keeps_open: Option<KeepsOpen>,
     engine: Engine,
 }
@@ -170,7 +170,7 @@ impl<G> Drop for Acquire<G> {
     fn drop(&mut self) {
         let Ok(waiter) = &self.acquiring else { return };
         if self.engine.core().is_forked() {
-            // Another thread of the parent process may have held the lock.
+            // Another thread of the parent process may have held the lock at the fork.
             return;
         }
         let acquiring: &Arc<Acquiring<G>> = waiter.oneshot();

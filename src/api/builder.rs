@@ -82,7 +82,7 @@ impl Global {
     }
 }
 
-/// Configures and creates an [`Engine`], from [`Engine::builder`].
+/// A builder that configures and creates an [`Engine`], from [`Engine::builder`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -158,7 +158,7 @@ impl EngineBuilder {
 
     /// Sets the number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations of
     /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. They are not pinned, so that the operating system can
-    /// schedule them beside busy workers.
+    /// schedule them alongside busy workers.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -180,8 +180,8 @@ impl EngineBuilder {
     ///
     /// An engine may use the cores that the building thread may use at that moment; if a thread of another engine
     /// builds it, the engine may use the cores of that engine. All of its threads stay on these cores. The engine pins
-    /// its workers to the cores that have the fewest pinned workers of other engines of the process, and among equals
-    /// to the first ones. A worker releases its core when the engine ends.
+    /// its workers to the cores that have the fewest pinned workers of other engines of the process, and, among equals,
+    /// to the lowest-numbered ones. A worker releases its core when the engine ends.
     ///
     /// A thread that an operation starts inherits the core of the worker. Operations should therefore start threads,
     /// such as those of a thread pool, inside [`unpinned`](crate::unpinned).
@@ -222,23 +222,23 @@ impl EngineBuilder {
     /// engine full
     ///
     /// 1. runs ready operations of the CPU on the pushing thread, until there is room;
-    /// 2. goes on although the engine is full, if nothing is ready or runs: then what is pending waits for something that
-    ///    the program must do, such as to use a [`Completion`](crate::Completion) or to drop a guard, and perhaps this
-    ///    very thread does it;
+    /// 2. continues although the engine is full, if no operation is ready or running: what is pending then waits for
+    ///    something that the program must do, such as using a [`Completion`](crate::Completion) or dropping a guard,
+    ///    perhaps on this very thread;
     /// 3. otherwise waits until there is room.
     ///
-    /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an operation
-    /// waits for inside its function: that operation may run in the push. [`OpBuilder::if_room`] never blocks and
-    /// runs nothing: it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for asynchronous code. Both keep the limit
-    /// in case 2 as well. A shutdown ends the wait with [`PushError::ShutDown`].
+    /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an
+    /// operation waits for inside its function: that operation may run in the push. [`OpBuilder::if_room`] never blocks
+    /// and runs nothing: it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for asynchronous code. Both keep
+    /// the limit in case 2 as well. A shutdown ends the wait with [`PushError::ShutDown`].
     ///
-    /// Pushes of operations, of the polls of their futures, and of all other code that an engine calls, such as wakers and
-    /// destructors, count, but are never held back. [`Engine::acquire`] and waits are not held back either.
+    /// Pushes from operations, from polls of their futures, and from all other code that an engine calls, such as
+    /// wakers and destructors, count, but are never held back. [`Engine::acquire`] and waits are not held back either.
     ///
-    /// The limit is approximate. A thread that is the only one to push does not exceed it. Of several threads each may
-    /// exceed it by 32 operations at most, and by a few if the limit is small.
+    /// The limit is approximate. A thread that is the only one to push does not exceed it. If several threads push,
+    /// each may exceed it by up to 32 operations, or by a few if the limit is small.
     ///
-    /// Without a limit, no push costs more than it otherwise would. See [`Group::max_pending`](crate::Group::max_pending)
+    /// Pushes on an engine without a limit cost nothing extra. See [`Group::max_pending`](crate::Group::max_pending)
     /// for the operations of one group, and the [guide](crate::guide::bounding_work) for other ways to bound work.
     ///
     /// ```
@@ -263,11 +263,11 @@ impl EngineBuilder {
         self
     }
 
-    /// Records what the engine does with `recorder`, from which the program [takes](Recorder::take) a
-    /// [`Trace`](crate::Trace). Several engines may have the same recorder. The last call counts.
+    /// Records in `recorder` what the engine does. The program [takes](Recorder::take) a [`Trace`](crate::Trace) from
+    /// the recorder. Several engines may share a recorder. The last call counts.
     ///
-    /// A push then takes some 25 ns more, and a run some 40, of which the clock takes 10 whenever it is read. An engine
-    /// without a recorder or an [observer](Self::observer) does nothing for them but one test in a push.
+    /// A push then takes some 25 ns more, and a run some 40 ns more; each reading of the clock takes 10 ns of that. An
+    /// engine without a recorder or an [observer](Self::observer) pays for one test in a push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -284,16 +284,17 @@ impl EngineBuilder {
         self
     }
 
-    /// Writes a trace of everything that the engine does to the file at `path`, while it runs. A name that ends with `.json`
-    /// gets Chrome's format; any other name, such as `trace.pftrace`, that of [Perfetto](https://ui.perfetto.dev), which
-    /// draws both. The rest is written when the engine ends: a program should drop its engine, or shut it down, before it
-    /// exits. If a program has several such engines for one path, the later ones add a number to the name.
+    /// Writes a trace of everything that the engine does to the file at `path`, while it runs. If the name ends with
+    /// `.json`, the file has Chrome's format; otherwise, as in `trace.pftrace`, that of
+    /// [Perfetto](https://ui.perfetto.dev), which draws both. The last part is written when the engine ends: a program
+    /// should drop its engine, or shut it down, before it exits. If a program has several such engines for one path,
+    /// the later ones add a number to the name.
     ///
     /// Default: the value of the environment variable `RADDLE_PROFILE`, and no profile if that is not set.
     ///
-    /// A thread of its own writes the file every few milliseconds. If threads push and run more than some 40,000 operations
-    /// each in that time, some are not in the file; a warning is logged then. A [`recorder`](Self::recorder) of the program
-    /// has a trace of its own, in rings that the program has chosen.
+    /// A separate thread writes to the file every few milliseconds. If threads push and run more than some 40,000
+    /// operations each in that time, some are not in the file; a warning is logged then. A [`recorder`](Self::recorder)
+    /// that the program has set keeps its own trace, in rings of the size that the program has chosen.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -311,25 +312,25 @@ impl EngineBuilder {
         self
     }
 
-    /// Watches the engine for what takes too long. See [`Watchdog`], which has an example. Operations of such an engine get a
-    /// number and the time of their push, for which a push reads the clock. The last call counts.
+    /// Watches the engine, and reports what takes too long. See [`Watchdog`], which has an example. Each operation of
+    /// such an engine receives a number and the time of its push, so a push reads the clock. The last call counts.
     pub fn watchdog(mut self, watchdog: Watchdog) -> Self {
         self.watchdog = Some(watchdog);
         self
     }
 
-    /// Starts ready operations in a random order, so that a test fails if the program relies on an order that it has not
-    /// declared. `seed` decides the order. Default: the value of the environment variable `RADDLE_SHUFFLE`, a number, and no
-    /// shuffling if that is not set. A naive engine does not shuffle.
+    /// Starts ready operations in a random order, so that a test fails if the program relies on an order that it has
+    /// not declared. `seed` decides the order. Default: the value of the environment variable `RADDLE_SHUFFLE`, a
+    /// number, and no shuffling if that is not set. A naive engine does not shuffle.
     ///
-    /// Operations that conflict still run in push order. For all others an engine that shuffles ignores the order of the pushes
-    /// and the priorities, and it delays their starts. It is slow, and meant for tests.
+    /// Operations that conflict still run in push order. For all others, an engine that shuffles ignores the order of
+    /// the pushes and the priorities, and it delays their starts. It is slow, and meant for tests.
     ///
-    /// **With one worker, a seed repeats an order.** Operations start one after the other, and the seed decides which of the
-    /// ready ones is next. This has two conditions. One thread pushes, besides operations. And this thread waits only in the
-    /// engine's blocking waits, such as [`Engine::wait_for_all`]: while it waits for something else, such as a channel or a
-    /// future, the engine starts operations once nothing has been pushed for 50 ms. The order may still change if other threads
-    /// use completions, or if functions wait inside operations.
+    /// **With one worker, a seed repeats an order.** Operations start one after the other, and the seed decides which
+    /// of the ready ones is next. This has two conditions: only one thread pushes, apart from operations, and this
+    /// thread waits only in the engine's blocking waits, such as [`Engine::wait_for_all`]. While it waits for something
+    /// else, such as a channel or a future, the engine starts operations once nothing has been pushed for 50 ms. The
+    /// order may still change if other threads use completions, or if functions wait inside operations.
     ///
     /// With several workers, the order and the overlaps change from run to run.
     ///
@@ -360,7 +361,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Adds an observer, which is told about each operation while it is pushed and run. See [`Observer`], which has an
+    /// Adds an observer, which is called when an operation is pushed, starts, or ends. See [`Observer`], which has an
     /// example.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.0.push(Arc::new(observer));
@@ -398,7 +399,7 @@ impl EngineBuilder {
     ///
     /// # Errors
     /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` is unknown, that of
-    /// `RADDLE_SHUFFLE` is no number, a profile cannot be written, or a thread could not be started.
+    /// `RADDLE_SHUFFLE` is not a number, a profile cannot be written, or a thread could not be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,

@@ -20,14 +20,14 @@ use crate::{
     tracker::VarQueue,
 };
 
-/// Completes an asynchronous operation, from any thread. If the operation's function has references to values, the
-/// operation is complete only when the function has returned as well.
+/// A handle that completes an asynchronous operation, from any thread. If the operation's function has references to
+/// values, the operation is complete only when the function has returned as well.
 ///
 /// A completion that is dropped unused fails its operation immediately, with [`Cause::LostCompletion`]: a forgotten
 /// completion is an error and not a hang. This includes an early return of the operation's own function, whose error
 /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports; pass the error to [`fail`](Self::fail) instead.
-/// If a panic of the function drops the completion, the operation fails with the panic. A completion that is leaked, as
-/// by [`std::mem::forget`], never completes its operation: the operations behind it wait forever.
+/// If a panic in the function drops the completion, the operation fails with the panic. A completion that is leaked,
+/// for example by [`std::mem::forget`], never completes its operation: the operations behind it wait forever.
 ///
 /// Everything that a thread wrote before it used the completion is visible to the operations that come after.
 ///
@@ -66,7 +66,7 @@ impl Completion {
         Self { of: Some((right, core)), gate: None }
     }
 
-    /// How the operation has declared the variable whose queue is `queue`, with its name and place.
+    /// Returns the name and the place of the operation, and how it has declared the variable whose queue is `queue`.
     pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
         let Some((right, _)) = &self.of else { return (None, Declared::No) };
         let task = right.op().task();
@@ -120,19 +120,19 @@ impl Drop for Completion {
             return;
         }
         if let Some(gate) = self.gate.take() {
-            // The right is not put back into the frame: a wait inside the function would then complete the operation
-            // while the function still has its references. Behind the gate, a panic of the function replaces this
+            // The right is not put back into the frame: otherwise a wait inside the function would complete the
+            // operation while the function still has its references. With a gate, a panic in the function replaces this
             // cause.
             resolve(Some(gate), right, core, Err(Cause::LostCompletion));
         } else if let Some(right) = frame::leave_lost(right) {
-            // If a panic of the operation's own function drops the completion, the panic is the failure.
+            // If a panic in the operation's own function drops the completion, the panic is the failure.
             resolve(None, right, core, Err(Cause::LostCompletion));
         }
     }
 }
 
-/// Ends an operation whose completion was used: now, or when its function returns if that still has references to
-/// values.
+/// Ends an operation whose completion was used: now, or, if its function still has references to values, when the
+/// function returns.
 fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
         // Another thread of the parent process may have held the lock of the gate.
@@ -155,23 +155,23 @@ struct Used {
     result: Result<(), Cause>,
 }
 
-/// Keeps an operation from ending while its function, which has references to values, still runs.
+/// A gate that keeps an operation from ending while its function, which has references to values, still runs.
 #[derive(Default)]
 struct Gate(Mutex<Phase>);
 
 #[derive(Default)]
 enum Phase {
-    /// The function runs, and the completion was not used.
+    /// The function runs, and the completion has not been used.
     #[default]
     Running,
-    /// The function runs, and the completion was used.
+    /// The function runs, and the completion has been used.
     Used(Used),
     /// The function has returned.
     Returned,
 }
 
 impl Gate {
-    /// Returns `used` if the operation may end now; otherwise it ends when the function has returned.
+    /// Returns `used` if the operation may end now; otherwise keeps it until the function has returned.
     fn pass(&self, used: Used) -> Option<Used> {
         let mut phase = lock(&self.0);
         match *phase {
@@ -195,8 +195,8 @@ impl Gate {
 /// Calls the function of an asynchronous operation over `A`.
 ///
 /// # Safety
-/// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, and this is called at
-///    most once in each run.
+/// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, and this is called
+///    at most once in each run.
 /// 2. No variable is named twice where one of the references is exclusive.
 pub(crate) unsafe fn call_async<A: Accesses>(
     call: &Call<'_>,
@@ -239,10 +239,11 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     }
 }
 
-/// The function of an asynchronous operation that is pushed once.
+/// Returns the function of an asynchronous operation that is pushed once.
 ///
 /// # Safety
-/// 1. `captured` came from `A::capture`, the operation that is made of it declares the same, and runs once.
+/// 1. `captured` came from `A::capture`, the operation that is made of it declares the accesses of that `A`, and runs
+///    once.
 /// 2. No variable is named twice where one of the references is exclusive.
 pub(crate) unsafe fn async_body<A: Accesses>(
     captured: A::Captured,

@@ -1,4 +1,4 @@
-//! The handle of an engine, and the calls of a program on it.
+//! The handle to an engine, and the calls that a program makes on it.
 
 use std::{
     fmt,
@@ -64,16 +64,16 @@ pub enum Shutdown {
 /// A dependency engine. Programs push operations that name the variables they read and mutate. Conflicting operations
 /// run in push order, and all others in parallel.
 ///
-/// Any number of threads may push concurrently, operations included. Each push is atomic over all its variables: there
-/// is one order of all pushes that every variable agrees with, and it respects each thread's own order and real time. A
-/// push never waits for other operations, unless the engine has a [limit](crate::EngineBuilder::max_pending). Only three
-/// kinds of operations run inside a push: those of a [`Naive`](EngineKind::Naive) engine,
+/// Any number of threads may push concurrently, also inside operations. Each push is atomic over all its variables:
+/// there is one order of all pushes that every variable agrees with, and it respects each thread's own order and real
+/// time. A push never waits for other operations, unless the engine has a [limit](crate::EngineBuilder::max_pending).
+/// Only three kinds of operations run inside a push: those of a [`Naive`](EngineKind::Naive) engine,
 /// [eager](crate::OpBuilder::eager) ones that are ready, and ready ones of an engine that is full.
 ///
-/// Clones are handles of the same engine. Dropping the last one drains the engine: the drop waits for the pending
+/// Clones are handles to the same engine. Dropping the last one drains the engine: the drop waits for the pending
 /// operations and ends the threads. Inside an operation of any engine, and in other code that an engine calls, the drop
 /// returns immediately and the engine ends in the background. Variables may outlive their engine. [`get`](Self::get)
-/// can read them as long as a handle of the engine is left.
+/// can read them as long as a handle to the engine exists.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,8 +100,8 @@ pub enum Shutdown {
 /// when it is polled. Pending operations do not run in the child, and drops do nothing there: variables and their
 /// values stay in memory. The parent is not affected.
 ///
-/// A child may build engines of its own, and [`global`](Self::global) returns one of its own there. A child may also be
-/// forked inside an operation. If that happens on a thread of the engine, the thread ends when the operation's function
+/// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
+/// fork inside an operation. If a thread of the engine forks, it ends in the child when the operation's function
 /// returns. A child cannot use the GPUs of its parent: simulated ones are lost there, and CUDA does not work in a child
 /// of a process that has used it.
 ///
@@ -137,7 +137,7 @@ impl Drop for Engine {
         if self.core.is_forked() {
             return;
         }
-        // AcqRel: the uses of all other handles come before the shutdown.
+        // AcqRel: the uses of all other handles happen before the shutdown.
         if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
             self.core.begin_shutdown(false);
             self.core.finish_by_drop();
@@ -160,7 +160,7 @@ impl Engine {
     }
 
     /// Returns a handle that pushes and waits, but does not keep the engine open: the engine drains when the last
-    /// handle that does is dropped, and later pushes are refused with [`PushError::ShutDown`].
+    /// handle that keeps it open is dropped, and later pushes are refused with [`PushError::ShutDown`].
     ///
     /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a closure
     /// should capture a downgraded handle. A captured clone of the engine itself keeps the engine open until the
@@ -183,7 +183,7 @@ impl Engine {
         Self::uncounted(Arc::clone(&self.core))
     }
 
-    /// Returns a handle of the engine whose operation runs on this thread, or `None` outside operations. Like the
+    /// Returns a handle to the engine whose operation runs on this thread, or `None` outside operations. Like the
     /// handle that [`downgrade`](Self::downgrade) returns, it does not keep the engine open.
     ///
     /// ```
@@ -254,8 +254,8 @@ impl Engine {
         Var::new(Token::typed(&self.core, value))
     }
 
-    /// Creates a variable for `len` values in the memory of a device, with unspecified content. The memory comes from a
-    /// pool. If the pool has none, the calling thread allocates it from the driver of the device.
+    /// Creates a variable for `len` values in the memory of a device, with unspecified contents. The memory comes from
+    /// a pool. If the pool has none, the calling thread allocates it from the driver of the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -271,7 +271,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The engine has no such device, the device has no memory left, or it is lost.
+    /// The engine has no such device, or the device is out of memory or lost.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
         let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Elsewhere)))
@@ -294,19 +294,20 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The engine has no such device, there is no memory left, or the device is lost.
+    /// The engine has no such device, the memory is exhausted, or the device is lost.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
         let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
     }
 
-    /// Creates a variable for a stream of the program, for operations that issue work on it through
+    /// Creates a variable for a stream that the program has imported, for operations that issue work on it through
     /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has the stream to
-    /// itself. Operations of its device that mutate it run in push order, and the host waits for none of them.
+    /// itself. Operations of the stream's device that mutate the variable run in push order, and the host waits for
+    /// none of them.
     ///
     /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
-    /// the one before it has failed. Its success then clears the error of this variable, so operations should also
-    /// mutate the variables that hold their data.
+    /// the one before it has failed. The success of the operation then clears the error of this variable, so operations
+    /// should also mutate the variables that hold their data.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
@@ -390,7 +391,8 @@ impl Engine {
     }
 
     /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has yet to report. Returns the earliest one and how
-    /// many there were, or `None` if there were none. Failed variables stay failed. In a forked child there are none.
+    /// many there were, or `None` if there were none. Failed variables stay failed. Always returns `None` in a forked
+    /// child.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -416,8 +418,8 @@ impl Engine {
 
     /// Waits for every operation on the variable that was pushed before the call.
     ///
-    /// Any thread may wait. An operation that waits runs what the wait depends on, if that is ready, or else hands its worker
-    /// over to another thread; see [`blocking`](crate::blocking).
+    /// Any thread may wait. An operation that waits runs what the wait depends on, if that is ready, or else hands its
+    /// worker over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -579,8 +581,8 @@ impl Engine {
     /// keeps 4,096 errors and counts further ones; after the last one that it keeps, one error states how many were
     /// only counted.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself;
-    /// [`WaitError::OnDevice`]; [`WaitError::InDeletion`].
+    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself, and also
+    /// [`WaitError::OnDevice`] and [`WaitError::InDeletion`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }
@@ -622,13 +624,13 @@ impl Engine {
         self.core.wait_for_all_async()
     }
 
-    /// Returns what is pending at the moment, and what each operation waits for. It stops nothing, and may be called at any time
-    /// and on any thread, including inside an operation: it takes no lock that an operation's code could hold. Where
-    /// operations run and how old they are is known only with a [recorder](crate::EngineBuilder::recorder) or a
-    /// [profile](crate::EngineBuilder::profile).
+    /// Returns what is pending at the moment, and what each operation waits for. The call stops nothing, and may be
+    /// made at any time and on any thread, also inside an operation: it takes no lock that an operation's code could
+    /// hold. Where operations run and how old they are is known only with a [recorder](crate::EngineBuilder::recorder)
+    /// or a [profile](crate::EngineBuilder::profile).
     ///
-    /// The engine goes on meanwhile. So the dump is exact for what stands still, as in a hang, and a blur of several moments
-    /// for what moves.
+    /// The engine continues during the call. So the dump is exact for what stands still, as in a hang, and mixes
+    /// several moments for what moves.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -651,10 +653,11 @@ impl Engine {
         self.core.dump()
     }
 
-    /// Returns what the engine has done: what its workers did, and how long the operations of each name took. The latter
-    /// is known only with a [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
+    /// Returns what the engine has done: what its workers did, and how long the operations of each name took. The
+    /// latter is known only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// [profile](crate::EngineBuilder::profile).
     ///
-    /// The counts are read one after the other, while the engine goes on.
+    /// The counts are read one after the other, while the engine continues.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -678,7 +681,7 @@ impl Engine {
 
     /// Returns how many operations are pending: pushed, and not complete. The engine's own operations, such as
     /// deletions, count as well. Operations that other threads push or complete during the call may or may not count.
-    /// In a forked child there are none.
+    /// Always returns 0 in a forked child.
     ///
     /// The call adds up the counters of all threads under a lock. Use it for reports and for occasional decisions, but
     /// not at every push.
@@ -704,12 +707,13 @@ impl Engine {
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
     /// Shuts the engine down: refuses further pushes, waits until no operation is pending, and ends the threads.
-    /// Returns after at most `timeout`, however long the program's functions run. It may be called again, on any
+    /// Returns after at most `timeout`, however long the program's functions run. The call may be repeated, on any
     /// handle: [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels the operations that have not
     /// started.
     ///
     /// A shutdown does not report failures. Afterwards [`wait_for_all`](Self::wait_for_all) still returns each failure
-    /// that has not been reported, those of cancelled operations included. The first one is also logged as a warning.
+    /// that has not been reported, including those of cancelled operations. The first one that is not a cancellation is
+    /// also logged as a warning.
     ///
     /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts
     /// another thread to wait for these destructors. On systems other than Linux it does not wait for them if no thread
@@ -743,12 +747,12 @@ impl Engine {
         self.core.finish_shutdown(deadline(timeout))
     }
 
-    /// Begins a shutdown, and returns a future that resolves when no operation is pending and the threads were told to
-    /// end. It never blocks, so it suits a task of an asynchronous runtime. The threads end soon after; dropping the last
-    /// handle of the engine waits for them.
+    /// Begins a shutdown, and returns a future that resolves when no operation is pending and the threads have been
+    /// told to end. It never blocks, so it suits a task of an asynchronous runtime. The threads end soon after;
+    /// dropping the last handle to the engine waits for them.
     ///
-    /// The shutdown goes on when the future is dropped. A time limit is the runtime's: after it, a second call with
-    /// [`Cancel`](Shutdown::Cancel) cancels what has not started.
+    /// The shutdown continues if the future is dropped. For a time limit, use a timer of the runtime: when it expires,
+    /// a second call with [`Cancel`](Shutdown::Cancel) cancels what has not started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -773,16 +777,16 @@ impl Engine {
     /// Stops the engine: ends the threads of its workers, and keeps what is pending. [`start`](Self::start) starts them
     /// again.
     ///
-    /// Functions that run go on to their end, and the call waits for them; while one of them waits, the workers run what it
-    /// may wait for. Operations that have not started stay where they are. Pushes are accepted, and their operations stay
-    /// pending too, except that the engine's own deletions and [eager](crate::OpBuilder::eager) operations that are ready
-    /// run on the pushing thread. Waits return after a start. If a function still runs when the `timeout` has passed, the
-    /// call gives up, and the engine runs on.
+    /// Functions that have started run to completion, and the call waits for them; while one of them waits, the workers
+    /// run what it may be waiting for. Operations that have not started stay where they are. Pushes are accepted, and
+    /// their operations stay pending too, except that the engine's own deletions and [eager](crate::OpBuilder::eager)
+    /// operations that are ready run on the pushing thread. Waits return only after a start. If a function still runs
+    /// when the `timeout` has passed, the call gives up, and the engine continues to run.
     ///
-    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. An engine of the
-    /// kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as ever. A shutdown, also
-    /// that of the last handle's drop, starts a stopped engine again. Two calls may be made at the same time; a stop that a
-    /// start has overtaken returns.
+    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. An engine of
+    /// the kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as always. A
+    /// shutdown starts a stopped engine again, and so does the drop of its last handle. Several threads may stop and
+    /// start an engine at the same time; a stop that a start overtakes returns `Ok`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -798,8 +802,9 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`ShutdownError::TimedOut`]; [`ShutdownError::ThreadsLeft`] if the engine is stopped, but threads have not ended yet;
-    /// [`ShutdownError::InsideOperation`] where the call would wait for itself; and [`ShutdownError::Forked`].
+    /// [`ShutdownError::TimedOut`] if a function still runs; [`ShutdownError::ThreadsLeft`] if the engine is stopped,
+    /// but threads have not ended yet; [`ShutdownError::InsideOperation`] where the call would wait for itself; and
+    /// [`ShutdownError::Forked`].
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.stop(deadline(timeout))
     }
@@ -807,12 +812,13 @@ impl Engine {
     /// Starts the threads of an engine that was [stopped](Self::stop). On any other engine this does nothing.
     ///
     /// # Errors
-    /// [`BuildError::Thread`] if a thread could not be started. The workers that have one run; a further call tries again.
+    /// [`BuildError::Thread`] if a thread could not be started. The workers that have a thread run; a further call
+    /// tries again for the others.
     pub fn start(&self) -> Result<(), BuildError> {
         self.core.start()
     }
 
-    /// Returns whether the engine was [stopped](Self::stop), or is being stopped, and not started since.
+    /// Returns whether the engine was [stopped](Self::stop), or is being stopped, and has not been started since.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.core.is_stopped()

@@ -37,14 +37,14 @@ impl Engine {
 
 /// Operations that are waited for, counted and cancelled together; from [`Engine::group`].
 ///
-/// Clones are handles of the same group. Groups form a tree: the operations of a [group inside](Self::group) a group
-/// belong to both. Neither a drop of the handles nor a wait ends a group. A group does not order its operations, and does
-/// not keep the engine open, so the function of an operation may capture it and push to it.
+/// Clones are handles to the same group. Groups form a tree: the operations of a [group inside](Self::group) a group
+/// belong to both. Neither dropping its handles nor waiting ends a group. A group does not order its operations, and
+/// does not keep the engine open, so the function of an operation may capture it and push to it.
 ///
 /// Operations of one group may be pushed by any number of threads. When a wait has returned, everything that the
 /// operations before it did is visible.
 ///
-/// A group costs about 3 KiB, and each operation in it some hundred nanoseconds more than others.
+/// A group takes about 3 KiB of memory, and an operation in it some hundred nanoseconds more than others.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -75,12 +75,12 @@ impl fmt::Debug for Group {
 }
 
 impl Group {
-    /// Creates a handle of a group.
+    /// Creates a handle to a group.
     pub(super) fn of(core: &Arc<Core>, shared: &Arc<group::Group>) -> Self {
         Self { core: Arc::clone(core), shared: Arc::clone(shared) }
     }
 
-    /// Returns a builder of an operation of this group. See [`Engine::op`].
+    /// Returns a builder for an operation of this group. See [`Engine::op`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -114,11 +114,11 @@ impl Group {
         Self { core: Arc::clone(&self.core), shared: group::Group::new(Some(Arc::clone(&self.shared))) }
     }
 
-    /// Limits the number of pending operations of the group, those of the groups inside it included, for all handles of
-    /// the group. Another call changes the limit; 0 counts as 1. A push from outside operations that finds the group, or
-    /// one around it, full is held back as by a full engine: see
-    /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). The limit is exceeded by one operation for each
-    /// other thread that pushes to the group at the same moment.
+    /// Limits the number of pending operations of the group, including those of the groups inside it, for all handles
+    /// to the group. Another call changes the limit; 0 counts as 1. A push from outside operations that finds the
+    /// group, or one around it, full is held back as if the engine were full: see
+    /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). The limit may be exceeded by one operation
+    /// for each other thread that pushes to the group at the same moment.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -151,13 +151,13 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those that have failed since
-    /// the last wait. All of these count as reported then: neither a later wait for the group nor
+    /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those that have failed
+    /// since the last wait. All of these count as reported then: neither a later wait for the group nor
     /// [`Engine::wait_for_all`] returns them. An operation that was skipped has failed with the failure that it was
     /// skipped for.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of the group, [`WaitError::TooManyWaiting`],
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`].
+    /// [`WaitError::WouldDeadlock`] inside an operation of the group, and also [`WaitError::TooManyWaiting`],
+    /// [`WaitError::OnDevice`] and [`WaitError::InDeletion`].
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }
@@ -184,8 +184,8 @@ impl Group {
         self.core.wait_for_group(&self.shared, deadline(Some(timeout)))
     }
 
-    /// Returns a future that does the same as [`wait`](Self::wait). It covers the operations that were pushed before this
-    /// call.
+    /// Returns a future that does the same as [`wait`](Self::wait). It covers the operations that were pushed before
+    /// this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -203,8 +203,8 @@ impl Group {
         self.core.wait_for_group_async(&self.shared)
     }
 
-    /// Returns how many operations of the group are pending: pushed, and not complete. Operations that other threads push
-    /// or complete during the call may or may not count. In a forked child there are none.
+    /// Returns how many operations of the group are pending: pushed, and not complete. Operations that other threads
+    /// push or complete during the call may or may not count. Always returns 0 in a forked child.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -221,10 +221,10 @@ impl Group {
         if self.core.is_forked() { 0 } else { self.shared.pending.count() }
     }
 
-    /// Cancels the operations of the group that have not started, now and in future, and those of the groups inside it.
-    /// Each of them fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and its function is
-    /// dropped then. Those that run learn of it by [`OpContext::is_cancelled`](crate::OpContext::is_cancelled).
-    /// [Clean-ups](OpBuilder::cleanup) run.
+    /// Cancels the operations of the group that have not started, present and future ones, and those of the groups
+    /// inside it. Each of them fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and its
+    /// function is dropped then. Those that are running can find out through
+    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled). [Clean-ups](OpBuilder::cleanup) run.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -244,7 +244,7 @@ impl Group {
 
     /// Does the same as [`cancel`](Self::cancel), but the cancelled operations change nothing: their variables do not
     /// fail, and later operations run as if they had never been pushed. Their handles return
-    /// [`Cause::Cancelled`](crate::Cause::Cancelled). Of several calls of both, the first one decides.
+    /// [`Cause::Cancelled`](crate::Cause::Cancelled). If both are called, the first call decides.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -262,7 +262,7 @@ impl Group {
         self.shared.cancel(Cancel::Quietly);
     }
 
-    /// Returns whether this group was cancelled, or one around it.
+    /// Returns whether this group, or one around it, was cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.shared.cancelled().is_some()

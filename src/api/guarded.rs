@@ -20,17 +20,17 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// A value that belongs to a [`Token`]. Code that has not declared the token gets an error when it uses the value.
+/// A value that belongs to a [`Token`]. Code that has not declared the token receives an error when it uses the value.
 ///
-/// The engine does not know what a token stands for, so it cannot check that operations use only what they have declared. A
-/// guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write) return an error that
-/// names both operations, unless the caller belongs to an operation that has declared the token. In every build they return
-/// an error if another thread uses the value in a way that conflicts. So a value is never used in two ways at once. Tests
-/// find an operation that has forgotten a variable even if that operation happens to run at the right time;
-/// [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
+/// The engine does not know what a token stands for, so it cannot check that operations use only what they have
+/// declared. A guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
+/// return an error that names both operations, unless the caller belongs to an operation that has declared the token.
+/// In every build they return an error if another thread uses the value in a conflicting way. So conflicting uses never
+/// happen at the same time. Tests find an operation that has forgotten a variable even if that operation happens to run
+/// at the right time; [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
 ///
-/// A [`Var`](crate::Var) needs none of this, since its operations get references. Prefer it when the value can live in the
-/// engine.
+/// A [`Var`](crate::Var) needs none of this, since its operations receive references. Prefer it when the value can live
+/// in the engine.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,14 +55,14 @@ use crate::{
 ///
 /// # What belongs to an operation
 ///
-/// The function of an operation belongs to it, and so does what the function calls on its thread. A child may also use what its
-/// parent has declared, and an operation of a scope may use what the operations around the scope have declared. Code on
-/// another thread that has the operation's [`Completion`] calls [`read_for`](Self::read_for) and
-/// [`write_for`](Self::write_for).
+/// The function of an operation belongs to the operation, and so does the code that the function calls on its thread. A
+/// child may also use what its parent has declared, and an operation of a scope may use what the operations around the
+/// scope have declared. Code on another thread that has the operation's [`Completion`] calls
+/// [`read_for`](Self::read_for) and [`write_for`](Self::write_for).
 pub struct Guarded<T> {
     token: Token,
     value: RwLock<T>,
-    /// The operation that has used the value last, with debug assertions.
+    /// The operation that used the value last. Set only with debug assertions.
     last: Mutex<Option<Pushed>>,
 }
 
@@ -74,7 +74,7 @@ enum Use {
 }
 
 impl<T> Guarded<T> {
-    /// Guards `value` by `token`.
+    /// Guards `value` with `token`.
     pub fn new(token: Token, value: T) -> Self {
         Self { token, value: RwLock::new(value), last: Mutex::new(None) }
     }
@@ -93,7 +93,7 @@ impl<T> Guarded<T> {
         self.read_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Returns the value for changing it. Never blocks.
+    /// Returns the value for writing. Never blocks.
     ///
     /// # Errors
     /// See [`UseErrorKind`].
@@ -102,7 +102,7 @@ impl<T> Guarded<T> {
         self.write_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// [`read`](Self::read), as code of the operation that `done` completes, on any thread.
+    /// Does the same as [`read`](Self::read), but on any thread, as code of the operation that `done` completes.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -130,7 +130,7 @@ impl<T> Guarded<T> {
         self.read_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// [`write`](Self::write), as code of the operation that `done` completes, on any thread.
+    /// Does the same as [`write`](Self::write), but on any thread, as code of the operation that `done` completes.
     ///
     /// # Errors
     /// See [`UseErrorKind`].
@@ -144,7 +144,7 @@ impl<T> Guarded<T> {
         self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the value, and deletes the token after the operations that name it.
+    /// Returns the value, and drops the token.
     pub fn into_inner(self) -> T {
         self.value.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -172,7 +172,7 @@ impl<T> Guarded<T> {
         let user = self.check(Use::Write, location, declared)?;
         let value = match self.value.try_write() {
             Ok(value) => value,
-            // The operation that has panicked has failed, and the engine tells that.
+            // The operation that panicked has failed, and the engine reports that.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(self.refuse(UseErrorKind::InUse, location, user)),
         };
@@ -180,7 +180,7 @@ impl<T> Guarded<T> {
         Ok(GuardedMut(value))
     }
 
-    /// Checks that the caller has declared its use. Returns its operation.
+    /// Checks that the caller has declared its use. Returns the caller's operation.
     fn check(
         &self,
         how: Use,
@@ -216,8 +216,8 @@ impl<T> fmt::Debug for Guarded<T> {
     }
 }
 
-/// A [`Guarded`] value that is read. It should be dropped before the operation ends; until then, operations that change the
-/// value get [`UseErrorKind::InUse`].
+/// A reference to a [`Guarded`] value. It should be dropped before the operation ends; until then, operations that
+/// change the value receive [`UseErrorKind::InUse`].
 #[must_use = "the value is in use until this is dropped"]
 pub struct GuardedRef<'g, T>(RwLockReadGuard<'g, T>);
 
@@ -235,8 +235,8 @@ impl<T: fmt::Debug> fmt::Debug for GuardedRef<'_, T> {
     }
 }
 
-/// A [`Guarded`] value that is changed. It should be dropped before the operation ends; until then, operations that use the
-/// value get [`UseErrorKind::InUse`].
+/// A mutable reference to a [`Guarded`] value. It should be dropped before the operation ends; until then, operations
+/// that use the value receive [`UseErrorKind::InUse`].
 #[must_use = "the value is in use until this is dropped"]
 pub struct GuardedMut<'g, T>(RwLockWriteGuard<'g, T>);
 

@@ -9,12 +9,13 @@ use std::{
 
 use crate::engine::held::Share;
 
-/// A variable that an operation reads, from [`Engine::acquire`](crate::Engine::acquire) and
-/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). Other readers run meanwhile, and mutations wait.
+/// A guard of a variable that an operation reads, from [`Engine::acquire`](crate::Engine::acquire) and
+/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, and
+/// mutations wait.
 ///
 /// The guards of one operation belong together. When the last of them is dropped, on any thread, the operation is
-/// complete. A guard that is leaked, as by [`std::mem::forget`], holds all variables of its operation for good: the
-/// operations behind them wait forever. A guard can be sent to other threads and shared between them.
+/// complete. A guard that is leaked, for example by [`std::mem::forget`], holds all variables of its operation for
+/// good: the operations behind them wait forever. A guard can be sent to other threads and shared between them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,16 +31,18 @@ use crate::engine::held::Share;
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct ReadGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation, and with it the value.
+    /// Keeps the operation from completing, and so keeps the value.
     _share: Share,
 }
 
-// SAFETY: the guard is a `&T`, which the operation keeps, and a share, which is `Send`.
+// SAFETY: the guard is a `&T`, which the operation keeps valid, and a share, which is `Send`.
 unsafe impl<T: Sync> Send for ReadGuard<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T: Sync> Sync for ReadGuard<T> {}
 
 impl<T> ReadGuard<T> {
+    /// Creates a guard of `value`.
+    ///
     /// # Safety
     /// 1. `value` may be read while the operation of `share` holds its variables.
     pub(super) unsafe fn new(value: NonNull<T>, share: Share) -> Self {
@@ -51,7 +54,7 @@ impl<T> Deref for ReadGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: (1) of `new`: the share keeps the operation.
+        // SAFETY: (1) of `new`: the operation holds its variables while the share exists.
         unsafe { self.value.as_ref() }
     }
 }
@@ -68,12 +71,13 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
     }
 }
 
-/// A variable that an operation mutates, from [`Engine::acquire`](crate::Engine::acquire) and
-/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). No other operation uses it meanwhile.
+/// A guard of a variable that an operation mutates, from [`Engine::acquire`](crate::Engine::acquire) and
+/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, no other operation uses the
+/// variable.
 ///
-/// The guards of one operation belong together, as [`ReadGuard`] says. When the last of them is dropped, the mutation of
-/// each variable that the operation mutates is counted, whether or not its value was changed. If a panic drops one of
-/// the guards, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
+/// The guards of one operation belong together, as [`ReadGuard`] says. When the last of them is dropped, the mutation
+/// of each variable that the operation mutates is counted, whether or not its value was changed. If a panic drops one
+/// of the guards, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -89,7 +93,7 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// # }
 /// ```
 ///
-/// It can be sent to another thread, and shared between threads if the value is [`Sync`]:
+/// A guard can be sent to another thread, and shared between threads if the value is [`Sync`]:
 ///
 /// ```compile_fail,E0277
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -101,7 +105,7 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// # }
 /// ```
 ///
-/// The value may only get what lives as long as its type says:
+/// What is stored in the value must live as long as the type of the value says:
 ///
 /// ```compile_fail,E0597
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -118,19 +122,21 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct WriteGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation, and with it the value.
+    /// Keeps the operation from completing, and so keeps the value.
     _share: Share,
     /// Invariant: a guard of `&'static U` must not become one of `&'short U`, through which a short reference could be
     /// stored.
     _invariant: PhantomData<fn(T) -> T>,
 }
 
-// SAFETY: the guard is a `&mut T`, which the operation keeps, and a share, which is `Send`.
+// SAFETY: the guard is a `&mut T`, which the operation keeps valid, and a share, which is `Send`.
 unsafe impl<T: Send> Send for WriteGuard<T> {}
 // SAFETY: as for `Send`; a shared guard is a `&T`.
 unsafe impl<T: Sync> Sync for WriteGuard<T> {}
 
 impl<T> WriteGuard<T> {
+    /// Creates a guard of `value`.
+    ///
     /// # Safety
     /// 1. Only this guard uses `value` while the operation of `share` holds its variables.
     pub(super) unsafe fn new(value: NonNull<T>, share: Share) -> Self {
@@ -142,14 +148,14 @@ impl<T> Deref for WriteGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: (1) of `new`: the share keeps the operation.
+        // SAFETY: (1) of `new`: the operation holds its variables while the share exists.
         unsafe { self.value.as_ref() }
     }
 }
 
 impl<T> DerefMut for WriteGuard<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: (1) of `new`: the share keeps the operation.
+        // SAFETY: (1) of `new`: the operation holds its variables while the share exists.
         unsafe { self.value.as_mut() }
     }
 }

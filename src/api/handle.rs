@@ -1,4 +1,4 @@
-//! The handle of a pushed operation.
+//! The handle to a pushed operation.
 
 use std::{
     fmt,
@@ -73,7 +73,7 @@ impl<R> OpHandle<R> {
     /// Waits for the operation and takes its result.
     ///
     /// Inside an operation, a worker that waits for a ready operation of its lane runs that operation on its own stack.
-    /// Otherwise another thread runs the worker meanwhile.
+    /// Otherwise another thread runs the worker during the wait.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -136,7 +136,7 @@ impl<R> OpHandle<R> {
     /// ```
     pub fn ignore(self) {
         if self.core.is_forked() {
-            // Another thread of the parent process may have held the lock.
+            // Another thread of the parent process may have held the lock at the fork.
             return;
         }
         if let Some(Err(failure)) = self.waiter.oneshot().ignore() {
@@ -146,15 +146,14 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    /// Cancels the operation if it has not started, and returns whether it did. It is cancelled by one call at most.
+    /// Cancels the operation if it has not started, and returns whether this call cancelled it. At most one call does.
     ///
-    /// A cancelled operation never runs. Its function is dropped, and waits for the handle return
-    /// [`Cause::Cancelled`](crate::Cause::Cancelled), both before this call returns. Its variables stay as they are
-    /// until its turn comes; then those that it mutates fail with the same error, and later operations that name one of
-    /// these are skipped. If no other wait returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all)
-    /// does.
+    /// A cancelled operation never runs. Before this call returns, its function is dropped, and waits for the handle
+    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables stay as they are until its turn comes; then
+    /// those that it mutates fail with the same error, and later operations that name one of these are skipped. If no
+    /// other wait returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
-    /// An operation that has started runs to its end, and learns by
+    /// An operation that has started runs to completion, and can find out through
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. But if it is a
     /// [future](crate::OpBuilder::submit_future), it stops at its next `await`, and fails. A
     /// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
@@ -203,7 +202,7 @@ impl<R> OpHandle<R> {
 
     fn cancel_by(&self, how: Cancel) -> bool {
         if self.core.is_forked() {
-            // Another thread of the parent process may have held a lock.
+            // Another thread of the parent process may have held a lock at the fork.
             return false;
         }
         let handled = self.waiter.oneshot();

@@ -1,4 +1,4 @@
-//! Describes an operation and pushes it.
+//! The builder that describes an operation and pushes it.
 
 use std::{future::Future, panic::Location, sync::Arc, time::Instant};
 
@@ -49,7 +49,7 @@ fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, C
 }
 
 impl Engine {
-    /// Returns a builder of an operation with this name. The name is for people; `""` is allowed.
+    /// Returns a builder for an operation with this name. The name is for people; `""` is allowed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,7 +67,7 @@ impl Engine {
 }
 
 impl OpContext<'_> {
-    /// Returns a builder of a child of this operation, which must have been pushed
+    /// Returns a builder for a child of this operation, which must have been pushed
     /// [`with_children`](OpBuilder::with_children). The operation is complete when its children are.
     ///
     /// ```
@@ -88,23 +88,22 @@ impl OpContext<'_> {
     /// # }
     /// ```
     ///
-    /// A push through the builder returns [`PushError::NotHeld`] for a variable that this
-    /// operation does not hold, or only reads while the child mutates it, and
-    /// [`PushError::NotAParent`] in an operation without children.
+    /// A push through the builder returns [`PushError::NotHeld`] for a variable that this operation does not hold, or
+    /// that it only reads and the child mutates, and [`PushError::NotAParent`] in an operation without children.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(name.into(), self.frame())
     }
 }
 
-/// Describes an operation and pushes it; from [`Engine::op`].
+/// A builder that describes an operation and pushes it; from [`Engine::op`].
 ///
 /// # Accesses
 ///
-/// Variables are declared in two ways that may be mixed: untyped ones by [`reads`](Self::reads),
-/// [`writes`](Self::writes) and [`overwrites`](Self::overwrites), typed ones in the call that pushes, where
+/// Variables are declared in two ways that may be mixed: untyped ones through [`reads`](Self::reads),
+/// [`writes`](Self::writes) and [`overwrites`](Self::overwrites), and typed ones in the call that pushes, where
 /// [`cx()`](crate::cx) declares the operation's [`OpContext`]. Naming a variable twice is the same as naming it once;
-/// what is both read and mutated counts as mutated. Only typed accesses of one operation may not name a variable twice
-/// if one of them mutates it, since that would alias a `&mut`.
+/// a variable that is both read and mutated counts as mutated. But the typed accesses of one operation must not name a
+/// variable twice if one of them mutates it, since that would alias a `&mut`.
 ///
 /// # Calls that push
 ///
@@ -113,7 +112,7 @@ impl OpContext<'_> {
 /// | runs on a worker | [`push`](Self::push) | [`try_push`](Self::try_push) | [`submit`](Self::submit) | [`try_submit`](Self::try_submit) |
 /// | issues work on a device | [`launch`](Self::launch) | [`try_launch`](Self::try_launch) | [`submit_launch`](Self::submit_launch) | [`try_submit_launch`](Self::try_submit_launch) |
 /// | is a future | [`push_future`](Self::push_future) | [`try_push_future`](Self::try_push_future) | [`submit_future`](Self::submit_future) | [`try_submit_future`](Self::try_submit_future) |
-/// | ends by a [`Completion`] | [`push_async`](Self::push_async) | [`try_push_async`](Self::try_push_async) | | |
+/// | is completed by a [`Completion`] | [`push_async`](Self::push_async) | [`try_push_async`](Self::try_push_async) | | |
 /// | runs once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
 /// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
 /// | the same, by a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
@@ -140,17 +139,17 @@ pub struct OpBuilder<'e> {
     spec: Spec,
     property: Property,
     device: Device,
-    /// The property, the device or the location was set, so there is more to do than most pushes need.
+    /// Whether the property, the device or the location was set, so that there is more to do than for most pushes.
     has_more: bool,
-    /// Where the operation counts as pushed. It counts only with `has_more`.
+    /// Where the operation counts as pushed. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
     entries: Entries,
-    /// The group and the deadline count only with `flag::CLAIMS`.
+    /// The group of the operation. Used only with `flag::CLAIMS`, like the next three fields.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
-    /// The family of a child. It counts only with `flag::CLAIMS`, as the next field does.
+    /// The family of a child.
     family: Option<&'e Family>,
-    /// The operation is described as a child of one that has no children.
+    /// Whether the operation is described as a child of an operation that cannot have children.
     is_orphan: bool,
 }
 
@@ -172,7 +171,7 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    /// Returns a builder of a child of the operation that runs in `frame`.
+    /// Returns a builder for a child of the operation that runs in `frame`.
     fn child(name: Name, frame: &'e Frame) -> Self {
         let mut builder = Self::new(frame.engine(), name);
         builder.spec.flags |= flag::CLAIMS;
@@ -190,7 +189,7 @@ impl<'e> OpBuilder<'e> {
         builder
     }
 
-    /// Returns a builder of an operation of a group.
+    /// Returns a builder for an operation of a group.
     pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>) -> Self {
         let mut builder = Self::new(core, name);
         builder.spec.flags |= flag::CLAIMS;
@@ -296,10 +295,9 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Cancels the operation if it has not started by then: in its turn it fails with
-    /// [`Cause::DeadlinePassed`] instead of running. A deadline does not order anything:
-    /// operations with an earlier one do not run first. Each run of an operator has the same deadline. A
-    /// [clean-up](Self::cleanup) runs in any case.
+    /// Cancels the operation if it has not started by `deadline`: in its turn it fails with [`Cause::DeadlinePassed`]
+    /// instead of running. Deadlines do not order operations: those with an earlier one do not run first. Each run of
+    /// an operator has the same deadline. A [clean-up](Self::cleanup) runs in any case.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -322,10 +320,12 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Sets where the operation counts as pushed, in errors, dumps and traces. Default: where the call that pushes it is.
+    /// Sets where the operation counts as pushed, in errors, dumps and traces. Default: the place of the call that
+    /// pushes it.
     ///
-    /// Code that pushes for others should name its caller. A function with `#[track_caller]` does so without this call; it is for
-    /// what cannot have that attribute, such as closures, `async` functions, and queues of requests that are pushed later.
+    /// Code that pushes for others should name its caller. A function with `#[track_caller]` does so without this call,
+    /// which is for code that cannot have the attribute, such as closures, `async` functions, and queues of requests
+    /// that are pushed later.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -355,23 +355,24 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Lets the operation have children, which its function pushes through [`OpContext::child`]. The operation is complete
-    /// when its function has returned and all its children are complete, children of children included, without a wait in
-    /// any function. Until then it holds its variables.
+    /// Lets the operation have children, which its function pushes through [`OpContext::child`]. The operation is
+    /// complete when its function has returned and all its children are complete, including children of children,
+    /// without a wait in any function. Until then it holds its variables.
     ///
     /// Children name variables that their parent holds: they mutate what it mutates, and read what it reads or mutates.
-    /// They take its place in the order, so no other operation comes between them, and they are ordered among themselves as
-    /// operations are. They start after the function of their parent has returned.
+    /// They take its place in the order, so no other operation comes between them, and they are ordered among
+    /// themselves as operations are. They start after the function of their parent has returned.
     ///
-    /// If the function fails, so does everything that it mutates, for children as well: those that name it are skipped. If
-    /// a child fails, and no later one has cleared the failure, the parent fails with it; of several such failures with
-    /// that of the child that was pushed first. The version of each variable that the parent mutates rises by one, however
-    /// many children mutate it. Children have the priority, the deadline and the group of their parent, unless they set
-    /// their own priority or deadline, and those of a [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels
-    /// children that have not started; cancelling the parent by its handle does not, once it has started.
+    /// If the function fails, so does everything that it mutates, for children as well: those that name it are skipped.
+    /// If a child fails, and no later one has cleared the failure, the parent fails with it; if there are several such
+    /// failures, it fails with that of the child that was pushed first. The version of each variable that the parent
+    /// mutates rises by one, however many children mutate it. Children have the priority, the deadline and the group of
+    /// their parent, unless they set their own priority or deadline, and those of a [clean-up](Self::cleanup) are
+    /// clean-ups. Cancelling the group cancels children that have not started; cancelling the parent through its handle
+    /// does not, once the parent has started.
     ///
-    /// Only operations of the CPU that end when their function returns can have children. A child may be of any kind but
-    /// an operator, and may run on a device.
+    /// Only operations of the CPU that end when their function returns can have children. A child may be an operation
+    /// of any kind except an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -401,8 +402,8 @@ impl<'e> OpBuilder<'e> {
     /// [limit](crate::EngineBuilder::max_pending). Otherwise the push that follows on this builder is not held back. In
     /// both cases the program still has the function of the operation.
     ///
-    /// The room is not reserved: of several threads that find room for one operation, each may push one. Inside operations
-    /// there is always room.
+    /// The room is not reserved: of several threads that find room for one operation, each may push one. Inside
+    /// operations there is always room.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -427,10 +428,10 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Returns a future of the builder that resolves when there is room for the operation. The push that follows is not
-    /// held back. For tasks of an asynchronous runtime, which must not block.
+    /// held back. This call is for tasks of an asynchronous runtime, which must not block.
     ///
-    /// A poll neither blocks nor runs operations, and a future that is dropped leaves nothing behind. Futures are told of
-    /// room in the order in which they were polled first, but room is not reserved for them: threads that push may be
+    /// A poll neither blocks nor runs operations, and a future that is dropped leaves nothing behind. Futures are
+    /// notified of room in the order of their first polls, but room is not reserved for them: threads that push may be
     /// faster. Inside operations, and in the future of an operation, there is always room.
     ///
     /// The future waits for room even if nothing runs. A task must therefore not wait for room while it holds what all
@@ -452,7 +453,8 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`].
+    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`] in a
+    /// forked child.
     pub fn when_room(self) -> impl Future<Output = Result<Self, PushError>> + Send + use<'e> {
         let room = WhenRoom::new(self.core, self.group);
         async move {
@@ -461,7 +463,7 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    /// Lets the push go on without a look at the limits.
+    /// Lets the push proceed without checking the limits.
     fn admitted(mut self) -> Self {
         self.spec.is_admitted = true;
         self
@@ -534,7 +536,7 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
-        // Not by `extend`: there are few variables, and it prepares for many at a higher cost.
+        // Not with `extend`, which prepares for many variables at a higher cost: there are few.
         for variable in variables {
             self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
         }
@@ -561,7 +563,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -596,7 +598,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn try_push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -629,7 +631,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -662,7 +664,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn try_submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -705,7 +707,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -746,7 +748,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn try_launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -797,7 +799,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn submit_launch<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -830,7 +832,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn try_submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -855,7 +857,7 @@ impl<'e> OpBuilder<'e> {
     /// set, the copy goes to the lane for copies to the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn copy_to_device<T: Pod + Send + Sync>(
         self,
@@ -872,7 +874,7 @@ impl<'e> OpBuilder<'e> {
     /// is set, the copy goes to the lane for copies from the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn copy_from_device<T: Pod + Send + Sync>(
         self,
@@ -890,7 +892,7 @@ impl<'e> OpBuilder<'e> {
     /// lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn copy_peer<T: Pod + Send + Sync>(
         self,
@@ -928,7 +930,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -968,7 +970,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then.
+    /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
     pub fn try_push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -984,18 +986,19 @@ impl<'e> OpBuilder<'e> {
 
     // ---------------------------------------------------------------------------------------------------- futures ----
 
-    /// Pushes an operation that is a future. When its turn has come, the function is called on a worker and gets a guard
-    /// for each access, as [`Engine::acquire`] says. The workers poll the future that it returns, at once and whenever it
-    /// is woken. Between two polls it occupies no worker.
+    /// Pushes an operation that is a future. When its turn has come, the function is called on a worker and receives a
+    /// guard for each access, as with [`Engine::acquire`]. The workers poll the future that the function returns,
+    /// immediately and whenever the future is woken. Between two polls it occupies no worker.
     ///
     /// The operation is complete when the future has ended and all guards are gone: the function may give guards away,
-    /// to a thread for instance. One thread at a time polls. Each poll is a part of the operation: it may push even
+    /// for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push even
     /// while the engine drains, and it must not wait for a variable of the operation. A future that waits by blocking
     /// hands its worker over like other functions; one that awaits does not need to.
     ///
-    /// If the future panics, each variable that the operation mutates fails. So it does, with
-    /// [`Cause::LostFuture`], if the future can never be woken any more, since all of its wakers
-    /// were dropped. A future that has started is not cancelled.
+    /// If the future panics, each variable that the operation mutates fails. They also fail, with
+    /// [`Cause::LostFuture`], if all wakers of the future were dropped, so that it can never be woken again. If the
+    /// operation is cancelled after it has started, through its handle or its group, the next poll drops the future,
+    /// and the operation fails.
     ///
     /// The [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and then inside the wake.
     ///
@@ -1015,7 +1018,8 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then. A device is refused with [`PushError::FutureOnDevice`].
+    /// See [`PushError`]. If there is an error, nothing is enqueued. A device is refused with
+    /// [`PushError::FutureOnDevice`].
     #[track_caller]
     pub fn push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1030,7 +1034,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation that is a future and may fail. An `Err` fails every variable that the operation mutates, and
-    /// later operations that name one of these are skipped with the same error. In all else this is
+    /// later operations that name one of these are skipped with the same error. Otherwise this is like
     /// [`push_future`](Self::push_future).
     ///
     /// ```
@@ -1062,9 +1066,9 @@ impl<'e> OpBuilder<'e> {
         )
     }
 
-    /// Pushes an operation that is a future and returns a value, and returns a handle to the result. The handle gets the
-    /// value when the operation is complete: when the future has ended and its guards are gone. In all else this is
-    /// [`push_future`](Self::push_future).
+    /// Pushes an operation that is a future and returns a value, and returns a handle to the result. The handle
+    /// receives the value when the operation is complete: when the future has ended and its guards are gone. Otherwise
+    /// this is like [`push_future`](Self::push_future).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1090,8 +1094,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation that is a future and returns a value or fails, and returns a handle to the result. An `Err`
-    /// fails every variable that the operation mutates, and later operations that name one of these are skipped with the
-    /// same error. In all else this is [`submit_future`](Self::submit_future).
+    /// fails every variable that the operation mutates, and later operations that name one of these are skipped with
+    /// the same error. Otherwise this is like [`submit_future`](Self::submit_future).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1433,7 +1437,7 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
-    /// [`finish`](Self::finish) for an operation of a scope.
+    /// Does the same as [`finish`](Self::finish), for an operation of a scope.
     fn finish_scoped(
         &mut self,
         location: &'static Location<'static>,
@@ -1444,7 +1448,7 @@ impl<'e> OpBuilder<'e> {
         let Some(held) = self.entries.iter().find(|entry| scoped.is_held_around(entry.cell)) else {
             return Ok(());
         };
-        // SAFETY: the caller has a handle of the variable.
+        // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { held.cell.as_ref() };
         Err(PushError::HeldAroundScope(cell.refused_access(&self.spec.name, location)))
     }
@@ -1499,7 +1503,7 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
-    /// [`finish`](Self::finish) for an operation that is a future.
+    /// Does the same as [`finish`](Self::finish), for an operation that is a future.
     fn finish_future(&mut self, accesses: &impl ScopedAccesses) -> Result<(), PushError> {
         if self.device != Device::Cpu {
             return Err(PushError::FutureOnDevice);
@@ -1582,13 +1586,13 @@ impl<'e> OpBuilder<'e> {
         pushed
     }
 
-    /// Where the operation counts as pushed, if it is pushed at `caller`.
+    /// Returns where the operation counts as pushed if it is pushed at `caller`.
     #[inline]
     fn site(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
         if self.has_more { self.location.unwrap_or(caller) } else { caller }
     }
 
-    /// Ends the list of entries, and the rest of the description.
+    /// Completes the list of entries and the rest of the description.
     #[inline]
     fn finish(&mut self, accesses: &impl ScopedAccesses, flags: u16) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));

@@ -96,10 +96,10 @@ impl<'a> OpContext<'a> {
         worker_thread::worker_index()
     }
 
-    /// Returns whether the operation should stop: somebody has tried to cancel it since it started, or has cancelled its
-    /// group, or a shutdown cancels what has not started. A function that takes long may ask now and then, and return
-    /// early. It decides itself whether that is a failure.
-    /// Always `false` in a [clean-up](crate::OpBuilder::cleanup).
+    /// Returns whether the operation should stop: its handle was cancelled after it had started, its group was
+    /// cancelled, or a shutdown cancels what has not started. A long-running function may check this from time to time
+    /// and return early; it decides whether that is a failure. Always returns `false` in a
+    /// [clean-up](crate::OpBuilder::cleanup).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -125,7 +125,7 @@ impl<'a> OpContext<'a> {
         self.frame.is_stopping() || !self.frame.is_kept() && self.frame.engine().is_cancelling()
     }
 
-    /// Returns a handle of the engine that pushes and waits, but does not keep the engine open; see
+    /// Returns a handle to the engine that pushes and waits, but does not keep the engine open; see
     /// [`Engine::downgrade`].
     ///
     /// Operations that are pushed through it inside an operation are never lost: when the program drops its last

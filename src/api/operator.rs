@@ -30,30 +30,30 @@ pub(crate) enum Function {
 struct Inner {
     core: Arc<Core>,
     spec: Spec,
-    /// The entries have passed `Core::check_and_sort`.
+    /// The entries, which have passed `Core::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
     /// Whether the property decides the priority.
     fixed_priority: bool,
-    /// The group and the deadline of each run. They count only with `flag::CLAIMS`.
+    /// The group and the deadline of each run. Used only with `flag::CLAIMS`.
     limits: (Option<Arc<Group>>, Option<Instant>),
 }
 
-// SAFETY: the pointers in `entries` are to cells that the tokens of the `Owner` keep alive, and a cell is `Sync`.
+// SAFETY: the pointers in `entries` point to cells that the tokens of the `Owner` keep alive, and a cell is `Sync`.
 unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
 
-/// The state that the handles of an operator share. Runs over variables hold no count. An operation behind them in the
-/// queues drops the state that they use.
+/// The state that the handles of an operator share. Runs over variables hold no count of the state. An operation behind
+/// them in the queues drops the state.
 struct Owner {
-    /// From a box. It is a raw pointer, since runs use the state as well, even while the `Owner` is dropped.
+    /// A pointer from a box. It is raw, since runs use the state as well, even while the `Owner` is dropped.
     inner: NonNull<Inner>,
     /// Keeps the variables of the entries alive.
     tokens: Box<[Token]>,
 }
 
-// SAFETY: an `Inner` is `Send` and `Sync`, and it is dropped once.
+// SAFETY: an `Inner` is `Send` and `Sync`, and is dropped once.
 unsafe impl Send for Owner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Owner {}
@@ -112,8 +112,8 @@ impl Inner {
     }
 }
 
-/// How a synchronous run over variables refers to its operator. It is complete before the operation that drops the `Inner`
-/// runs.
+/// How a synchronous run over variables refers to its operator. The run is complete before the operation that drops the
+/// `Inner` runs.
 struct Uncounted(NonNull<Inner>);
 
 // SAFETY: an `Inner` is `Sync`.
@@ -147,7 +147,7 @@ impl Own {
 /// operation.
 ///
 /// An operator may be pushed again while it is pending. Its variables order the runs like any other operations. Clones
-/// are handles of the same operator. An operator keeps its variables alive. When the last handle is dropped, its
+/// are handles to the same operator. An operator keeps its variables alive. When the last handle has been dropped, the
 /// function is dropped after the last run.
 ///
 /// ```
@@ -176,8 +176,8 @@ impl fmt::Debug for Operator {
 }
 
 impl Operator {
-    /// Creates the handle. `entries` must be sorted, distinct, and of variables of `core` of which the caller has
-    /// handles.
+    /// Creates the handle. `entries` must be sorted and distinct, and the caller must have handles to their variables,
+    /// which belong to `core`.
     pub(crate) fn new(
         core: Arc<Core>,
         spec: Spec,
@@ -188,7 +188,7 @@ impl Operator {
     ) -> Self {
         let tokens = entries
             .iter()
-            // SAFETY: the caller has a handle of each variable.
+            // SAFETY: the caller has a handle to each variable.
             .map(|entry| unsafe { Token::from_entry(entry) })
             .collect();
         let inner = Box::new(Inner { core, spec, entries, function, fixed_priority, limits });
@@ -220,8 +220,8 @@ impl Operator {
         self.push_with_priority(self.inner().spec.priority)
     }
 
-    /// Pushes a run of the operator with a priority other than that of its creation. It has no effect on operators
-    /// whose property decides the priority.
+    /// Pushes a run of the operator with a priority other than that of its creation. The priority has no effect on
+    /// operators whose property decides the priority.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -261,7 +261,7 @@ impl Operator {
     }
 
     /// Returns an error immediately if there is no room for a run, because the engine or the operator's group has a
-    /// [limit](crate::EngineBuilder::max_pending). A push by the returned value is not held back. See
+    /// [limit](crate::EngineBuilder::max_pending). A push through the returned value is not held back. See
     /// [`OpBuilder::if_room`](crate::OpBuilder::if_room).
     ///
     /// ```
@@ -286,8 +286,8 @@ impl Operator {
         Ok(Admitted(self))
     }
 
-    /// Returns a future that resolves when there is room for a run. A push by its value is not held back. See
-    /// [`OpBuilder::when_room`](crate::OpBuilder::when_room).
+    /// Returns a future that resolves when there is room for a run. A push through the value that it resolves to is not
+    /// held back. See [`OpBuilder::when_room`](crate::OpBuilder::when_room).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -306,7 +306,8 @@ impl Operator {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`].
+    /// The future resolves to [`PushError::ShutDown`] once a shutdown has begun, and to [`PushError::Forked`] in a
+    /// forked child.
     pub fn when_room(&self) -> impl Future<Output = Result<Admitted<'_>, PushError>> + Send + use<'_> {
         let room = WhenRoom::new(&self.inner().core, self.inner().limits.0.as_ref());
         async move {
@@ -372,13 +373,13 @@ impl Operator {
         Ok(())
     }
 
-    /// How a run refers to the operator.
+    /// Returns how a run refers to the operator.
     #[inline]
     fn own(&self) -> Own {
         let inner = self.inner();
         match inner.function {
             Function::Sync(_) if !inner.entries.is_empty() => Own::Uncounted(Uncounted(self.0.inner)),
-            // The function of an asynchronous run may go on after its completion has ended the operation.
+            // The function of an asynchronous run may continue after its completion has ended the operation.
             Function::Sync(_) | Function::Async(_) => Own::Counted(Arc::clone(&self.0)),
         }
     }
@@ -424,8 +425,8 @@ impl Operator {
     }
 }
 
-/// An operator that there is room for, from [`Operator::if_room`] and [`Operator::when_room`]: a push by it is not held
-/// back.
+/// An operator that there is room for, from [`Operator::if_room`] and [`Operator::when_room`]: a push through this is
+/// not held back.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,15 +1,16 @@
-//! The name of the operation in the messages of panics.
+//! The name of the operation in panic messages.
 
 use std::{panic, sync::Once, thread};
 
 use crate::engine::frame;
 
-/// Names the operation in the messages of panics. Before the message of a panic inside an operation, standard error gets a line
-/// with the operation's name, the place of its push, and the seed if the engine [shuffles](crate::EngineBuilder::shuffle). Then
-/// the panic hook that was set before runs.
+/// Installs a panic hook that names the operation. Before the message of a panic inside an operation, the hook prints a
+/// line to standard error with the operation's name, the place of its push, and the seed if the engine
+/// [shuffles](crate::EngineBuilder::shuffle). Then the panic hook that was set before runs.
 ///
-/// A program calls this function at its start. Further calls do nothing, and neither does a call on a thread that panics. A
-/// hook that is set later replaces this one. The error of a failed operation has the name and the place in any case.
+/// A program calls this function when it starts. Further calls do nothing, and neither does a call on a panicking
+/// thread. A hook that is set later replaces this one. The error of a failed operation has the name and the place in
+/// any case.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,7 +25,7 @@ use crate::engine::frame;
 /// ```
 pub fn install_panic_hook() {
     static INSTALLED: Once = Once::new();
-    // The hook of a process cannot be changed by a thread that panics.
+    // A panicking thread cannot change the panic hook.
     if thread::panicking() {
         return;
     }

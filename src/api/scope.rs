@@ -30,12 +30,12 @@ impl Engine {
     /// Calls `f` with a scope, and returns when every operation of the scope has ended. So operations of the scope may
     /// borrow what lives longer than this call, as the threads of [`std::thread::scope`] may.
     ///
-    /// `f` runs on the calling thread. When it has returned or panicked, the call waits for the operations of the scope,
-    /// also for those that they push meanwhile. Then the values of the scope's variables are dropped, here. A worker that
-    /// waits at the end of a scope runs those of its operations that are ready and that no other worker has taken, and
-    /// then hands itself over to another thread.
+    /// `f` runs on the calling thread. When it has returned or panicked, the call waits for the operations of the
+    /// scope, including those that they push themselves. Then it drops the values of the scope's variables. A worker
+    /// that waits at the end of a scope runs the scope's operations that are ready and that no other worker has taken,
+    /// and is then handed over to another thread.
     ///
-    /// Scopes may be nested: an operation may open one, also one of another scope.
+    /// Scopes may be nested: any operation may open one, even an operation of another scope.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,16 +100,17 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those of the scope that have
-    /// failed, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is dropped then.
+    /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those of the scope that
+    /// have failed, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is dropped
+    /// then.
     ///
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread must not
-    /// wait; `f` is not called then. [`WaitError::Refused`] in a forked child.
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread
+    /// must not wait; `f` is not called then. [`WaitError::Refused`] in a forked child.
     ///
     /// # Panics
-    /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic of an operation
-    /// fails that operation, as it does elsewhere. If the drop of a variable's value panics, the others are dropped, and
-    /// then the call panics.
+    /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic of an
+    /// operation fails that operation, as it does elsewhere. If the drop of a variable's value panics, the others are
+    /// dropped, and then the call panics.
     pub fn scope<'env, F, R>(&self, f: F) -> Result<R, WaitError>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
@@ -139,7 +140,7 @@ impl Engine {
 
 /// A scope for operations that borrow; from [`Engine::scope`].
 ///
-/// `'scope` is the life of the scope, and `'env` that of what its operations borrow, as in [`std::thread::Scope`].
+/// `'scope` is the lifetime of the scope, and `'env` that of what its operations borrow, as in [`std::thread::Scope`].
 /// Operations of the scope may push others to it through a reference that they capture.
 ///
 /// ```
@@ -159,7 +160,7 @@ impl Engine {
 /// ```
 pub struct Scope<'scope, 'env: 'scope> {
     scoped: Arc<Scoped>,
-    /// Makes `'scope` invariant: an operation must not borrow for less than the scope.
+    /// Makes `'scope` invariant: an operation must not borrow for less than the lifetime of the scope.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -171,7 +172,7 @@ impl fmt::Debug for Scope<'_, '_> {
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// Returns a builder of an operation of this scope.
+    /// Returns a builder for an operation of this scope.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -212,8 +213,8 @@ impl<'scope> Scope<'scope, '_> {
         var
     }
 
-    /// Lends `value` to the operations of this scope, as the value of a variable. The caller gets it back when the scope
-    /// ends.
+    /// Lends `value` to the operations of this scope, as the value of a variable. The caller can use the value again
+    /// when the scope has ended.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -238,8 +239,8 @@ impl<'scope> Scope<'scope, '_> {
         var
     }
 
-    /// Returns the group of the scope's operations: they can be waited for, counted and cancelled together. The scope also
-    /// waits for other operations that are pushed to the group.
+    /// Returns the group of the scope's operations: they can be waited for, counted and cancelled together. The scope
+    /// also waits for other operations that are pushed to the group.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -271,16 +272,16 @@ impl<'scope> Scope<'scope, '_> {
 /// The function of an operation that borrows for `'f`.
 type Function<'f, R> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<R, Cause> + Send + 'f>;
 
-/// Forgets how long a function borrows.
+/// Erases the lifetime for which a function borrows.
 ///
 /// # Safety
 /// 1. The function is dropped before `'f` ends.
 unsafe fn erase<'f, R: 'static>(f: Function<'f, R>) -> Function<'static, R> {
-    // SAFETY: the types differ in the lifetime only, and (1).
+    // SAFETY: the types differ only in the lifetime, and (1).
     unsafe { std::mem::transmute::<Function<'f, R>, Function<'static, R>>(f) }
 }
 
-/// Describes an operation of a scope and pushes it; from [`Scope::op`].
+/// A builder that describes an operation of a scope and pushes it; from [`Scope::op`].
 ///
 /// It is an [`OpBuilder`] whose operations run on the CPU, and whose functions and results may borrow for `'scope`.
 #[derive(Debug)]
@@ -288,7 +289,7 @@ unsafe fn erase<'f, R: 'static>(f: Function<'f, R>) -> Function<'static, R> {
 pub struct ScopedOp<'scope> {
     scoped: &'scope Arc<Scoped>,
     builder: OpBuilder<'scope>,
-    /// Makes `'scope` invariant: an operation must not borrow for less than the scope.
+    /// Makes `'scope` invariant: an operation must not borrow for less than the lifetime of the scope.
     scope: PhantomData<&'scope mut &'scope ()>,
 }
 
@@ -311,7 +312,7 @@ impl<'scope> ScopedOp<'scope> {
         self
     }
 
-    /// Cancels the operation if it has not started by then; see [`OpBuilder::deadline`].
+    /// Cancels the operation if it has not started by `deadline`; see [`OpBuilder::deadline`].
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.builder = self.builder.deadline(deadline);
         self
@@ -356,8 +357,8 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. Nothing is enqueued then. [`PushError::HeldAroundScope`] if the operation that has opened the
-    /// scope holds one of the variables.
+    /// See [`PushError`]. If there is an error, nothing is enqueued. [`PushError::HeldAroundScope`] if the operation
+    /// that has opened the scope holds one of the variables.
     #[track_caller]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -512,7 +513,7 @@ impl<'scope> ScopedOp<'scope> {
 #[must_use = "the operation runs anyway; use `push` if its result is not wanted"]
 pub struct ScopedHandle<'scope, R> {
     handle: OpHandle<()>,
-    /// Set before the operation ends.
+    /// The result, which is set before the operation ends.
     result: Arc<Mutex<Option<R>>>,
     scope: PhantomData<&'scope ()>,
 }
@@ -553,7 +554,8 @@ impl<R> ScopedHandle<'_, R> {
         take(&self.result)
     }
 
-    /// Cancels the operation if it has not started, and returns whether it did; see [`OpHandle::cancel`].
+    /// Cancels the operation if it has not started, and returns whether this call cancelled it; see
+    /// [`OpHandle::cancel`].
     pub fn cancel(&self) -> bool {
         self.handle.cancel()
     }

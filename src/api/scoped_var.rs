@@ -18,7 +18,8 @@ use crate::{
 
 /// A variable of a scope; from [`Scope::var`](crate::Scope::var) and [`Scope::lend`](crate::Scope::lend).
 ///
-/// It is copied freely, and ends with its scope. Only operations of the scope, and of scopes inside it, can name it.
+/// The handle can be copied, and the variable ends with its scope. Only operations of the scope, and of scopes inside
+/// it, can name the variable.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,8 +54,8 @@ pub struct ScopedVar<'scope, T: ?Sized> {
     invariant: PhantomData<*mut T>,
 }
 
-// SAFETY: a handle gives no access to the value. The constructors demand `T: Send`, shared reads demand `T: Sync`, and a
-// `VarCell` is `Send` and `Sync`.
+// SAFETY: a handle gives no access to the value. The constructors require `T: Send`, shared reads require `T: Sync`,
+// and a `VarCell` is `Send` and `Sync`.
 unsafe impl<T: ?Sized> Send for ScopedVar<'_, T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T: ?Sized> Sync for ScopedVar<'_, T> {}
@@ -77,7 +78,7 @@ impl<T: ?Sized> fmt::Debug for ScopedVar<'_, T> {
 }
 
 impl<T: Send> ScopedVar<'_, T> {
-    /// Creates a variable with a value. The caller gets its only handle.
+    /// Creates a variable with a value. The returned pointer is its only handle.
     ///
     /// # Safety
     /// 1. The value is valid until the scope has emptied the variable, which it does when it ends.
@@ -87,14 +88,14 @@ impl<T: Send> ScopedVar<'_, T> {
         let cell = unsafe { VarCell::with_borrowing_value(core, value, memory) };
         // SAFETY: the cell was made with a value of this type.
         let value = unsafe { variable::value_ptr::<T>(cell) };
-        // SAFETY: it points into a cell.
+        // SAFETY: `value` points into a cell.
         let value = unsafe { NonNull::new_unchecked(value) };
         (Self { cell, value, scope: PhantomData, invariant: PhantomData }, cell)
     }
 }
 
 impl<'scope, T: Send + ?Sized> ScopedVar<'scope, T> {
-    /// Creates a variable for a value that was lent. The caller gets its only handle.
+    /// Creates a variable for a value that was lent. The returned pointer is its only handle.
     pub(super) fn lent(core: &Arc<Core>, value: &'scope mut T) -> (Self, NonNull<VarCell>) {
         let cell = VarCell::with_value(core, (), ValueMemory::Elsewhere);
         (Self { cell, value: NonNull::from(value), scope: PhantomData, invariant: PhantomData }, cell)
@@ -103,7 +104,7 @@ impl<'scope, T: Send + ?Sized> ScopedVar<'scope, T> {
 
 impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
     fn cell(&self) -> &VarCell {
-        // SAFETY: the scope has a handle of the variable while `'scope` lasts.
+        // SAFETY: the scope has a handle to the variable while `'scope` lasts.
         unsafe { self.cell.as_ref() }
     }
 
@@ -134,7 +135,7 @@ impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
     }
 }
 
-/// Declares that an operation reads a variable of a scope; from [`ScopedVar::read`].
+/// A declaration that an operation reads a variable of a scope; from [`ScopedVar::read`].
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct ScopedRead<'scope, T: ?Sized>(ScopedVar<'scope, T>);
@@ -146,7 +147,8 @@ impl<T: ?Sized> Clone for ScopedRead<'_, T> {
 }
 impl<T: ?Sized> Copy for ScopedRead<'_, T> {}
 
-/// Declares that an operation mutates a variable of a scope; from [`ScopedVar::write`] and [`ScopedVar::overwrite`].
+/// A declaration that an operation mutates a variable of a scope; from [`ScopedVar::write`] and
+/// [`ScopedVar::overwrite`].
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct ScopedWrite<'scope, T: ?Sized> {
@@ -154,7 +156,7 @@ pub struct ScopedWrite<'scope, T: ?Sized> {
     mode: Mode,
 }
 
-/// The type of [`ScopedAccesses::Guards`] for variables of a scope. There are none: guards could outlive the scope.
+/// The type of [`ScopedAccesses::Guards`] for variables of a scope. It has no values: guards could outlive the scope.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub enum NoGuards {}
@@ -180,8 +182,8 @@ impl<'scope, T: Send + Sync + ?Sized> ScopedAccesses for ScopedRead<'scope, T> {
     where
         Self: 'a,
     {
-        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value meanwhile. The value
-        // is valid while the scope lasts, which is until the operation has ended.
+        // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value during `'a`. The
+        // value is valid while the scope lasts, which is until the operation has ended.
         unsafe { captured.value.as_ref() }
     }
 
@@ -213,7 +215,8 @@ impl<'scope, T: Send + ?Sized> ScopedAccesses for ScopedWrite<'scope, T> {
     {
         let mut value = captured.value;
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): this
-        // operation uses it once. The value is valid while the scope lasts, which is until the operation has ended.
+        // operation uses the value once. The value is valid while the scope lasts, which is until the operation has
+        // ended.
         unsafe { value.as_mut() }
     }
 

@@ -1,4 +1,4 @@
-//! The untyped handle of a variable.
+//! The untyped handle to a variable.
 
 use std::{
     fmt,
@@ -57,7 +57,7 @@ impl fmt::Debug for Token {
 impl Token {
     /// Creates a variable with a value in the host's memory, which is `()` for a bare token.
     pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
-        // A zero-sized value is in no memory.
+        // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
         Self::with_value(core, value, memory)
     }
@@ -67,7 +67,7 @@ impl Token {
         Self(VarCell::with_value(core, value, memory))
     }
 
-    /// Creates another handle of the variable of `entry`.
+    /// Creates another handle to the variable of `entry`.
     ///
     /// # Safety
     /// 1. The variable has a handle during the call.
@@ -83,7 +83,7 @@ impl Token {
 
     /// Returns the variable as a reference that the engine accepts.
     pub(crate) fn var(&self) -> VarRef<'_> {
-        // SAFETY: `self` is a handle of the variable, and outlives the reference.
+        // SAFETY: `self` is a handle to the variable, and outlives the reference.
         unsafe { VarRef::new(self.0) }
     }
 
@@ -116,7 +116,7 @@ impl Hash for Token {
 }
 
 impl Token {
-    /// Names the variable, for errors and for `Debug`. All handles of the variable see the name. A variable keeps the
+    /// Names the variable, for errors and for `Debug`. All handles to the variable see the name. A variable keeps the
     /// first name that it is given.
     ///
     /// ```
@@ -147,8 +147,8 @@ impl Token {
         self.cell().name().map(Name::as_str)
     }
 
-    /// Returns a future that waits for every mutation of the variable that was pushed before this call. It does the same
-    /// as [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async), and needs no engine.
+    /// Returns a future that waits for every mutation of the variable that was pushed before this call. It does the
+    /// same as [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async), and needs no engine.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! Calls of the engine that read and replace values, from outside operations and inside them.
+//! Calls on the engine that read and replace values, outside and inside operations.
 
 use std::{
     panic::Location,
@@ -27,7 +27,8 @@ use crate::{
 
 impl Engine {
     /// Waits for every mutation of the variable that was pushed before, and returns a clone of its value. The clone is
-    /// made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers run meanwhile.
+    /// made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers may run at the
+    /// same time.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,7 +62,7 @@ impl Engine {
 
     /// Like [`get`](Self::get), but waits for at most `timeout`. The clone is made on the calling thread.
     ///
-    /// A call that times out leaves its place in the order, some hundred bytes, until its turn has come.
+    /// A call that times out leaves its place in the order behind, some hundred bytes, until its turn has come.
     /// [`wait_to_read_timeout`](Self::wait_to_read_timeout) leaves nothing, and suits programs that poll.
     ///
     /// ```
@@ -97,11 +98,11 @@ impl Engine {
     }
 
     /// Waits for every mutation of the variable that was pushed before, and calls `f` with its value, on the calling
-    /// thread and without a clone. The variable is held for reading until `f` returns: other readers run meanwhile, and
-    /// mutations wait.
+    /// thread and without a clone. The variable is held for reading until `f` returns: until then other readers may
+    /// run, and mutations wait.
     ///
-    /// `f` may push, while the engine is open, and wait. A wait for the variable itself, or for a later operation that
-    /// mutates it, returns [`WaitError::WouldDeadlock`].
+    /// `f` may push while the engine is open, and may wait. A wait for the variable itself, or for a later operation
+    /// that mutates it, returns [`WaitError::WouldDeadlock`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -118,7 +119,7 @@ impl Engine {
     /// Those of [`get`](Self::get). If there is an error, `f` is not called.
     ///
     /// # Panics
-    /// If `f` panics. The variable is released, and does not fail.
+    /// Panics if `f` panics. The variable is released, and does not fail.
     #[track_caller]
     pub fn with<T: Send + Sync + 'static, R>(&self, var: &Var<T>, f: impl FnOnce(&T) -> R) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
@@ -127,9 +128,9 @@ impl Engine {
         Ok(acquired.enter(|| f(unsafe { value_of(&acquired, var) })))
     }
 
-    /// Pushes an operation that replaces the value of the variable, in push order. The old value is dropped on a
-    /// worker, as a part of the operation: if its drop panics, the operation fails. Like every operation that
-    /// [overwrites](Var::overwrite), it clears the error of the variable.
+    /// Pushes an operation that replaces the value of the variable. The old value is dropped on a worker, as part of
+    /// the operation: if its drop panics, the operation fails. Like every operation that [overwrites](Var::overwrite),
+    /// it clears the error of the variable.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! Typed handles of variables, and the declarations made from them.
+//! Typed handles to variables, and the declarations made from them.
 
 use std::{
     fmt,
@@ -208,7 +208,7 @@ impl<T> Var<T> {
 }
 
 impl<T: Send + 'static> Var<T> {
-    /// `token` was made with a value of type `T`.
+    /// Creates a handle from `token`, which was made with a value of type `T`.
     pub(crate) fn new(token: Token) -> Self {
         Self { token, value: PhantomData }
     }
@@ -232,7 +232,7 @@ impl<T: Send + 'static> Var<T> {
     }
 
     /// Declares that an operation mutates the value: its function receives `&mut T`, and no other operation uses the
-    /// value meanwhile.
+    /// value while it runs.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -266,7 +266,7 @@ impl<T: Send + 'static> Var<T> {
     }
 }
 
-/// Declares that an operation reads a variable, from [`Var::read`].
+/// A declaration that an operation reads a variable, from [`Var::read`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -290,7 +290,7 @@ impl<T> Clone for Read<'_, T> {
 }
 impl<T> Copy for Read<'_, T> {}
 
-/// Declares that an operation mutates a variable, from [`Var::write`] and [`Var::overwrite`].
+/// A declaration that an operation mutates a variable, from [`Var::write`] and [`Var::overwrite`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,5 +1,5 @@
-//! Acquired variables: an operation that holds its variables while the thread that has acquired them uses them, or while
-//! guards of them exist.
+//! Acquired variables: an operation that holds its variables while the thread that has acquired them uses them, or
+//! while guards for them exist.
 //!
 //! # States
 //!
@@ -16,13 +16,15 @@
 //! none.
 //!
 //! For a future, a [`GuardsJob`] puts guards into the oneshot instead, which hold [shares](super::held) of the right to
-//! end the operation. A future that is dropped before [cancels](Claim) the operation: in its turn it changes nothing.
+//! end the operation. A future that is dropped before that [cancels](Claim) the operation, which then changes nothing
+//! in its turn.
 //!
 //! # Who may touch what
 //!
-//! * The job: the thread that starts or skips the operation. The end of the operation does not touch it, since another
-//!   thread may end it while the job still starts ([`FnState::MayRun`](super::ending::FnState::MayRun)).
-//! * The values: the owner of the [`Acquired`], as the accesses say.
+//! * The job: the thread that starts or skips the operation. The end of the operation does not touch the job, since
+//!   another thread may end the operation while the job is still starting
+//!   ([`FnState::MayRun`](super::ending::FnState::MayRun)).
+//! * The values: the owner of the [`Acquired`], as the accesses permit.
 //!
 //! There are no edges here: the oneshot hands the [`Acquired`] over, and with it everything that the queues have handed
 //! over.
@@ -50,7 +52,7 @@ use crate::{
     values::name::Name,
 };
 
-/// The right to variables whose turn has come. Its drop releases them.
+/// The right to use variables whose turn has come. Dropping it releases the variables.
 pub(crate) struct Acquired {
     right: ManuallyDrop<Right<Task>>,
     core: Arc<Core>,
@@ -111,8 +113,8 @@ impl Job for AcquireJob {
 }
 
 impl Core {
-    /// Pushes an operation with this entry, and waits until it may run, until `deadline` at the latest. Then the operation
-    /// holds the variable until the returned value is dropped.
+    /// Pushes an operation with this entry, and waits until the operation may run, but not beyond `deadline`. The
+    /// operation then holds the variable until the returned value is dropped.
     pub(crate) fn acquire(
         self: &Arc<Self>,
         name: &'static str,
@@ -121,9 +123,9 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
         let oneshot = Oneshot::new();
-        // Like a wait, it takes no time on the thread that finds it ready, and needs no worker.
+        // Like a wait, the operation takes no time on the thread that finds it ready, and needs no worker.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
-        // SAFETY: the caller has a handle of the variable.
+        // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { entry.cell.as_ref() };
         self.check_variable(cell, &spec.name, location)?;
         let entries = [entry];
@@ -135,8 +137,8 @@ impl Core {
     }
 }
 
-/// Guards of variables whose turn has come. If they are dropped before they are [taken](Self::take), the variables stay
-/// as they are.
+/// Guards for variables whose turn has come. If they are dropped before they are [taken](Self::take), the variables
+/// stay as they are.
 pub(crate) struct Granted<G> {
     guards: G,
     share: Share,
@@ -221,8 +223,8 @@ impl Core {
         }
         let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));
-        // It takes no time where it becomes ready, and needs no worker.
-        // It is not held back either: the call must not block.
+        // The operation takes no time where it becomes ready, and needs no worker. It is not held back either, since
+        // the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
         let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };

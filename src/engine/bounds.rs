@@ -2,11 +2,12 @@
 //!
 //! # Who may touch what
 //!
-//! * `ANY`: set once, with the first `in_use` of the process. It is never cleared, and of `std` in models as well.
+//! * `ANY`: set once, with the first `in_use` of the process. It is never cleared, and is an atomic of `std` even in
+//!   models.
 //! * `in_use`: set once, before there is a limit; read by any thread.
 //! * `running` and `waiting`: changed by the threads that they count.
 //! * `pushing`: each shard is changed by the threads with its number.
-//! * `held`: under its lock. No waker runs there.
+//! * `held`: under its lock. No waker runs under that lock.
 //!
 //! There are no edges here: all of these are hints, or are under a lock.
 
@@ -24,35 +25,35 @@ use crate::{
     },
 };
 
-/// The shards of `pushing`. Picked; threads beyond them share.
+/// The number of shards of `pushing`. Not tuned: further threads share them.
 const SHARDS: usize = 16;
 
 /// What an engine knows about limits.
 #[derive(Default)]
 pub(crate) struct Bounds {
-    /// The engine, or a group of it, has a limit.
+    /// Whether the engine, or a group of it, has a limit.
     in_use: AtomicBool,
-    /// How many threads run operations without a worker.
+    /// The number of threads that run operations without a worker.
     pub(super) running: AtomicUsize,
-    /// How many such threads wait.
+    /// The number of such threads that wait.
     pub(super) waiting: AtomicUsize,
-    /// How many threads are inside a push from outside.
+    /// The number of threads inside a push from outside.
     pushing: [CachePadded<AtomicUsize>; SHARDS],
-    /// The futures that wait for room, in the engine or in a group, for the shutdown to wake them.
+    /// The futures that wait for room, in the engine or in a group, which a shutdown wakes.
     pub(super) held: Mutex<Waiting>,
 }
 
 /// Whether any engine of the process has had a limit.
 static ANY: AtomicFlag = AtomicFlag::new(false);
 
-/// Whether any engine of the process has had a limit. Threads of programs that use none need not be followed.
+/// Whether any engine of the process has had a limit. In a program that uses none, threads need not be counted.
 pub(super) fn any_limits() -> bool {
     // Relaxed: a limit may be seen late.
     ANY.load(Relaxed)
 }
 
 impl Bounds {
-    /// The calling thread's shard of `pushing`.
+    /// Returns the calling thread's shard of `pushing`.
     pub(super) fn pushing(&self) -> &AtomicUsize {
         &self.pushing[thread::number() % SHARDS]
     }

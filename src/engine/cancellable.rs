@@ -41,21 +41,21 @@ use crate::{
 /// wins the claim.
 pub struct Cancellable<F: ?Sized> {
     claim: Claim,
-    /// With which the operation fails if it is cancelled.
+    /// The failure of the operation, if it is cancelled.
     failure: Mutex<Option<OpError>>,
     name: Name,
     location: &'static Location<'static>,
-    /// Called when somebody has asked the started operation to stop.
+    /// Called when the started operation is asked to stop.
     stop: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     place: Place,
     f: UnsafeCell<F>,
 }
 
-/// Where waiters find the operation when it is in a queue. It has only atomics, since a waiter may free it as soon as
-/// the pointer is stored.
+/// Where waiters find the operation when it is in a queue. It contains only atomics, since a waiter may free it as soon
+/// as the pointer is stored.
 #[derive(Debug, Default)]
 pub struct Place {
-    /// The record of the operation, from when it enters a queue.
+    /// The record of the operation, once it enters a queue.
     op: AtomicPtr<()>,
     /// The lane of that queue.
     lane: AtomicU8,
@@ -80,7 +80,7 @@ impl Place {
         self.task.store(task.as_ptr(), Relaxed);
     }
 
-    /// The task of the operation. It identifies the operation until that is complete.
+    /// Returns the task of the operation, which identifies the operation until it is complete.
     pub(super) fn task(&self) -> Option<NonNull<()>> {
         // Relaxed: set before the push returned the handle.
         NonNull::new(self.task.load(Relaxed))
@@ -154,17 +154,17 @@ impl<F: Send> Function for Option<F> {
 pub(crate) type Handled<R> = Oneshot<R, Cancellable<dyn Function>>;
 
 impl<F: ?Sized> Cancellable<F> {
-    /// The claim of the operation.
+    /// Returns the claim of the operation.
     pub fn claim(&self) -> &Claim {
         &self.claim
     }
 
-    /// The name of the operation, and where it was pushed.
+    /// Returns the name of the operation, and where it was pushed.
     pub(super) fn pushed(&self) -> Pushed {
         (self.name.clone(), self.location)
     }
 
-    /// Returns the failure of the operation if it is cancelled.
+    /// Returns the failure that the operation has if it is cancelled.
     pub(super) fn failure(&self) -> OpError {
         let new = || OpError::new(&self.name, self.location, Cause::Cancelled, None);
         lock(&self.failure).get_or_insert_with(new).clone()
@@ -172,13 +172,13 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl<F: ?Sized> Cancellable<F> {
-    /// Where waiters find the operation.
+    /// Returns where waiters find the operation.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Claims the operation if it has entered a queue of `lane`. Returns its record, which may be used only if the caller
-    /// has been pinned since before the call.
+    /// Claims the operation if it has entered a queue of `lane`. Returns its record, which may be used only if the
+    /// caller has been pinned since before the call.
     pub fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
         // Acquire (edge `publish`).
         let op = NonNull::new(self.place.op.load(Acquire))?;
@@ -189,14 +189,14 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl Cancellable<dyn Function> {
-    /// Lets `stop` be called when somebody asks the started operation to stop. A call before this one is seen by
-    /// [`Claim::is_stopping`].
+    /// Registers `stop` to be called when the started operation is asked to stop. If that has happened before, only
+    /// [`Claim::is_stopping`] shows it.
     pub(super) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
         *lock(&self.stop) = Some(Box::new(stop));
     }
 
-    /// Cancels the operation if it has not started, and calls `tell` with its failure. Then drops the function. Returns
-    /// whether the operation is cancelled by this call. Otherwise asks a started operation to stop.
+    /// Cancels the operation if it has not started: calls `tell` with its failure, and then drops the function.
+    /// Otherwise asks a started operation to stop. Returns whether this call has cancelled the operation.
     pub(crate) fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {

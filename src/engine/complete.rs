@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Outcome {
-    /// The outcome of an operation with this result.
+    /// Returns the outcome of an operation with this result.
     pub(crate) fn of(result: &Result<(), OpError>, function: FnState) -> Self {
         match result {
             Ok(()) => Self::Succeeded,

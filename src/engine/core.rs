@@ -2,8 +2,8 @@
 //!
 //! # States
 //!
-//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or `CANCELLING`, or
-//! both, to `CLOSED`. A forked child goes from any phase to `FORKED`.
+//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING`
+//! or `CANCELLING`, or both, to `CLOSED`. In a forked child, an engine goes from any phase to `FORKED`.
 //!
 //! # Who may touch what
 //!
@@ -44,7 +44,7 @@ pub(super) mod phase {
     pub(crate) const DRAINING: u8 = 3;
     /// Only the engine itself may push. Operations that have not started are cancelled.
     pub(crate) const CANCELLING: u8 = 4;
-    /// Only the engine itself may push. Nothing was pending in the phase before, and the threads may end.
+    /// Only the engine itself may push. Nothing was pending at the end of the phase before, and the threads may end.
     pub(crate) const CLOSED: u8 = 5;
     /// The engine belongs to the parent of this forked process. Every call returns before it takes a lock.
     pub(crate) const FORKED: u8 = 6;
@@ -123,7 +123,7 @@ impl Core {
             core.limit(limit);
         }
         if core.shuffler.is_some() {
-            // What is known for limits says when nothing runs.
+            // The counts that limits use also show when nothing runs.
             core.bounds.begin_use();
         }
         core
@@ -180,7 +180,8 @@ impl Core {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Returns the mark of those whose functions have been called. No record is at that address.
+    /// Returns the mark of this engine's pending operations whose functions have been called. No record is at that
+    /// address.
     #[inline]
     pub(super) fn started_mark(&self) -> *mut () {
         self.mark().wrapping_byte_add(1)

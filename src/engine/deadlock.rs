@@ -1,15 +1,15 @@
 //! Waits that would never return: an operation waits for one that stands behind it, directly or through others.
 //!
-//! A thread that waits inside an operation is in the list of [waiters](crate::notify::waiters). From time to time it walks
-//! forward, from the operations that run on it: to those that stand behind them, and from one that another waiter waits
-//! for to the operations that run on that waiter's thread. If it comes to the operation that it waits for itself, none of
-//! them can go on.
+//! A thread that waits inside an operation is in the list of [waiters](crate::notify::waiters). From time to time it
+//! walks forward from the operations that run on it: to the operations behind them, and from an operation that another
+//! waiter waits for to those that run on that waiter's thread. If it reaches the operation that it waits for itself,
+//! none of these operations can continue.
 //!
-//! Each step of such a cycle lasts as long as the step before: an operation in a queue cannot start before the one ahead is
-//! complete, and that cannot complete while its thread waits. So the cycle is real if the waits of all its waiters are not over after the
-//! walk, and the awaited operation is not complete: then none of the operations that they wait for was, and each record is
-//! known to be its own still. The youngest waiter
-//! ends it: it finds the others in the list. A walk may see a push that is not over, so it is repeated.
+//! Each step of such a cycle lasts as long as the step before: an operation in a queue cannot start before the one
+//! ahead is complete, and the one ahead cannot complete while its thread waits. So the cycle is real if, after the
+//! walk, none of its waits is over and the awaited operation is not complete: then none of the operations that its
+//! waiters wait for was complete, and each record still belonged to the same operation. The youngest waiter ends the
+//! cycle, since it finds the others in the list. A walk may see an unfinished push, so walks are repeated.
 //!
 //! Tasks of other executors, waits for groups, and waits with a time limit are not followed.
 
@@ -34,21 +34,23 @@ use crate::{
     tracker::{Ahead, Op, OpRef, walk_blocked},
 };
 
-/// The first walk comes after this time, and each further one after twice the time before it, up to `LAST_PAUSE`. Picked:
-/// most waits are shorter than the first pause, and a person hardly notices the last one.
+/// The pause before the first walk. Each further pause is twice as long as the one before, up to `LAST_PAUSE`. Not
+/// tuned: most waits are shorter than the first pause, and a person hardly notices the last one.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
-/// The most operations that a walk in search of a deadlock visits. Picked: so many take some milliseconds.
+/// The maximum number of operations that a walk in search of a deadlock visits. Not tuned: so many take a few
+/// milliseconds.
 const MAX_VISITED: usize = 100_000;
 
-/// The most operations that a walk in search of what a wait depends on visits. Picked: so many take some microseconds, less
-/// than to hand a worker over.
+/// The maximum number of operations that a walk in search of what a wait depends on visits. Not tuned: so many take a
+/// few microseconds, less than handing a worker over takes.
 const MAX_NEAR: usize = 256;
 
-/// What a wait waits for.
+/// The operation that a thread waits for.
 pub(super) struct Target<'a> {
-    /// The task of the operation. It identifies the operation until that is complete, and is never read.
+    /// The task of the operation. The pointer identifies the operation until the operation is complete, and is never
+    /// read.
     pub(super) task: NonNull<()>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
 }
@@ -57,7 +59,7 @@ pub(super) struct Target<'a> {
 #[derive(Clone, Copy)]
 struct AnyThread<'a, T: ?Sized>(&'a T);
 
-// SAFETY: whoever has made it has guaranteed that.
+// SAFETY: the caller of `new` has guaranteed that other threads may use the reference.
 unsafe impl<T: ?Sized> Sync for AnyThread<'_, T> {}
 
 impl<'a, T: ?Sized> AnyThread<'a, T> {
@@ -72,15 +74,17 @@ impl<'a, T: ?Sized> AnyThread<'a, T> {
     }
 }
 
-/// What identifies an operation to waiters. It is never read.
+/// Returns the pointer that identifies an operation to waiters. It is never read.
 fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
     NonNull::new(op.shared_task_ptr().cast_mut().cast())
 }
 
-/// Those of `ops` that are not complete. A function may go on when its asynchronous operation is complete already.
+/// Returns those of `ops` that are not complete. The function of an asynchronous operation may still run after the
+/// operation is complete.
 ///
 /// # Safety
-/// 1. Their records exist: their functions have not returned, or they are not complete.
+/// 1. The records of `ops` exist: the functions of the operations have not returned, or the operations are not
+///    complete.
 unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Task>>> {
     let is_over = |op: &NonNull<Op<Task>>| {
         // SAFETY: (1).
@@ -92,7 +96,8 @@ unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Tas
 
 /// Returns a function that tells any thread whether the result of a oneshot is set.
 pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> bool + Sync {
-    // SAFETY: the thread that sets the result shares the oneshot already, and whether it is set is found under its lock.
+    // SAFETY: the thread that sets the result shares the oneshot already, and whether it is set is found under its
+    // lock.
     let oneshot = unsafe { AnyThread::new(oneshot) };
     move || oneshot.get().is_done()
 }
@@ -133,12 +138,12 @@ impl Core {
         })
     }
 
-    /// Whether `target` cannot complete before the operations `ops`, which run on this thread, and this thread is to end that:
-    /// it is the youngest of the waiters in between, or its wait has a time limit.
+    /// Whether `target` cannot complete before the operations `ops`, which run on this thread, and this thread must end
+    /// the cycle: it is the youngest of the waiters in it, or its wait has a time limit.
     fn is_cycle(&self, ops: &[NonNull<()>], waiter: &Waiter<'_>, target: NonNull<()>) -> bool {
-        // Before operations are found to be incomplete.
+        // Pinned before operations are found to be incomplete.
         let _pinned = epoch::pin();
-        // SAFETY: (1): they run on this thread.
+        // SAFETY: (1): `ops` run on this thread.
         let ahead = unsafe { incomplete(ops) }.map(|op| (op, 0)).collect();
         // The number of each waiter that the walk passes, and the step before it; step 0 is this thread.
         let mut steps = vec![(waiter.number(), 0)];
@@ -154,22 +159,24 @@ impl Core {
                 return true;
             }
             self.waiters.each_for(task, |number, ops| {
-                // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not returned.
+                // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not
+                // returned.
                 ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, steps.len())));
                 steps.push((number, from));
             });
             false
         };
-        // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
+        // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
         let found = unsafe { walk_blocked(ahead, MAX_VISITED, look) };
         // Others do not follow a wait with a time limit, so it ends the cycle itself.
         let ends_it = waiter.is_timed() || cycle.iter().all(|&number| number < waiter.number());
         found && ends_it && self.waiters.all_wait(&cycle)
     }
 
-    /// Whether `target` cannot complete before the ready operation `op`, which this thread owns, as far as a short walk finds.
+    /// Whether `target` cannot complete before the ready operation `op`, which this thread owns, as far as a short walk
+    /// finds.
     pub(super) fn leads_to(&self, op: &OpRef<Task>, target: NonNull<()>) -> bool {
-        // Before operations are found to be incomplete.
+        // Pinned before operations are found to be incomplete.
         let _pinned = epoch::pin();
         let mut ops = Ops::from_iter([NonNull::from(&**op).cast()]);
         // SAFETY: (1): this thread owns the operation.
@@ -179,15 +186,17 @@ impl Core {
                 kin.into_iter().for_each(|kin| kin.each_parent(&mut |parent| ops.push(parent)));
             });
         }
-        // SAFETY: (1): this thread owns the operation, and its parents, or the functions around its scope, end after it.
+        // SAFETY: (1): this thread owns the operation, and its parents, or the functions around its scope, end after
+        // it.
         let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
         let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {
             let Some(task) = identity(op) else { return false };
-            // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not returned.
+            // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not
+            // returned.
             self.waiters.each_for(task, |_, ops| ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, 0))));
             task == target
         };
-        // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
+        // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
         unsafe { walk_blocked(ahead, MAX_NEAR, look) }
     }
 }

@@ -5,7 +5,7 @@
 //! | is one of the engine's own that take no time ([`flag::INLINE`]) | on this thread, immediately |
 //! | is [eager](flag::EAGER), and this thread pushes it | on this thread, immediately |
 //! | belongs to a naive engine, or to a closed one, which have no workers | on this thread |
-//! | is a GPU's | on the thread of its lane of that GPU |
+//! | belongs to a GPU | on the thread of its lane on that GPU |
 //! | is any other | on a worker of its lane |
 //!
 //! # Operations inside operations
@@ -51,7 +51,8 @@ impl Core {
         }
     }
 
-    /// [`dispatch`](Self::dispatch) for an operation that may run on this thread, that a waiter may take, or that is recorded.
+    /// [`dispatch`](Self::dispatch) for an operation that may run on this thread, that a waiter may take, or that is
+    /// recorded.
     #[inline(never)]
     fn dispatch_specially(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
@@ -76,7 +77,7 @@ impl Core {
         self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
 
-    /// Schedules an operation that has become ready on its lane, and records that it is.
+    /// Schedules an operation on its lane, and records that it has become ready.
     #[inline(never)]
     fn schedule_recorded(&self, op: OpRef<Task>) {
         self.record_ready(&op);
@@ -129,7 +130,7 @@ impl Core {
         if !ready.is_empty() && !self.has_workers() {
             return std::mem::take(ready);
         }
-        // Operations for other threads go first, since those that run here may take their time.
+        // Operations for other threads go first, since those that run here may take long.
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
             if !op.task().has(flag::INLINE | flag::CLAIMS | flag::RECORDED) {
@@ -150,7 +151,7 @@ impl Core {
         self.kind != EngineKind::Naive && !self.is_closed()
     }
 
-    /// Runs operations that must run on this thread, after an operation that has only to be counted out.
+    /// Runs operations that must run on this thread, after an operation that must only be counted out.
     #[cold]
     pub(super) fn run_here_after(self: &Arc<Self>, here: ReadyList<Task>, ticket: Ticket) {
         self.run_here(here, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
@@ -181,7 +182,7 @@ impl Core {
             self.observe_ready(&op);
             return self.schedule(op);
         }
-        // Without a loop to run it later, the operation is the engine's own, and may run.
+        // If no loop can run it later, the operation is the engine's own, and may run here.
         if forbidden && ready_loop::has_loop(self) {
             ready_loop::with_loop(self, |ready_loop| ready_loop.push(op));
             return;
@@ -278,10 +279,10 @@ impl Core {
         }
     }
 
-    /// Runs a ready loop: `first`, then all that becomes ready and must run here, and the epilogues.
+    /// Runs a ready loop: `first`, then everything that becomes ready and must run here, and the epilogues.
     ///
-    /// The engine's own operations run first. Then come the epilogues, since the program's code in them may take its
-    /// time, and then the program's operations, one at a time. Program code that waits inside the loop runs the work
+    /// The engine's own operations run first, since the program code in epilogues may take long. Then the epilogues
+    /// run, and then the program's operations, one at a time. Program code that waits inside the loop runs the work
     /// that is left in it ([`catch_up`](Self::catch_up)).
     fn run_loop(
         self: &Arc<Self>,

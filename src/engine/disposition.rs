@@ -24,12 +24,12 @@ impl Core {
             access.prefetch_next();
             sound &= !VarCell::of(access).fault().needs_check();
         });
-        // Relaxed: an operation that starts while the cancellation begins may do either.
+        // Relaxed: an operation that starts while the cancellation begins may run or be cancelled.
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
-    /// Decides the disposition of a ready operation that is about to be issued `at` a GPU, or to run on the CPU. Does
-    /// not look for the events that a stream must wait for.
+    /// Decides the disposition of a ready operation that is about to be issued to the GPU `at`, or to run on the CPU.
+    /// Does not look for the events that a stream must wait for.
     #[cold]
     pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
         let task = op.task();
@@ -48,7 +48,7 @@ impl Core {
                 Claimed::PassedOver => return Disposition::Discard,
             }
         }
-        // Relaxed: an operation that starts while the cancellation begins may do either.
+        // Relaxed: an operation that starts while the cancellation begins may run or be cancelled.
         if self.phase.load(Relaxed) == phase::CANCELLING && !task.has(flag::INTERNAL | flag::KEPT) {
             return Disposition::Skip(task.failed_by(Cause::Cancelled));
         }
@@ -58,7 +58,7 @@ impl Core {
             self.fault_lock.with(|| self.failure_disposition(op))
         };
         match (disposition, self.gpus.lost(self.gpus.device_of(task.lane))) {
-            // An operation that must run in any case finds a stream that refuses every call.
+            // An operation that must always run receives a stream that refuses every call.
             (Disposition::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
                 Disposition::Skip(task.failed_by(Cause::Device(error.clone())))
             }
@@ -83,9 +83,9 @@ impl Core {
         Disposition::Run
     }
 
-    /// Returns a lane of a GPU that must complete a dependency of `op` before `op` may run `at` another GPU or on the
-    /// CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned once at most:
-    /// commands that the lane gets later, such as those of readers beside a wait, are no dependencies.
+    /// Returns a lane of a GPU that must complete a dependency of `op` before `op` may run on the device `at`, another
+    /// GPU or the CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned at
+    /// most once: commands that the lane receives later, such as those of readers next to a wait, are not dependencies.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.

@@ -1,8 +1,9 @@
-//! What is pending, found while the engine goes on.
+//! Dumps of what is pending, made while the engine runs.
 //!
-//! A pending operation has a mark of its engine in the first word of its record, from its push to the drop of its function
-//! ([`registry`](crate::memory::registry)). The thread that looks is pinned, so the records that it finds are not reused. The
-//! function may be dropped meanwhile, but what is read here stays: the name, the location, the flags and the accesses.
+//! A pending operation has a mark of its engine in the first word of its record, from its push to the drop of its
+//! function ([`registry`](crate::memory::registry)). The thread that looks is pinned, so the records that it finds are
+//! not reused. The function may be dropped during the look, but what is read here stays valid: the name, the location,
+//! the flags and the accesses.
 
 use std::{collections::HashMap, ptr::NonNull};
 
@@ -23,9 +24,9 @@ use crate::{
     values::name::Name,
 };
 
-/// The most readers that are looked at between a reader and the next operation that mutates: of one that holds the variable, and
-/// of one that waits. Picked: there may be a million. Those behind an operation that mutates wait for that alone, so all of
-/// them are looked at.
+/// The maximum number of readers that are visited between a reader and the next operation that mutates, if the reader
+/// holds the variable, and if it waits. Not tuned: there may be a million readers. Those behind an operation that
+/// mutates wait for that one alone, so all of them are visited.
 const MAX_READERS: [usize; 2] = [4096, 64];
 
 impl Core {
@@ -37,9 +38,9 @@ impl Core {
         }
         let running = self.running_ops();
         let pinned = epoch::pin();
-        // The places of operations by their records and by their tasks, by which waiters know them.
+        // The indices of operations, by their records and by their tasks, which are what waiters know.
         let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
-        // Pairs of a record and one before it.
+        // Pairs of a record and the index of an operation before it.
         let mut before = Vec::new();
         let marks = [self.mark(), self.started_mark()];
         let look = |op: &Op<Task>, mark: *mut ()| {
@@ -55,7 +56,8 @@ impl Core {
             }
             dump.ops.push(self.describe(op, mark == self.started_mark(), &running));
         };
-        // SAFETY: (1): only `enqueue` and those that start operations mark records with these, and their tasks are filled.
+        // SAFETY: (1): only `enqueue` and the functions that start operations set these marks, on records whose tasks
+        // are filled.
         unsafe { each_marked(&pinned, marks, look) };
         for (later, earlier) in before {
             if let Some(&later) = by_record.get(&later) {
@@ -91,7 +93,7 @@ impl Core {
         } else {
             OpState::Ready
         };
-        // A variable with which the operation was done may have been freed before this thread was pinned.
+        // A variable whose access is done may have been freed before this thread was pinned.
         let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
         let accesses = in_use.map(|(access, &standing)| {
             let cell = VarCell::of(access);

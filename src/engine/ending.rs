@@ -60,7 +60,7 @@ pub(crate) enum FnState {
     /// The operation is asynchronous: its function was called and may still run on another thread, so the end of the
     /// operation must not touch it.
     MayRun,
-    /// The function must be dropped in the epilogue.
+    /// The function was not called, and must be dropped in the epilogue.
     NotCalled,
 }
 

@@ -55,7 +55,7 @@ impl Core {
         worker_thread::serves_device() && self.has_workers()
     }
 
-    /// Pushes an operation that runs `f` on a worker. If the engine is closed meanwhile, `f` runs here.
+    /// Pushes an operation that runs `f` on a worker. If the engine is closed by then, `f` runs here.
     #[cold]
     pub(super) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
@@ -67,8 +67,8 @@ impl Core {
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
-    /// The epilogue of an operation whose variables were released when it was issued. `ended` are the failures that it
-    /// cleared.
+    /// Returns the epilogue of an operation whose variables were released when it was issued. `ended` are the failures
+    /// that it cleared.
     pub(crate) fn epilogue_of(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Epilogue {
         Epilogue::CleanUp(Completed::new(op, result, ended, FnState::Called))
     }
@@ -95,7 +95,7 @@ impl Core {
         }
         pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
-        // The record may stay for a while, as a part of queues.
+        // The mark is removed, since the record may stay in queues for a while.
         op.mark(ptr::null_mut());
         drop(op);
         self.count_out(ticket);
@@ -104,7 +104,7 @@ impl Core {
     /// Runs `f`, program code of an operation that has completed, and that is counted in a group if it has a
     /// `membership`. A panic becomes a failure that `wait_for_all` returns.
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
-        // The code may take its time, so another worker may steal the operation.
+        // The code may take long, so other workers may steal the operation in the slot.
         worker_thread::share_slot();
         let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), None, f);
         let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();

@@ -1,15 +1,17 @@
-//! Operations with children: such a parent is complete when its function has returned and all its children are complete.
+//! Operations with children: such a parent is complete when its function has returned and all its children are
+//! complete.
 //!
-//! Children take the place of their parent in the order. Each variable that the parent holds has a variable of the family
-//! in its stead, which only children name: its queue orders them among themselves, under the access of the parent. The
-//! value stays where it is.
+//! Children take the place of their parent in the order of operations. Each variable of the parent that a child names
+//! is represented by a variable of the family, whose queue orders the children among themselves, under the parent's
+//! access. The value stays in the parent's variable.
 //!
 //! # States
 //!
-//! 1. *Open*: the function of the parent runs. A child is counted as pending and has a record, but is not in a queue yet, so
-//!    it shares no value with that function.
-//! 2. *Released* ([`Family::release`]): the function has returned or failed. The children have entered the queues, in the
-//!    order in which they were pushed. If the function has failed, what the parent mutates has failed for them as well.
+//! 1. *Open*: the function of the parent runs. A child is counted as pending and has a record, but is not in a queue
+//!    yet, so it shares no value with that function.
+//! 2. *Released* ([`Family::release`]): the function has returned or failed. The children have entered the queues, in
+//!    the order in which they were pushed. If the function has failed, the variables that the parent mutates have
+//!    failed for the children as well.
 //! 3. *Over*: the last child has ended, and the parent completes.
 //!
 //! # Who may touch what
@@ -17,7 +19,7 @@
 //! * `plan`: set by the thread that starts the parent, before its function is called; then constant.
 //! * `stand_ins` and `children`: under their locks.
 //! * `op` and `own`: set before the function returns; taken by the thread that drops the last share of the family. The
-//!   function has one share, and so has each child.
+//!   function has one share, and each child has one.
 //! * In a forked child: nothing. The operations belong to the parent process.
 //!
 //! There are no edges here: the shares are those of an [`Arc`].
@@ -54,16 +56,16 @@ use crate::{
     tracker::{Mode, OpRef, ReadyList},
 };
 
-/// What the children of an operation are made with.
+/// What is needed to create the children of an operation.
 pub(crate) struct Plan {
-    /// The variables that the operation names, and how it does. An operation that is a child itself names those of the
-    /// program here, and not those of its family.
+    /// The variables that the operation names, with their modes. If the operation is itself a child, these are the
+    /// variables of the program, not those of its family.
     names: Box<[(NonNull<VarCell>, Mode)]>,
     priority: i32,
     deadline: Option<Instant>,
-    /// The children of all operations of a group belong to it.
+    /// The group of the children, inside the group of the operation if it has one.
     group: Arc<Group>,
-    /// The family of an operation that is a child itself.
+    /// The family that the operation belongs to, if it is itself a child.
     within: Option<Arc<Family>>,
 }
 
@@ -74,7 +76,7 @@ unsafe impl Send for Plan {}
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// Makes the plan of an operation with these entries, as the program has declared them.
+    /// Creates the plan of an operation with these entries, as the program has declared them.
     pub(crate) fn new(
         entries: &[Entry],
         priority: i32,
@@ -96,7 +98,7 @@ impl Plan {
 /// A child that was pushed and is not in a queue yet.
 struct Child {
     op: OpRef<Task>,
-    /// Where its handle finds it.
+    /// Where the handle finds the operation.
     place: Option<NonNull<Place>>,
 }
 
@@ -111,7 +113,7 @@ pub(crate) struct Family {
     plan: OnceLock<Box<Plan>>,
     /// The failure of the parent's function.
     own: Mutex<Option<OpError>>,
-    /// The variables of the family, each with the index of what it stands for in the plan.
+    /// The variables of the family, each with the index in the plan of the variable that it stands for.
     stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
     /// `None` when the children have entered the queues.
     children: Mutex<Option<Vec<Child>>>,
@@ -124,7 +126,8 @@ impl std::fmt::Debug for Family {
 }
 
 impl Family {
-    /// Creates the family of an operation that is about to start. The caller has the share of its function.
+    /// Creates the family of an operation that is about to start. The returned share is that of the operation's
+    /// function.
     pub(super) fn new(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -137,7 +140,7 @@ impl Family {
         })
     }
 
-    /// The family of the operation whose function runs in `frame`, if that has children.
+    /// Returns the family of the operation whose function runs in `frame`, if the operation has children.
     pub(crate) fn of(frame: &Frame) -> Option<&Self> {
         frame.family()?.as_any().downcast_ref()
     }
@@ -147,22 +150,22 @@ impl Family {
         plan
     }
 
-    /// The group that children belong to.
+    /// Returns the group that the children belong to.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.plan().group
     }
 
-    /// The priority of children that set none.
+    /// Returns the priority of children without one of their own.
     pub(crate) fn priority(&self) -> i32 {
         self.plan().priority
     }
 
-    /// The deadline of children that set none.
+    /// Returns the deadline of children without one of their own.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.plan().deadline
     }
 
-    /// Replaces the variables of a child by those that stand for them in the family.
+    /// Returns the entries of a child, with the variables of the family that stand for those in `entries`.
     ///
     /// # Errors
     /// [`PushError::NotHeld`] if the parent does not name a variable, or only reads one that the child mutates.
@@ -177,7 +180,7 @@ impl Family {
         let mut replace = |entry: &Entry| {
             let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
             let Some(index) = held.iter().position(fits) else {
-                // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
+                // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
                 let cell = unsafe { entry.cell.as_ref() };
                 return Err(PushError::NotHeld(cell.refused_access(&spec.name, location)));
             };
@@ -204,12 +207,12 @@ impl Family {
         mut job: impl Job,
     ) -> Result<(), PushError> {
         let place = job.place();
-        // A variable that was deleted meanwhile is accepted, since the deletion stands behind the parent.
+        // A variable that was deleted since the push of the parent is accepted: the deletion is behind the parent.
         let sorted = push::sort(entries, &spec.name, location);
         let mut entries = match sorted.and_then(|entries| self.stand_in(entries, spec, location)) {
             Ok(entries) => entries,
             Err(error) => {
-                // Not by `?`, for the reason given in `Core::push`.
+                // `?` is not used, for the reason given in `Core::push`.
                 drop(job);
                 return Err(error);
             }
@@ -223,7 +226,7 @@ impl Family {
         match &mut *children {
             Some(children) => {
                 if let Some(place) = place {
-                    // SAFETY: the place stays until the operation has started.
+                    // SAFETY: the place is valid until the operation has started.
                     unsafe { place.as_ref() }.hold_back(NonNull::from(self).cast());
                 }
                 children.push(Child { op, place });
@@ -253,16 +256,16 @@ impl Family {
         let children = lock(&self.children).take();
         for Child { op, place } in children.into_iter().flatten() {
             if let Some(place) = place {
-                // SAFETY: the operation has not started, so the place is there.
+                // SAFETY: the operation has not started, so the place is valid.
                 unsafe { place.as_ref() }.let_go();
             }
             let pushed = self.core.enqueue(op);
-            debug_assert!(pushed.is_ok(), "nobody deletes a variable of the family");
+            debug_assert!(pushed.is_ok(), "a variable of a family is never deleted");
         }
     }
 
-    /// Returns the failure of the parent: that of its function, or else that of the child that was pushed first among those
-    /// that have failed, unless a later child has cleared it.
+    /// Returns the failure of the parent: that of its function, or else that of the child that was pushed first among
+    /// those that have failed, unless a later child has cleared it.
     fn failure(&mut self) -> Option<OpError> {
         if let Some(own) = lock(&self.own).take() {
             return Some(own);
@@ -313,7 +316,7 @@ impl Drop for Family {
         }
         let failure = self.failure();
         let Some(op) = lock(&self.op).take() else { return };
-        // The variables of the family are gone before a wait for the parent returns.
+        // The variables of the family are dropped before a wait for the parent can return.
         let stand_ins = mem::take(&mut *lock(&self.stand_ins));
         drop(stand_ins);
         let mut ready = ReadyList::default();

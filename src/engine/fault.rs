@@ -11,10 +11,10 @@
 //!
 //! # Edges
 //!
-//! This module has no edges of its own. The queue of the variable hands over the effects of earlier operations, the
-//! [`Timeline`](crate::device::timeline::Timeline) of a lane everything that the lane noted before it completed an
-//! operation, and the [`FaultLock`] the changes of its last holder. So an operation that depends on operations of a GPU
-//! checks the timelines first, and the failure after that.
+//! This module has no edges of its own. The queue of the variable hands over the effects of earlier operations. The
+//! [`Timeline`](crate::device::timeline::Timeline) of a lane hands over everything that the lane noted before it
+//! completed an operation. The [`FaultLock`] hands over the changes of its last holder. So an operation that depends on
+//! operations of a GPU checks the timelines first, and the failure after that.
 
 use crate::{
     device::timeline::DeviceUses,
@@ -80,7 +80,7 @@ impl<E: Clone> Fault<E> {
         if !self.has_failed() {
             return None;
         }
-        // SAFETY: (1): no other thread changes the failure meanwhile.
+        // SAFETY: (1): no other thread changes the failure during the call.
         self.failure.with(|failure| unsafe { &*failure }.clone())
     }
 
@@ -97,7 +97,7 @@ impl<E: Clone> Fault<E> {
             // Relaxed: handed over with the failure itself.
             self.bits.fetch_and(!FAILED, Relaxed);
         }
-        // SAFETY: (1): no other thread uses the failure meanwhile.
+        // SAFETY: (1): no other thread uses the failure during the call.
         self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
     }
 
@@ -107,7 +107,7 @@ impl<E: Clone> Fault<E> {
         let uses = match self.uses.get() {
             Some(uses) => uses,
             None => {
-                // The lane of another reader may have created the uses meanwhile.
+                // The lane of another reader may have created the uses in the meantime.
                 let _ = self.uses.set(DeviceUses::new(lanes));
                 self.uses.get().expect("the uses have just been set")
             }
@@ -118,7 +118,7 @@ impl<E: Clone> Fault<E> {
     }
 
     /// Returns the number of the last operation that `lane` has issued on the variable and that an access of `mode`
-    /// must follow. Returns 0 if there is none.
+    /// must follow. Returns 0 if there is no such operation.
     pub fn last_on_device(&self, lane: usize, mode: Mode) -> u64 {
         // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
         if self.bits.load(Relaxed) & ON_DEVICE == 0 {

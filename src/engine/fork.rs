@@ -4,7 +4,7 @@
 //! exist. So [`watch`] registers a handler that ends every living engine before the program continues in the child.
 //! The engine's phase becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). Its
 //! memory is left alone. The thread that forked may have been one of the engine's; it belongs to no engine in the
-//! child. It gets a new epoch collector, since threads that do not exist may be pinned in the parent's for ever.
+//! child. It receives a new epoch collector, since threads that do not exist may be pinned in the parent's for ever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been in the middle of
 //! any of these when the process forked. The parent does nothing.
@@ -14,7 +14,7 @@
 //! | `object` | meaning | next |
 //! |---|---|---|
 //! | null | free | an engine, by a CAS in [`Slots::add`] |
-//! | not null | an engine that lives | null, by the engine's drop in [`Slots::remove`] |
+//! | not null | a living engine | null, by the engine's drop in [`Slots::remove`] |
 //!
 //! Slots are never freed, and `next` is constant once a slot is in the list.
 //!

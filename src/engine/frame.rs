@@ -1,7 +1,7 @@
 //! Frames: the program code that runs on a thread, and the operation that it runs for.
 //!
-//! A thread has a list of frames, innermost first. [`enter`] adds one around each call of program code; it leaves the
-//! list when the call returns or panics.
+//! A thread has a list of frames, innermost first. [`enter`] adds a frame around each call of program code; the frame
+//! leaves the list when the call returns or panics.
 //!
 //! # States
 //!
@@ -10,18 +10,18 @@
 //! | [`Holds::Variables`] | has not released its variables: its function runs, or a device completes it |
 //! | [`Holds::Variables`], and the [`AsyncState`] is resolved | is complete, although its function still runs |
 //! | [`Holds::Nothing`] | has released its variables: its epilogue runs |
-//! | [`Holds::AcquiredVariables`] | holds its variables for program code that is no part of an operation of the program |
+//! | [`Holds::AcquiredVariables`] | holds its variables for program code that is not part of one of the program's operations |
 //! | without an operation | was counted out |
 //!
 //! # Who may touch what
 //!
 //! * The list and the frames in it: only the thread that runs them. [`Frames::adopt`] lends them to another thread,
-//!   while the thread that owns them stands still.
-//! * In a forked child: the frames of a thread that stood still are never read ([`seen`]), since it does not exist
-//!   there and its stack may be reused.
+//!   while the thread that owns them is blocked.
+//! * In a forked child: the frames of a thread that was blocked are never read ([`seen`]), since that thread does not
+//!   exist in the child and its stack may be reused.
 //!
-//! There are no edges between threads: [`stack::on_another`](crate::system::stack::on_another) orders the two that
-//! share frames.
+//! There are no edges between threads: [`stack::on_another`](crate::system::stack::on_another) orders the two threads
+//! that share frames.
 
 use std::{
     cell::Cell,
@@ -61,10 +61,11 @@ pub(crate) struct Frame {
     /// The caller of `enter_with` owns the operation, or holds its record, until the frame ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
-    /// By what the operation can be cancelled, or null.
+    /// What can cancel the operation, or null.
     limits: Cell<*const Limits>,
-    /// The right to an asynchronous operation, until its completion takes it. If a panic of the function drops the
-    /// completion, the right is put back. Whoever enters a frame with a right takes it out again.
+    /// The right to an asynchronous operation, until the operation's completion takes it. If a panic in the function
+    /// drops the completion, the right is put back. The code that enters a frame with a right takes the right out
+    /// again.
     right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -112,9 +113,9 @@ impl Frame {
         debug_assert!(replaced.is_none(), "an operation has one right");
     }
 
-    /// By what the operation can be cancelled.
+    /// Returns what can cancel the operation.
     fn limits(&self) -> Limits {
-        // SAFETY: the `Limits` are on the stack of `limited_by`, which puts the pointer before it back when it ends.
+        // SAFETY: the `Limits` are on the stack of `limited_by`, which restores the previous pointer when it ends.
         unsafe { self.limits.get().as_ref() }.copied().unwrap_or_default()
     }
 
@@ -139,15 +140,18 @@ impl Frame {
         self.limited_by(&Limits { parent_of: Some(NonNull::from(family)), ..self.limits() }, f)
     }
 
-    /// The family of the operation, if that has children.
+    /// Returns the family of the operation, if the operation has children.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
-        // SAFETY: these `Limits` are of a call of `in_family` that has not ended, and its caller has borrowed the family.
+        // SAFETY: these `Limits` belong to a call of `in_family` that has not ended, and its caller has borrowed the
+        // family.
         self.limits().parent_of.map(|family| unsafe { family.as_ref() })
     }
 
-    /// The frame from which on the frames around this one need not be asked for what they hold, nor for their operations.
+    /// Returns the frame in which the scope of this operation was opened, if that was on this thread. The scope knows
+    /// the variables and operations of that frame and of those around it.
     fn known_from(&self) -> Option<*const ()> {
-        // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the family.
+        // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
+        // family.
         self.limits().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
     }
 
@@ -158,7 +162,7 @@ impl Frame {
         }
         self.op().iter().flat_map(|op| op.accesses()).for_each(|access| look(access.queue_ptr().cast()));
         if let Some(family) = self.limits().child_of {
-            // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the
+            // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
             // family.
             unsafe { family.as_ref() }.each_held(&mut look);
         }
@@ -180,7 +184,7 @@ impl Frame {
         self.op().is_some_and(|op| op.task().has(flag::KEPT))
     }
 
-    /// Whether the operation, which runs, was asked to stop. A clean-up cannot be.
+    /// Whether the running operation was asked to stop. A clean-up is never asked.
     pub(crate) fn is_stopping(&self) -> bool {
         if self.is_kept() {
             return false;
@@ -191,7 +195,7 @@ impl Frame {
     }
 }
 
-/// By what an operation can be cancelled, and its families.
+/// What can cancel an operation, and the families that it belongs to.
 #[derive(Clone, Copy, Default)]
 struct Limits {
     claim: Option<NonNull<Claim>>,
@@ -201,15 +205,17 @@ struct Limits {
 }
 
 impl Limits {
-    /// The claim of the operation, if it has a handle.
+    /// Returns the claim of the operation, if it has a handle.
     fn claim(&self) -> Option<&Claim> {
-        // SAFETY: these `Limits` are of a call of `claimed_by` that has not ended, and its caller has borrowed the claim.
+        // SAFETY: these `Limits` belong to a call of `claimed_by` that has not ended, and its caller has borrowed the
+        // claim.
         self.claim.map(|claim| unsafe { claim.as_ref() })
     }
 
-    /// The group that the operation belongs to.
+    /// Returns the group that the operation belongs to.
     fn group(&self) -> Option<&Group> {
-        // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the group.
+        // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
+        // group.
         self.group.map(|group| unsafe { group.as_ref() })
     }
 }
@@ -222,7 +228,7 @@ pub(super) fn innermost() -> *const Frame {
     FRAME.with(Cell::get)
 }
 
-/// The engine of the innermost operation that runs on this thread.
+/// Returns the engine of the innermost operation that runs on this thread.
 pub(crate) fn current_engine() -> Option<Arc<Core>> {
     let mut current = None;
     any_frame(|frame| {
@@ -243,8 +249,8 @@ pub(crate) fn in_program() -> bool {
 pub(crate) enum Holds {
     /// The operation has not released its variables.
     Variables,
-    /// The operation has not released its variables, but the code is not its function: it may push only while the
-    /// engine is open.
+    /// The operation has not released its variables, but the code is not its function: such code may push only while
+    /// the engine is open.
     AcquiredVariables,
     /// The operation has released its variables.
     Nothing,
@@ -256,7 +262,8 @@ pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, holds: Holds, f: impl Fn
     enter_with(core, Some(op), holds, None, f)
 }
 
-/// Calls `f` as the function of the asynchronous operation `op`. Its completion takes `right` out of the frame.
+/// Calls `f` as the function of the asynchronous operation `op`. The operation's completion takes `right` out of the
+/// frame.
 pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: Right<Task>, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
@@ -301,7 +308,7 @@ fn enter_with<R>(
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     no_wait::forget();
-    // Frames and loops of a thread that stood still for this one are on a stack that may soon be reused, and they
+    // Frames and loops of a blocked thread, for which this one ran, are on a stack that may soon be reused, and they
     // become the innermost again when those of this thread end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
@@ -311,7 +318,7 @@ pub(crate) fn leave_all() {
 enum Stack {
     /// The stack of this thread.
     Own,
-    /// Also the stack of a thread that stands still. Models do not use other stacks.
+    /// Also the stack of a thread that is blocked. Models do not use other stacks.
     #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     Another,
     /// Also the stack of a thread that does not exist in this forked child.
@@ -328,8 +335,8 @@ pub(super) fn seen<T>(at: *const T) -> *const T {
 /// Whether `wanted` returns `true` for a frame of this thread. Calls it with the innermost frame first.
 pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = seen(innermost());
-    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
-    // taken it out of the list.
+    // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which it runs, until `enter_with`
+    // has taken it out of the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -339,8 +346,9 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out those that are
-/// known by an operation of a scope that was opened inside them, if `counts` says that this operation counts.
+/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out the frames
+/// around a scope whose operation runs on this thread, since the scope knows them, if `counts` returns `true` for the
+/// frame of that operation.
 fn each_unknown(counts: impl Fn(&Frame) -> bool, mut look: impl FnMut(&Frame) -> bool) {
     let mut known_from = None;
     any_frame(|frame| {
@@ -352,8 +360,8 @@ fn each_unknown(counts: impl Fn(&Frame) -> bool, mut look: impl FnMut(&Frame) ->
     });
 }
 
-/// Takes the right to an operation on this thread whose completion was dropped by a panic of its function. Returns it
-/// with its engine.
+/// Takes the right to an operation on this thread whose completion was dropped by a panic in its function. Returns the
+/// right with the engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
@@ -385,11 +393,11 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
 pub(crate) enum Declared {
     No,
     Read,
-    /// The operation mutates the variable, or an operation around it has declared it somehow.
+    /// The operation mutates the variable, or an operation around it has declared the variable in some way.
     Any,
 }
 
-/// How `op` has declared the variable whose queue is `queue`.
+/// Returns how `op` has declared the variable whose queue is `queue`.
 pub(crate) fn declared_by(op: &Op<Task>, queue: NonNull<VarQueue<Task>>) -> Declared {
     match op.accesses().iter().find(|access| access.queue_ptr() == queue) {
         Some(access) if access.mode().is_write() => Declared::Any,
@@ -398,7 +406,7 @@ pub(crate) fn declared_by(op: &Op<Task>, queue: NonNull<VarQueue<Task>>) -> Decl
     }
 }
 
-/// The innermost operation on this thread, and how it has declared the variable whose queue is `queue`.
+/// Returns the innermost operation on this thread, and how it has declared the variable whose queue is `queue`.
 pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
     let (mut user, mut declared) = (None, Declared::No);
     any_frame(|frame| {
@@ -419,7 +427,8 @@ pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Decla
     (user, declared)
 }
 
-/// The name of the innermost operation on this thread, where it was pushed, and the seed by which its engine shuffles.
+/// Returns the name of the innermost operation on this thread, where it was pushed, and the seed of an engine that
+/// shuffles.
 pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option<u64>)> {
     let mut found = None;
     any_frame(|frame| {
@@ -429,10 +438,10 @@ pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option
     found
 }
 
-/// The queues of variables that operations hold. The pointers are to be compared only.
+/// The queues of variables that operations hold. The pointers are only compared.
 pub(super) type HeldQueues = SmallVec<[NonNull<()>; 4]>;
 
-/// Returns the queues of the variables that the operations that run on this thread hold.
+/// Returns the queues of the variables held by the operations that run on this thread.
 pub(super) fn held_queues() -> HeldQueues {
     let mut held = HeldQueues::new();
     let look = |frame: &Frame| {
@@ -443,27 +452,27 @@ pub(super) fn held_queues() -> HeldQueues {
     held
 }
 
-/// The operations that run on this thread, for the engine `core`, and have not released their variables; also the parents
-/// of children.
+/// Returns the operations of `core` that run on this thread and have not released their variables, and the parents of
+/// those that are children.
 pub(super) fn running_ops(core: &Core) -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
         if frame.is_of(core) && frame.holds != Holds::Nothing && !frame.is_over() {
             ops.extend(frame.op.map(NonNull::cast));
             if let Some(family) = frame.limits().child_of {
-                // SAFETY: these `Limits` are of a call of `in_group` that has not ended, and its caller has borrowed the
-                // family.
+                // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed
+                // the family.
                 unsafe { family.as_ref() }.each_parent(&mut |op| ops.push(op));
             }
         }
         true
     };
-    // A scope knows the operations of its own engine only.
+    // A scope knows only the operations of its own engine.
     each_unknown(|frame| frame.is_of(core), look);
     ops
 }
 
-/// The name of the innermost operation of `core` that runs on this thread, and where it was pushed.
+/// Returns the name of the innermost operation of `core` that runs on this thread, and where it was pushed.
 pub(super) fn running_op(core: &Core) -> Option<Pushed> {
     let mut running = None;
     any_frame(|frame| {
@@ -490,11 +499,11 @@ pub(crate) fn in_group(group: &Group) -> bool {
     any_frame(|frame| frame.limits().group().is_some_and(|own| own.is_within(group)))
 }
 
-/// Puts the right to an operation back into the innermost frame, if that frame is of this operation and a panic of its
-/// function drops the completion. Returns the right otherwise.
+/// Puts the right to an operation back into the innermost frame, if that frame belongs to the operation and a panic in
+/// its function is dropping the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
-    // SAFETY: a frame lives on the stack of this thread, or of one that stands still for it, until `enter_with` has
-    // taken it out of the list.
+    // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which it runs, until `enter_with`
+    // has taken it out of the list.
     let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)
@@ -521,7 +530,7 @@ impl<'a> Call<'a> {
         Self { frame, core, stream: Cell::new(stream) }
     }
 
-    /// Takes the stream that the operation issues its work on. Returns `None` on the CPU, and at the second call.
+    /// Takes the stream that the operation issues its work on. Returns `None` on the CPU, and on the second call.
     #[inline]
     pub(crate) fn take_stream(&self) -> Option<&'a mut GpuStream> {
         self.stream.take()
@@ -533,13 +542,13 @@ impl<'a> Call<'a> {
         op
     }
 
-    /// The frame of the call.
+    /// Returns the frame of the call.
     #[inline]
     pub(crate) fn frame(&self) -> &'a Frame {
         self.frame
     }
 
-    /// Takes the right to an asynchronous operation, for its completion. Returns `None` at the second call.
+    /// Takes the right to an asynchronous operation, for its completion. Returns `None` on the second call.
     pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.frame.take_right()
     }
@@ -552,7 +561,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the right of an asynchronous operation whose completion was used, but whose function has failed: the
+    /// Puts back the right to an asynchronous operation whose completion was used, but whose function has failed: the
     /// operation fails with the function's failure.
     pub(crate) fn return_right(&self, right: Right<Task>) {
         self.frame.put_right(right);
@@ -577,7 +586,8 @@ pub(super) fn current() -> Frames {
 }
 
 impl Frames {
-    /// Calls `f` on the calling thread with these frames. The thread that they belong to must stand still meanwhile.
+    /// Calls `f` on the calling thread with these frames. The thread that they belong to must be blocked during the
+    /// call.
     pub(super) fn adopt(self, f: impl FnOnce()) {
         STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(self.innermost));

@@ -1,15 +1,17 @@
-//! Operations that are futures: who polls them, and how they end.
+//! Operations that are futures: which thread polls them, and how they end.
 //!
 //! # States
 //!
 //! 1. *Started*: the job of the operation has created a [`FutureTask`], and polls it where it runs.
-//! 2. *Between two polls*: only wakers know the task. The first wake pushes an operation of the engine's own, without
-//!    variables, that polls. So the record of the operation itself enters its lane once, and a wake needs no turn.
-//! 3. *Ended*: a poll was the last one, and the future was dropped. The operation ends when its guards are gone as well.
-//! 4. *Stopped*, instead: its handle or its group was cancelled. The next poll drops the future, and the operation fails.
-//!    A handle wakes the future for that; a group does not.
-//! 5. *Lost*, instead: the last waker was dropped between two polls, so nobody can wake the future any more. It is
-//!    dropped on a worker, and the operation fails.
+//! 2. *Between two polls*: only wakers refer to the task. The first wake pushes one of the engine's own operations,
+//!    without variables, that polls the future. So the record of the operation itself enters its lane only once, and a
+//!    wake does not wait for a turn.
+//! 3. *Ended*: the future has returned a result or panicked, and was dropped. The operation ends when its guards are
+//!    dropped as well.
+//! 4. *Stopped*, instead: the operation was cancelled, through its handle or with its group. The next poll drops the
+//!    future, and the operation fails. A handle wakes the future for that poll; a group does not.
+//! 5. *Lost*, instead: the last waker was dropped between two polls, so nothing can wake the future any more. The
+//!    future is dropped on a worker, and the operation fails.
 //!
 //! [`PollState`] says which thread polls. The naive engine polls where the future is woken.
 //!
@@ -127,7 +129,7 @@ impl<R: Send + 'static> Deliver for Delivery<R> {
             (Err(failure), value) => (Err(failure), value),
         };
         let wakers = handle.set(result);
-        // The handle too: if its owner has dropped it, it drops the result.
+        // The handle is returned as well: if its owner has dropped it, this share drops the result.
         Delivered { wakers, unwanted: Box::new((unwanted, handle)) }
     }
 }
@@ -162,7 +164,7 @@ impl Started {
             (result, second) => (result, second),
         };
         if let Some(second) = second {
-            // The second failure of the operation must not hide either.
+            // The second failure of the operation is recorded so that it is not lost.
             second.record(core.failures());
             core.run_program_code(self.share.op(), None, || drop(second));
         }
@@ -224,7 +226,7 @@ impl FutureTask {
             }
             Some(Poll::Pending) if self.state.pause() => {
                 if self.core.kind() == EngineKind::Naive {
-                    // Not inside each other: a future may wake itself often.
+                    // Polls are not nested, since a future may wake itself often.
                     self.state.begin();
                     return true;
                 }
@@ -264,12 +266,12 @@ impl Wake for FutureTask {
 impl Drop for FutureTask {
     fn drop(&mut self) {
         if self.core.is_forked() {
-            // SAFETY: nobody else has a reference.
+            // SAFETY: this is the last reference to the task.
             std::mem::forget(self.started.with_mut(|started| unsafe { &mut *started }.take()));
             return;
         }
         self.state.look();
-        // SAFETY: nobody else has a reference.
+        // SAFETY: this is the last reference to the task.
         let Some(started) = self.started.with_mut(|started| unsafe { &mut *started }.take()) else { return };
         // The waker may be dropped under a lock that the drop of the future takes as well.
         self.core.hand_over(move |core| {
@@ -279,8 +281,8 @@ impl Drop for FutureTask {
     }
 }
 
-/// Starts the operation of `call`, which is asynchronous: `make` returns its future, which gets guards that have shares
-/// of the operation, and is polled here. The later polls have `priority`. The value goes to `handle`.
+/// Starts the operation of `call`, which is asynchronous: `make` creates its future, which receives guards with shares
+/// of the operation, and is polled here for the first time. Later polls have `priority`. The value goes to `handle`.
 pub(crate) fn start<F, R>(
     call: &Call<'_>,
     priority: i32,
@@ -305,7 +307,7 @@ where
     };
     let task = Arc::new(task);
     if let Some(handle) = handle {
-        // Not an owner: a future that only its handle knows is lost.
+        // A weak reference: a future that only its handle refers to is lost.
         let to_stop = Arc::downgrade(&task);
         handle.beside().when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
     }
@@ -313,8 +315,8 @@ where
     Ok(())
 }
 
-/// The job of an operation that is a future and has a handle. What delivers the value of the future tells the handle how
-/// the operation has ended; this job does if it is not started.
+/// The job of an operation that is a future and has a handle. The delivery of the future's value tells the handle how
+/// the operation has ended; if the operation is not started, this job does.
 pub(crate) struct FutureJob<F, R>(Shared<F, R>);
 
 impl<F, R> FutureJob<F, R> {

@@ -2,16 +2,16 @@
 //!
 //! # States
 //!
-//! Groups form a tree. A group is open, and then, for good, cancelled or cancelled quietly. The members of a group that
-//! was cancelled, and those of the groups inside it, do not start any more: each fails, or changes nothing, in its
-//! turn.
+//! Groups form a tree. A group is open until it is cancelled, loudly or quietly. A cancellation is final. The members
+//! of a cancelled group, and those of the groups inside it, do not start any more: in its turn, each fails, or changes
+//! nothing if the group was cancelled quietly.
 //!
 //! A member is counted in its group, and in those around it, from before its push until its epilogue has run.
 //!
 //! # Who may touch what
 //!
 //! * `state`: any thread.
-//! * `failures`: under the lock. No failure is dropped there, since that runs program code.
+//! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
 //!
 //! There are no edges here: the count hands over what the members did.
@@ -40,7 +40,7 @@ const OPEN: u8 = 0;
 const CANCELLED: u8 = 1;
 const PASSED_OVER: u8 = 2;
 
-/// The number of failures that a group keeps to mark them as reported with the first one. Picked.
+/// The maximum number of failures that a group keeps, to mark them as reported with the first one. Not tuned.
 const MAX_KEPT: usize = 1024;
 
 /// A group of operations.
@@ -49,7 +49,7 @@ pub(crate) struct Group {
     parent: Option<Arc<Group>>,
     state: AtomicU8,
     pub(crate) pending: PendingOps,
-    /// The number of members that were pushed, in this group and all around and inside it. Used in the root only.
+    /// The number of members that were pushed to the groups of this tree. Used only in the root.
     pushed: AtomicU64,
     /// The failures of members since the last wait, by the number of the push.
     failures: Mutex<BTreeMap<u64, Kept>>,
@@ -73,12 +73,12 @@ impl Group {
         })
     }
 
-    /// This group and those around it, from the inside to the outside.
+    /// Returns this group and those around it, innermost first.
     pub(super) fn path(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         iter::successors(Some(self), |group| group.parent.as_ref())
     }
 
-    /// Whether this is `other`, or inside it.
+    /// Whether this group is `other`, or inside `other`.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         std::ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
     }
@@ -86,13 +86,14 @@ impl Group {
     /// Cancels the members that have not started, unless the group was cancelled before.
     pub(crate) fn cancel(&self, how: Cancel) {
         let state = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
-        // Relaxed: a member that starts meanwhile may do either. If it fails, the first call has decided.
+        // Relaxed: a member that starts at the same time may run or be cancelled. If the exchange fails, an earlier
+        // call has decided.
         let _ = self.state.compare_exchange(OPEN, state, Relaxed, Relaxed);
     }
 
-    /// How this group, or one around it, was cancelled.
+    /// Returns how this group, or one around it, was cancelled.
     pub(crate) fn cancelled(&self) -> Option<Cancel> {
-        // Relaxed: a member that starts meanwhile may do either.
+        // Relaxed: a member that starts at the same time may run or be cancelled.
         match self.state.load(Relaxed) {
             CANCELLED => Some(Cancel::Loudly),
             PASSED_OVER => Some(Cancel::Quietly),
@@ -100,7 +101,7 @@ impl Group {
         }
     }
 
-    /// Counts a member in that is about to be pushed.
+    /// Counts a member that is about to be pushed.
     pub(crate) fn enter(self: &Arc<Self>) -> Membership {
         let tickets = self.path().map(|group| group.pending.enter()).collect();
         let root = self.path().last().unwrap_or(self);
@@ -118,8 +119,8 @@ impl Group {
         drop((before, last));
     }
 
-    /// Returns the failure of the member that was pushed first, among those that have mutated nothing, and those whose
-    /// failure `is_left` somewhere.
+    /// Returns the failure of the member that was pushed first, among those that mutate nothing and those for whose
+    /// failure `is_left` returns `true`.
     pub(super) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
         failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
@@ -138,9 +139,9 @@ impl Group {
 #[derive(Clone)]
 struct Kept {
     failure: OpError,
-    /// The member has failed itself. Otherwise it was skipped for the failure of an operation before it.
+    /// Whether the member itself has failed. Otherwise it was skipped because an operation before it had failed.
     is_own: bool,
-    /// The member names a variable that has failed with it.
+    /// Whether the member mutates a variable, which has failed with it.
     mutates: bool,
 }
 
@@ -151,11 +152,12 @@ pub(crate) struct Membership {
     tickets: SmallVec<[Ticket; 2]>,
     /// The number of the member's push.
     number: u64,
-    /// If the member fails, it does so itself: it has started, or was cancelled.
+    /// Whether a failure of the member is its own: it has started, or was cancelled.
     pub(super) fails_itself: bool,
-    /// The member mutates a variable.
+    /// Whether the member mutates a variable.
     pub(super) mutates: bool,
-    /// The family of a child. Its share ends when the child has been counted out of the group.
+    /// The family or scope of the member. This share of it is dropped after the member has been counted out of the
+    /// group.
     pub(super) family: Option<Arc<dyn Kin>>,
 }
 
@@ -164,7 +166,7 @@ impl Membership {
         &self.group
     }
 
-    /// The member's ticket in `group`, if it belongs to that or to a group inside it.
+    /// Returns the member's ticket in `group`, if the member belongs to `group` or to a group inside it.
     pub(super) fn ticket_in(&self, group: &Group) -> Option<Ticket> {
         let mut tickets = self.group.path().zip(&self.tickets);
         tickets.find_map(|(at, &ticket)| std::ptr::eq(&raw const **at, group).then_some(ticket))

@@ -1,8 +1,8 @@
-//! What holds the variables of an operation for guards, or for a future: shares of the right to end it.
+//! What holds the variables of an operation for guards, or for a future: shares of the right to end the operation.
 //!
 //! # States
 //!
-//! 1. *Held*: there are shares, each in a guard or with the future of the operation.
+//! 1. *Held*: shares exist, each in a guard or with the future of the operation.
 //! 2. *Ended*: the last share was dropped, and the operation is complete. A share that is forgotten keeps the operation
 //!    from ending: its variables stay held for good.
 //!
@@ -10,7 +10,7 @@
 //!
 //! | noted | the end |
 //! |---|---|
-//! | nothing: nobody has taken the guards | the variables stay as they are |
+//! | nothing: the guards were not taken | the variables stay as they are |
 //! | the guards were taken | the mutations are counted; or, if a panic has dropped a guard, the variables fail |
 //! | the future has ended | as the future says, unless a panic has dropped a guard elsewhere |
 //!
@@ -24,7 +24,7 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `share` | `fetch_sub` in the drop of a [`Share`] | [`acquire`] of the thread that drops the last share | the uses of the variables by all guards |
+//! | `share` | `fetch_sub` in the drop of a [`Share`] | [`acquire`] of the thread that drops the last share | the uses of the variables through all guards |
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, thread};
 
@@ -48,7 +48,7 @@ use crate::{
     tracker::Op,
 };
 
-/// Keeps an engine open, as its handles do. When the last of them is dropped here, the engine ends in the background.
+/// Keeps an engine open, as its handles do. If this is dropped as the last of them, the engine ends in the background.
 pub(crate) struct KeepsOpen(Arc<Core>);
 
 impl KeepsOpen {
@@ -61,7 +61,7 @@ impl KeepsOpen {
 
 impl Drop for KeepsOpen {
     fn drop(&mut self) {
-        // AcqRel: the uses of all other handles come before the shutdown.
+        // AcqRel: the uses through all other handles come before the shutdown.
         if !self.0.is_forked() && self.0.handles.fetch_sub(1, AcqRel) == 1 {
             self.0.begin_shutdown(false);
             self.0.end_in_background();
@@ -71,7 +71,7 @@ impl Drop for KeepsOpen {
 
 /// How an operation that is held ends.
 enum Ending {
-    /// Nobody has taken the guards.
+    /// The guards were not taken.
     Unused,
     /// The guards were taken. The engine stays open until the operation has ended.
     Taken(KeepsOpen),
@@ -85,7 +85,7 @@ struct Held {
     core: Arc<Core>,
     /// The number of shares. It has 64 bits on every machine, so that even leaked guards cannot make it wrap.
     shares: AtomicU64,
-    /// A panic has dropped a guard.
+    /// Whether a panic has dropped a guard.
     panicked: AtomicBool,
     ending: Mutex<Ending>,
 }
@@ -98,7 +98,7 @@ impl Held {
     /// Ends the operation.
     ///
     /// # Safety
-    /// 1. There are no shares any more, this thread has acquired what their owners did, and this is called once.
+    /// 1. No share is left, this thread has acquired what the owners of shares did, and this is called only once.
     #[cold]
     unsafe fn end(&self) {
         // SAFETY: (1) makes this thread the only user of the field.
@@ -133,7 +133,8 @@ impl Held {
 /// A share of the right to end an operation. The operation ends when its last share is dropped.
 pub struct Share {
     held: Arc<Held>,
-    /// The thread was panicking when this share was made, so that its panic says nothing about the operation.
+    /// Whether the thread was already panicking when this share was created: that panic says nothing about the
+    /// operation.
     panicking: bool,
 }
 
@@ -168,21 +169,21 @@ impl Share {
     }
 
     fn right(&self) -> &Right<Task> {
-        // SAFETY: the right is taken when there are no shares any more.
+        // SAFETY: the right is taken only when no share is left.
         self.held.right.with(|right| unsafe { &*right })
     }
 
-    /// The operation.
+    /// Returns the operation.
     pub(crate) fn op(&self) -> &Op<Task> {
         self.right().op()
     }
 
-    /// The group that the operation belongs to.
+    /// Returns the group that the operation belongs to.
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         self.right().group()
     }
 
-    /// The family of a child.
+    /// Returns the family that the operation belongs to, if it is a child.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
         self.right().family()
     }
@@ -207,9 +208,9 @@ impl Drop for Share {
             // Relaxed: the decrement of `shares` below publishes it (edge `share`).
             self.held.panicked.store(true, Relaxed);
         }
-        // Release (edge `share`): the uses of the variables by this guard.
+        // Release (edge `share`): the uses of the variables through this guard.
         if self.held.shares.fetch_sub(1, Release) == 1 {
-            // Acquire (edge `share`): the uses of the variables by the other guards.
+            // Acquire (edge `share`): the uses of the variables through the other guards.
             acquire(&self.held.shares);
             // SAFETY: (1): this was the last share.
             unsafe { self.held.end() };

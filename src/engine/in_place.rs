@@ -1,15 +1,16 @@
-//! Waits in place: a worker that waits runs operations on its own stack, if they are ready and the wait cannot end before
-//! they are complete.
+//! Waits in place: a worker that waits runs operations on its own stack, if they are ready and the wait cannot end
+//! before they are complete.
 //!
-//! * The operation of a handle is in a queue of its lane, whose entry owns it. A waiter takes the ownership away. The entry
-//!   stays where it is, with a share of the record, until a worker pops it and finds it stale ([`OpRef::take`]).
+//! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes the
+//!   ownership from the entry. The entry stays where it is, with a share of the record, until a worker pops it and
+//!   finds it stale ([`OpRef::take`]).
 //! * An operation that the awaited one is known to wait for ([`leads_to`](Core::leads_to)), or a member of the awaited
 //!   group that the wait covers, is taken out of the deque of the waiter's own worker.
 //!
 //! # Limits
 //!
-//! A waiter runs nothing else, so no wait is buried under an unrelated one: what is on top of it on the stack, it waits
-//! for anyway. It hands its worker over if it finds no such operation, if its stack is short, or if the wait has a time
+//! A waiter runs nothing else, so no wait is buried under an unrelated one: it waits anyway for what is on top of it on
+//! the stack. It hands its worker over if it finds no such operation, if its stack is short, or if the wait has a time
 //! limit.
 
 use std::{ptr::NonNull, sync::Arc};
@@ -43,15 +44,15 @@ impl Core {
         // SAFETY: (1): this thread owns the ready operation.
         let place = unsafe { op.waiters_place() };
         op.publish(|| {
-            // SAFETY: the place stays until the operation has started, and nobody can start it before this call has
-            // stored the pointer.
+            // SAFETY: the place is valid until the operation has started, and no thread can start it before this call
+            // has stored the pointer.
             let place = place.map(|place| unsafe { place.as_ref() });
             place.map(|place| place.publish(NonNull::from(&**op).cast(), op.task().lane)).is_some()
         });
     }
 
-    /// Runs the operation of `handled` on the calling thread, if that has a worker of the operation's lane and the
-    /// operation is in a queue.
+    /// Runs the operation of `handled` on the calling thread, if the thread has a worker of the operation's lane and
+    /// the operation is in a queue.
     pub(super) fn run_in_place<R>(self: &Arc<Self>, handled: &Handled<R>) {
         let Some(op) = self.take_ready(handled.beside()) else { return };
         worker_thread::note_stale();
@@ -59,11 +60,11 @@ impl Core {
         self.run_on_this_stack(op);
     }
 
-    /// Runs operations from the deque of the calling thread's worker, as long as there is one of which `leads` says that the
-    /// calling wait cannot end before it, and the wait is not over.
+    /// Runs operations from the deque of the calling thread's worker, as long as the calling wait is not over and
+    /// `leads` returns `true` for one of them: the wait cannot end before that one.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, leads: impl Fn(&OpRef<Task>) -> bool) {
         while !is_over() && !ready_loop::is_stack_short() {
-            // The wait is looked at last: if it goes on, nothing that it waits for has ended since the first look.
+            // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.
             let Some(op) = worker_thread::take_queued(self, |op| leads(op) && !is_over()) else { return };
             let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
             op.into_iter().for_each(|op| self.run_on_this_stack(op));

@@ -26,7 +26,7 @@ pub(crate) struct LimitedJob<W> {
     job: W,
     deadline: Option<Instant>,
     group: Option<Arc<Group>>,
-    /// The operation was claimed, so that neither the group nor the deadline cancels it any more.
+    /// Whether the operation was claimed, so that neither the group nor the deadline cancels it any more.
     is_claimed: bool,
     /// Taken by what ends the operation.
     membership: Option<Membership>,
@@ -37,8 +37,8 @@ impl<W> LimitedJob<W> {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
-    /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. It has a share of `kin`
-    /// until it has ended. `mutates` says whether it mutates a variable.
+    /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. The operation
+    /// has a share of `kin` until it has ended. `mutates` says whether it mutates a variable.
     pub(crate) fn with_kin(
         job: W,
         group: &Arc<Group>,
@@ -112,8 +112,8 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
-        // Dropped afterwards, even if the program's code panics. Nothing is left for the drop of the record, which may come
-        // where program code must not run.
+        // Dropped afterwards, even if the program's code panics. Nothing is left for the drop of the record, which may
+        // happen where program code must not run.
         let _group = (self.membership.take(), self.group.take());
         self.job.discard();
     }

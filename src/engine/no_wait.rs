@@ -1,4 +1,4 @@
-//! Why program code must not wait: what runs on this thread is no ordinary function.
+//! Why program code must not wait: what runs on this thread is not an ordinary function.
 
 use std::cell::Cell;
 
@@ -7,16 +7,16 @@ use crate::{device::callback::in_kernel, sync::thread_static};
 /// Why the program code that runs on this thread must not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoWait {
-    /// The function of a device operation, of any engine, runs. The work that it has issued is not complete when it
+    /// The function of a device operation of any engine runs. The work that it has issued is not complete when it
     /// returns.
     DeviceFunction,
-    /// A deletion, of any engine, runs.
+    /// A deletion of any engine runs.
     Deletion,
-    /// An observer, of any engine, runs.
+    /// An observer of any engine runs.
     Observer,
 }
 
-// The innermost reason on this thread. It is kept apart from the frames, since there may be many of them and every push
+// The innermost reason on this thread. It is kept apart from the frames, since there may be many frames, and every push
 // of a naive engine asks for the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 

@@ -4,8 +4,8 @@
 //!
 //! 1. [`check_and_sort`](Core::check_and_sort): every variable belongs to this engine and is not deleted; the accesses
 //!    are sorted by variable and distinct.
-//! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and gets a record, unless the engine is
-//!    shut down.
+//! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, unless the
+//!    engine is shut down.
 //! 3. [`Task::fill`]: the function goes into the record.
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
@@ -45,8 +45,8 @@ impl Core {
         let op = match unsafe { self.check_and_begin(spec, location, entries) } {
             Ok(op) => op,
             Err(error) => {
-                // Not by `?`, which would drop `job` while this function returns: if that drop panicked, the return
-                // value would leak.
+                // `?` is not used, since it would drop `job` while this function returns: if that drop panicked, the
+                // return value would leak.
                 drop(job);
                 return Err(error);
             }
@@ -116,7 +116,7 @@ impl Core {
         location: &'static Location<'static>,
     ) -> Result<&'e [Entry], PushError> {
         let check = |entry: &Entry| {
-            // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
+            // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
             let cell = unsafe { entry.cell.as_ref() };
             self.check_variable(cell, name, location)?;
             cell.queue().prefetch();
@@ -188,15 +188,16 @@ impl Core {
         }
         let band = if priority == 0 { DEFAULT_BAND } else { band_of(priority) };
         let accesses = entries.iter().map(|entry| (VarCell::queue_ptr(entry.cell), entry.mode));
-        // SAFETY: `task` points to uninitialised room for a task in the record, and the caller fills the task (1).
+        // SAFETY: `task` points to uninitialised memory for a task in the record, and the caller fills the task (1).
         let init = |task: *mut Task| unsafe { Task::begin(task, ticket, spec.lane, spec.flags) };
-        // SAFETY: the maker of the entries keeps handles of their variables until the push returns. `init` begins the
+        // SAFETY: the creator of the entries keeps handles to their variables until the push returns. `init` begins the
         // task, and the caller fills it (1). The iterator over a slice reports its exact length.
         Ok(unsafe { OpRef::new_with(init, band, spec.passes_closed, accesses) })
     }
 
-    /// Decides whether an engine whose shutdown has begun, that is observed, or that has a limit accepts an operation. If not, counts it
-    /// out again. If the operation is held back until there is room, it is counted once more, and the ticket changes.
+    /// Decides whether the engine accepts an operation if its shutdown has begun, it is observed, or it has a limit. If
+    /// not, counts the operation out again. An operation that was held back until there was room is counted again, with
+    /// another ticket.
     #[cold]
     #[inline(never)]
     fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
@@ -221,7 +222,7 @@ impl Core {
         if spec.flags & flag::INTERNAL != 0 || is_accepted() {
             return Ok(ticket);
         }
-        // Not counted while it is held back: others may wait until nothing is pending.
+        // The operation is not counted while it is held back, since other threads may wait until nothing is pending.
         self.count_out(ticket);
         if phase != phase::BOUNDED {
             return Err(PushError::ShutDown);
@@ -242,8 +243,9 @@ impl Core {
         }
     }
 
-    /// Whether the naive engine accepts an operation on this thread. It runs operations inside their push, which the
-    /// function of a device operation forbids, unless a loop of this engine around that function can run them later.
+    /// Whether the naive engine accepts an operation on this thread. The naive engine runs operations inside their
+    /// push. This is forbidden in the function of a device operation, unless a loop of this engine around that function
+    /// can run them later.
     #[cold]
     fn naive_engine_accepts(&self, spec: &Spec) -> bool {
         spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_loop(self)
@@ -267,22 +269,23 @@ impl Core {
     }
 }
 
-/// A variable was deleted during the push. This is a type of its own, because the other errors cannot occur so late.
+/// The error of a push during which a variable was deleted. It has a type of its own, because no other error can occur
+/// so late.
 pub(super) struct Rejected;
 
 impl Rejected {
     /// Returns the error of the operation `name`, which has these entries.
     #[cold]
     pub(super) fn into_error(self, name: &Name, location: &'static Location<'static>, entries: &[Entry]) -> PushError {
-        // SAFETY: the maker of the entries keeps handles of their variables until the push returns.
+        // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
         let mut cells = entries.iter().map(|entry| unsafe { entry.cell.as_ref() });
         let closed = cells.find(|cell| cell.queue().is_closed()).expect("closed variables stay closed");
         PushError::DeletedVariable(closed.refused_access(name, location))
     }
 }
 
-/// Sorts the entries by variable and merges those of one variable, as [`Core::check_and_sort`] does. Returns the entries
-/// that are left.
+/// Sorts the entries by variable and merges those of one variable, as [`Core::check_and_sort`] does. Returns the
+/// entries that are left.
 pub(super) fn sort<'e>(
     entries: &'e mut [Entry],
     name: &Name,
@@ -291,7 +294,7 @@ pub(super) fn sort<'e>(
     match sort_distinct(entries) {
         Ok(distinct) => Ok(&entries[..distinct]),
         Err(aliased) => {
-            // SAFETY: the maker of the entry keeps a handle of the variable until the push returns.
+            // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
             let cell = unsafe { aliased.0.as_ref() };
             Err(PushError::AliasedVariable(cell.refused_access(name, location)))
         }
@@ -301,10 +304,10 @@ pub(super) fn sort<'e>(
 /// A variable that one operation names twice, at least once for a mutable reference.
 struct Aliased(NonNull<VarCell>);
 
-/// Sorts entries by variable and merges those of one variable. Returns how many are left; they come first.
+/// Sorts entries by variable and merges those of one variable. Returns how many are left; these come first.
 #[inline(never)]
 fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
-    // SAFETY: the maker of the entries keeps handles of their variables until the push returns.
+    // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
     let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
     if entries.len() <= INLINE_ACCESSES {
         // An insertion sort: the general sort costs more to set up than so few entries cost to sort.

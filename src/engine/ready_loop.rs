@@ -1,4 +1,4 @@
-//! Ready loops: they run operations on a thread that is no worker, or inside another operation.
+//! Ready loops run operations on a thread without a worker, or inside another operation.
 //!
 //! A loop is on the stack of the thread that runs it, and in a list of that thread, innermost first. It ends, and
 //! leaves the list, when neither an operation nor an epilogue is left to it.
@@ -6,8 +6,8 @@
 //! # Who may touch what
 //!
 //! * The list and the loops in it: only the thread that runs them. [`on_another_stack`] lends them to another thread,
-//!   while the thread that owns them stands still.
-//! * `deferred` and `epilogues`: the same thread as the loop. No program code runs while one of them is borrowed.
+//!   while the thread that owns them is blocked.
+//! * `deferred` and `epilogues`: the thread that runs the loop. No program code runs while either of them is borrowed.
 //!
 //! There are no edges between threads. In a forked child, the loops of a thread that is gone are never read
 //! ([`frame::seen`]).
@@ -33,8 +33,8 @@ use crate::{
     tracker::{OpRef, ReadyList},
 };
 
-/// How many loops may be nested before ready operations are left to the loops around: enough for programs that nest on
-/// purpose, and few enough for any stack. Picked.
+/// How many loops may be nested before ready operations are left to the outer loops. Not tuned: enough for programs
+/// that nest on purpose, and few enough for any stack.
 const MAX_DEPTH: usize = 64;
 
 /// A loop that runs ready operations on this thread.
@@ -97,8 +97,8 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
     }
     INNERMOST.with(|innermost| {
         let parent = innermost.get();
-        // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the
-        // list.
+        // SAFETY: a loop lives on the stack of this thread, or of the blocked thread for which it runs, until it has
+        // left the list.
         let depth = unsafe { seen(parent).as_ref() }.map_or(0, |parent| parent.depth + 1);
         let (deferred, epilogues) = (RefCell::default(), RefCell::default());
         let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, parent };
@@ -111,7 +111,8 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
 /// Calls `f` with the loops of this thread, innermost first, until it returns a value.
 fn find_loop<R>(mut f: impl FnMut(&ReadyLoop) -> Option<R>) -> Option<R> {
     let mut at = seen(INNERMOST.with(Cell::get));
-    // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the list.
+    // SAFETY: a loop lives on the stack of this thread, or of the blocked thread for which it runs, until it has left
+    // the list.
     while let Some(ready_loop) = unsafe { at.as_ref() } {
         if let Some(found) = f(ready_loop) {
             return Some(found);
@@ -145,7 +146,8 @@ pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
 
 /// Whether the loops of this thread, and the operations that run in place, are nested to [`MAX_DEPTH`].
 pub(crate) fn is_deep() -> bool {
-    // SAFETY: a loop lives on the stack of this thread, or of one that stands still for it, until it has left the list.
+    // SAFETY: a loop lives on the stack of this thread, or of the blocked thread for which it runs, until it has left
+    // the list.
     let depth = unsafe { seen(INNERMOST.with(Cell::get)).as_ref() }.map_or(0, |innermost| innermost.depth);
     depth + IN_PLACE.with(Cell::get) >= MAX_DEPTH
 }
@@ -155,15 +157,15 @@ pub(crate) fn is_stack_short() -> bool {
     stack::is_short().unwrap_or_else(is_deep)
 }
 
-/// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if it cannot get another
-/// stack.
+/// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if no other stack is
+/// available.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     // `f` may wait for operations that need the worker.
     if yield_worker().is_err() {
         return Err(f);
     }
-    // The other thread runs operations instead of this one.
+    // The other thread is counted as running operations instead of this one.
     let runs = Cell::new(Some(room::take_runs()));
     let (frames, innermost) = (frame::current(), seen(INNERMOST.with(Cell::get)));
     let mut f = Some(f);
@@ -175,7 +177,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     };
     // SAFETY: the engine binds nothing to a thread but thread-locals. The other thread takes over those that point to
     // the frames and loops, and the worker was given away above. The frames and loops belong to the other thread until
-    // `go_on` has returned, and the calling thread stands still until then.
+    // `go_on` has returned, and the calling thread is blocked until then.
     let done = unsafe { stack::on_another(go_on) };
     room::put_runs(runs.take().unwrap_or_default());
     match (done, f) {
@@ -223,8 +225,8 @@ pub(crate) fn has_loop(core: &Core) -> bool {
     with_loop(core, |_| ()).is_some()
 }
 
-/// Whether this thread is inside an operation or a ready loop of `core`, or runs other program code for it. It may then
-/// have operations that have not been counted out.
+/// Whether this thread is inside an operation or a ready loop of `core`, or runs other program code for it. The thread
+/// may then have operations that it has not counted out.
 pub(crate) fn works_for(core: &Core) -> bool {
     frame::any_frame(|frame| frame.is_of(core)) || has_loop(core)
 }

@@ -1,7 +1,7 @@
 //! What the engine records: events of operations, for the [recorder](crate::trace::recorder) and for observers.
 //!
-//! An engine that records gives its operations a flag, by which runs find them in the test that finds operations which are
-//! not plain. An engine that does not record does nothing more for it than one test in a push.
+//! An engine that records sets a flag on its operations. A run tests this flag together with those of operations that
+//! are not plain. An engine that does not record pays only for one test in each push.
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -41,20 +41,20 @@ impl Core {
         });
     }
 
-    /// Starts a watchdog of this engine.
+    /// Starts a watchdog for this engine.
     pub(crate) fn watch(self: &Arc<Self>, watchdog: Watchdog) -> io::Result<()> {
         let stop = watch::begin(self, watchdog)?;
         self.recording.iter().for_each(|recording| recording.watch_until_end(stop.clone()));
         Ok(())
     }
 
-    /// The operations whose functions run, and where, if that is recorded.
+    /// Returns the operations whose functions run, and where they run, if that is recorded.
     pub(super) fn running_ops(&self) -> HashMap<OpId, String> {
         let recording = self.recording().filter(|recording| recording.is_kept);
         recording.map(|recording| recording.recorder.running()).unwrap_or_default()
     }
 
-    /// The time since an operation was pushed, if that is recorded.
+    /// Returns the time since an operation was pushed, if that is recorded.
     pub(super) fn age_of(&self, op: OpId) -> Option<Duration> {
         self.recording().map(|recording| recording.recorder.age(op))
     }
@@ -75,7 +75,7 @@ impl Core {
         Stats { pending: self.pending(), lanes: lanes.collect(), operations: operations.unwrap_or_default() }
     }
 
-    /// The recording, unless this is a forked child, which must not take its locks.
+    /// Returns the recording, unless this is a forked child, which must not take the recording's locks.
     #[inline]
     fn recording(&self) -> Option<&Recording> {
         self.recording.as_deref().filter(|_| !self.is_forked())
@@ -129,7 +129,7 @@ impl Core {
         self.tell(recording, op, id, |observer, op| observer.pushed(op));
     }
 
-    /// Records that `op` has become ready, by the last event on this thread.
+    /// Records that `op` has become ready, because of the last event on this thread.
     #[inline]
     pub(super) fn record_ready(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -140,7 +140,8 @@ impl Core {
         }
     }
 
-    /// Tells the observers that `op` was ready when it was pushed. A trace knows that, since nothing else was recorded.
+    /// Tells the observers that `op` was ready when it was pushed. A trace needs no event for that: an operation with
+    /// no event of becoming ready was ready when it was pushed.
     #[inline]
     pub(super) fn observe_ready(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -159,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Records that the function of `op` has returned, but that the operation goes on.
+    /// Records that the function of `op` has returned, but that the operation has not ended.
     #[inline]
     pub(crate) fn record_return(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -189,14 +190,14 @@ impl Core {
         }
     }
 
-    /// Records that the function on this thread, which has handed its worker over, goes on.
+    /// Records that the function on this thread, which has handed its worker over, continues.
     pub(super) fn record_return_to_work(&self) {
         if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
             recording.recorder.note(OpId(0), Short::GoesOn(self.place(recording, 0)));
         }
     }
 
-    /// Tells the observers.
+    /// Tells the observers about `op`.
     #[inline]
     fn tell(&self, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
         if recording.is_observed() {
@@ -207,7 +208,7 @@ impl Core {
         }
     }
 
-    /// Where an operation of `lane` runs on this thread.
+    /// Returns where an operation of `lane` runs on this thread.
     fn place(&self, recording: &Recording, lane: u8) -> Place {
         match worker_thread::runner_of(self) {
             Runner::Worker(lane, worker) => Place::Worker { engine: recording.engine, lane, worker: worker as u16 },

@@ -16,7 +16,7 @@ use crate::{
 /// What an engine tells about its operations, and to whom.
 pub(crate) struct Recording {
     pub(super) recorder: Recorder,
-    /// Whether somebody takes the recorder's traces.
+    /// Whether events are recorded, for traces or for a profile.
     pub(super) is_kept: bool,
     observers: Vec<Arc<dyn Observer>>,
     profile: Option<Profile>,
@@ -26,11 +26,11 @@ pub(crate) struct Recording {
     pub(super) engine: u16,
 }
 
-/// The bytes of each ring if only a profile is written. Picked: what a thread records in the time between two readings,
-/// several times over.
+/// The size of each ring in bytes if only a profile is written. Not tuned: several times what a thread records between
+/// two readings.
 const PROFILED_BYTES: usize = 8 << 20;
 
-// An observer runs on this thread.
+// Whether an observer runs on this thread.
 thread_static!(static OBSERVING: Cell<bool> = Cell::new(false));
 
 /// Whether an observer runs on this thread.
@@ -39,8 +39,8 @@ pub(super) fn is_observing() -> bool {
 }
 
 impl Recording {
-    /// Returns the recording of an engine with a `recorder`, `observers`, or a profile at a path, or one whose operations need
-    /// numbers for another purpose.
+    /// Returns the recording of an engine with a `recorder`, `observers`, or a profile at a path, or whose operations
+    /// need numbers for another purpose. Returns `None` for any other engine.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
@@ -53,9 +53,9 @@ impl Recording {
         }
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
-        // Numbers repeat after 65,535 engines, of which no recorder has so many at a time.
+        // Numbers repeat after 65,535 engines, and no recorder has that many at a time.
         let engine = (engine % u64::from(u16::MAX)).max(1) as u16;
-        // Without a recorder, one gives the operations their numbers.
+        // If the program has set no recorder, an internal one gives the operations their numbers.
         let recorder = recorder.unwrap_or_else(|| {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
         });
@@ -63,7 +63,7 @@ impl Recording {
         Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
     }
 
-    /// Lets the watchdog that `stop` stops go on until the engine ends.
+    /// Keeps the watchdog that `stop` stops running until the engine ends.
     pub(super) fn watch_until_end(&self, stop: mpsc::Sender<()>) {
         *lock(&self.watchdog) = Some(stop);
     }
@@ -78,7 +78,7 @@ impl Recording {
         !self.observers.is_empty()
     }
 
-    /// Tells the observers. An observer that observes an engine of its own is not told of that.
+    /// Calls `tell` with each observer. Events that occur on this thread inside an observer are not reported.
     pub(super) fn tell(&self, observed: &ObservedOp<'_>, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
         if !self.is_observed() || OBSERVING.with(|observing| observing.replace(true)) {
             return;
@@ -87,7 +87,7 @@ impl Recording {
             let told = panics::catch(|| no_wait::without_waits(NoWait::Observer, || tell(&**observer, observed)));
             if let Err(payload) = told {
                 let (message, payload) = panics::message(payload);
-                let message = message.as_deref().unwrap_or("its payload is no string");
+                let message = message.as_deref().unwrap_or("its payload is not a string");
                 // The logger is program code, and here it must not wait or push either.
                 let log = || panics::log!(Error, "raddle: an observer panicked: {message}");
                 let logged = panics::catch(|| no_wait::without_waits(NoWait::Observer, log)).err();

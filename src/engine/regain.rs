@@ -1,17 +1,19 @@
-//! How the function of an operation goes on when a wait for which it has handed its worker over has ended.
+//! How the function of an operation continues after a wait for which it has handed its worker over.
 //!
-//! * If a worker of the lane is idle, the function goes on in its stead
+//! * If a worker of the lane is idle, the function continues in its place
 //!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
-//! * Otherwise its thread enters the queue of the lane for a worker, and pushes an operation, most often of the highest
-//!   priority. The worker that runs this operation goes to the first thread in the queue, and its own thread becomes a spare one.
+//! * Otherwise its thread enters the queue of the lane for a worker, and pushes an operation, most often with the
+//!   highest priority. The worker that runs this operation goes to the first thread in the queue, and the thread that
+//!   ran the operation becomes a spare one.
 //!
 //! So no more functions compute than there are workers, and workers pay nothing for the queue.
 //!
 //! # Limits
 //!
-//! A function goes on without a worker if no operation of its lane ends for [`LONGEST_STAY`]: all workers may be blocked by
-//! what this function is to do. It does not queue for longer than the time limit of its wait, nor while its engine is being
-//! stopped. If the operation runs outside a worker, where a push is held back, the function goes on as well.
+//! A function continues without a worker if no operation of its lane ends within [`LONGEST_STAY`]: all workers may be
+//! blocked until this function does something. It does not queue for longer than the time limit of its wait, nor while
+//! its engine is being stopped. If the operation runs without a worker, in a push that is held back, the function also
+//! continues without one.
 
 use std::{cell::Cell, panic::Location, time::Instant};
 
@@ -27,15 +29,15 @@ use crate::{
     sync::thread_static,
 };
 
-/// How often a thread returns before ready operations until it returns behind them once. So functions that wait on and on,
-/// for something that an operation is to do, do not keep that operation from a worker. Picked.
+/// How often a thread returns ahead of ready operations before it returns behind them once. So a function that waits
+/// again and again for something that an operation is to do does not keep that operation from a worker. Not tuned.
 const RETURNS_AHEAD: u32 = 16;
 
 // How many calls of `without_regaining` are on the stack of this thread.
 thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which blocks the calling thread. A function that has handed its worker over gets one when the outermost call
-/// has returned or panicked, and not after waits inside.
+/// Calls `f`, which blocks the calling thread. A function that has handed its worker over receives one when the
+/// outermost call has returned or panicked, and not after waits inside it.
 pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -49,7 +51,7 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Waits for a worker for the calling thread, if that has handed its own over, until `deadline` at the latest.
+/// Waits for a worker for the calling thread, until `deadline` at the latest, if the thread has handed its own over.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     if BLOCKING.with(Cell::get) > 0 {

@@ -1,7 +1,7 @@
 //! The jobs of operations with a handle.
 //!
-//! The function lies [beside](Cancellable) the oneshot that the handle waits for. The job takes it from there when the
-//! operation starts, and sets the oneshot when the operation is complete.
+//! The function is stored [next to](Cancellable) the oneshot that the handle waits for. The job takes it from there
+//! when the operation starts, and sets the oneshot when the operation is complete.
 
 use std::{mem::needs_drop, panic::Location, ptr::NonNull, sync::Arc};
 
@@ -30,7 +30,7 @@ pub(crate) fn shared<F, R>(
     Oneshot::with(Cancellable::new(claim, spec.name.clone(), location, f))
 }
 
-/// The part of an operation in what it shares with its handle.
+/// The operation's reference to what it shares with its handle.
 pub(super) struct Shared<F, R>(pub(super) Option<Arc<Oneshot<R, Cancellable<Option<F>>>>>);
 
 impl<F, R> Shared<F, R> {
@@ -47,16 +47,16 @@ impl<F, R> Shared<F, R> {
     pub(super) fn take_function(&self) -> Option<F> {
         let beside = self.0.as_ref()?.beside();
         beside.claim().start().ok()?;
-        // SAFETY: the claim is this operation's, since only its owner calls `start`.
+        // SAFETY: this thread has won the claim: only the owner of the operation calls `start`, which has succeeded.
         unsafe { beside.take() }
     }
 
-    /// Where waiters find the operation.
+    /// Returns where waiters find the operation.
     fn place(&self) -> Option<NonNull<Place>> {
         self.0.as_ref().map(|oneshot| NonNull::from(oneshot.beside().place()))
     }
 
-    /// The failure of the operation if it is cancelled.
+    /// Returns the failure that the operation has if it is cancelled.
     pub(super) fn failure(&self) -> OpError {
         match &self.0 {
             Some(oneshot) => oneshot.beside().failure(),
@@ -137,7 +137,7 @@ where
 }
 
 /// The function of an asynchronous operation with a handle. The [right](super::right::Right) to the operation tells the
-/// handle how the operation has ended. If the function is not called, this job does.
+/// handle how the operation has ended. If the function is not called, this job tells the handle.
 pub(crate) struct AsyncResultJob<F>(Shared<F, ()>);
 
 impl<F> AsyncResultJob<F> {
@@ -159,7 +159,7 @@ where
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         let f = self.0.take_function();
-        // From now on only the right tells the handle.
+        // From here on, only the right tells the handle.
         let (Some(f), Some(oneshot)) = (f, self.0.0.take()) else { return Ok(()) };
         let handle = Arc::<Oneshot<_, _>>::clone(&oneshot);
         cx.with_right(|right| right.observers().handle = Some(handle));

@@ -1,7 +1,7 @@
-//! The right to end an asynchronous operation, and those who are told how it has ended.
+//! The right to end an asynchronous operation, and the recipients of the operation's result.
 //!
-//! The function of an asynchronous operation may still run when the operation ends, so the end of the operation must not
-//! touch its job. What a job would report is therefore told by the right.
+//! The function of an asynchronous operation may still run when the operation ends, so the end of the operation must
+//! not touch its job. The right therefore reports what a job would report otherwise.
 //!
 //! One thread at a time has a right: the one that starts the operation, then the owner of the completion or of the
 //! guards.
@@ -28,7 +28,7 @@ pub(crate) struct Right<T> {
     observers: Option<Box<Observers>>,
 }
 
-/// Those who are told how an asynchronous operation has ended.
+/// The recipients of the result of an asynchronous operation.
 #[derive(Default)]
 pub(super) struct Observers {
     pub(super) handle: Option<Arc<Handled<()>>>,
@@ -39,7 +39,7 @@ pub(super) struct Observers {
 
 /// The value of a future, and where it goes.
 pub(super) trait Deliver: Send {
-    /// Sets the result of the operation. Must not run program code: that is returned.
+    /// Sets the result of the operation. Must not run program code, but returns it.
     fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered;
 }
 
@@ -54,22 +54,22 @@ impl<T> Right<T> {
         Self { op, observers: None }
     }
 
-    /// The operation.
+    /// Returns the operation.
     pub(crate) fn op(&self) -> &OpRef<T> {
         &self.op
     }
 
-    /// Those who are told how the operation has ended.
+    /// Returns the recipients of the operation's result.
     pub(super) fn observers(&mut self) -> &mut Observers {
         self.observers.get_or_insert_default()
     }
 
-    /// The group that the operation belongs to.
+    /// Returns the group that the operation belongs to.
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         self.observers.as_ref()?.membership.as_ref().map(Membership::group)
     }
 
-    /// The family of a child.
+    /// Returns the family that the operation belongs to, if it is a child.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
         self.observers.as_ref()?.membership.as_ref()?.family.as_ref()
     }

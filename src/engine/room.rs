@@ -1,48 +1,49 @@
-//! Limits of pending operations: who is held back by a full engine or a full group, and what it does meanwhile.
+//! Limits of pending operations: which pushes a full engine or a full group holds back, and what their threads do while
+//! they wait.
 //!
-//! An engine, and each group, may have a limit; the counts are those of [`PendingOps`]. Only pushes from outside are held
-//! back. Program code that an engine calls is never held back, for it may be what makes room: that is all code in a
-//! [`frame`], on a thread that an engine has started, or inside a push that is itself held back.
+//! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
+//! code that an engine calls is never held back, since it may be what makes room. Such code is all code in a [`frame`],
+//! on a thread that an engine has started, or inside a push that is itself held back.
 //!
 //! # A push that is held back
 //!
 //! [`hold_back`](Core::hold_back) repeats these steps until one of them ends it:
 //!
 //! 1. A shutdown has begun: the push is refused.
-//! 2. There is room: the push goes on. If there is none in a stopped engine, the push is refused as well.
-//! 3. An operation of a lane of workers is ready: the thread runs it, in a ready loop of its own. Its stack has no frame,
-//!    so no other operation is below it. An operation that waits there blocks the thread, as an eager one does: it must
-//!    not wait for what this thread holds.
-//! 4. Nothing is ready or runs: the push goes on although there is no room. What is pending waits for something that only
-//!    the program can bring about, perhaps on this thread.
-//! 5. Otherwise the thread sleeps, until there is room ([`PendingOps::wait_for_room`]) or for a time that doubles each
-//!    time. The time limit is for what has no event: that nothing runs any more.
+//! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
+//! 3. An operation of a lane of workers is ready: the thread runs it, in a ready loop of its own. The thread's stack
+//!    has no frame, so no other operation is below this one. If the operation waits, it blocks the thread, as an eager
+//!    one does: it must not wait for what this thread holds.
+//! 4. Nothing is ready or running: the push continues although there is no room. What is pending waits for something
+//!    that only the program can do, perhaps on this thread.
+//! 5. Otherwise the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit that
+//!    doubles each time. The time limit is needed because no event reports that nothing runs any more.
 //!
 //! # What runs
 //!
-//! A thread outside that pushes is counted in `pushing` until its operation is in a lane or in the queues: if it is
-//! stopped in between, operations behind that one would otherwise seem to wait for nothing. So is a thread that completes
-//! an operation outside, in `running`.
+//! A thread that pushes from outside is counted in `pushing` until its operation is in a lane or in the queues.
+//! Otherwise, if the thread were suspended in between, the operations behind that one would seem to wait for nothing.
+//! For the same reason, a thread that completes an operation from outside is counted in `running`.
 //!
-//! The worker of a lane runs an operation unless its last search has found nothing
-//! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted in
-//! `running`: those that have handed their worker over, and threads of the program inside a ready loop. While they wait
-//! for an operation or a variable of an engine they are counted in `waiting` instead, since what they wait for runs or
-//! does not. A thread of which the wait has just ended may still be counted there; so if threads wait, nothing must run
-//! at two looks with a pause between them. The lane of a GPU whose thread does not search has work in flight.
+//! A worker of a lane counts as running an operation unless its last search found nothing
+//! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted
+//! in `running`: those that have handed their worker over, and threads of the program inside a ready loop. While such a
+//! thread waits for an operation or a variable of an engine, it is counted in `waiting` instead: only what it waits for
+//! matters then. A thread whose wait has just ended may still be counted in `waiting`. So if threads wait, two checks,
+//! with a pause between them, must find that nothing runs. A GPU lane whose thread is not searching has work in flight.
 //!
 //! # How far a limit is exceeded
 //!
 //! A count is a sum over shards, taken under a lock. So a thread that finds room for *r* operations takes a
-//! [credit](CREDIT) for some of them, at most [`MAX_CREDIT`], and looks again when it has used that. A single thread that
-//! pushes therefore stays within the limit; several exceed it by `MAX_CREDIT` each at most, and by one each without
-//! credit.
+//! [credit](CREDIT) for some of them, at most [`MAX_CREDIT`], and counts again when the credit is used up. If only one
+//! thread pushes, it therefore stays within the limit; several threads exceed it by at most `MAX_CREDIT` each, or by
+//! one each without credit.
 //!
 //! # Who may touch what
 //!
-//! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only their thread.
+//! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only the thread that they belong to.
 //!
-//! There are no edges here: what several threads know is in [`Bounds`](super::bounds::Bounds).
+//! There are no edges here: what threads share is in [`Bounds`](super::bounds::Bounds).
 
 use std::{
     cell::{Cell, RefCell},
@@ -65,16 +66,16 @@ use crate::{
     threads::pool::is_engine_thread,
 };
 
-/// The most operations that a thread pushes without counting again. Measured: with 32, the sum over the shards costs each
-/// push less than the rest of the check.
+/// The maximum number of operations that a thread pushes without counting again. Measured: with 32, the sum over the
+/// shards costs each push less than the rest of the check.
 const MAX_CREDIT: u64 = 32;
 
-/// How long a push that is held back sleeps at most, the first time and in the end. It doubles in between. Picked: the
-/// first one is the time that workers search by default before they sleep; the last one is rare enough to cost no
-/// measurable CPU time.
+/// The first and the longest time limit for the sleep of a push that is held back; the limit doubles in between. Not
+/// tuned: the first is the time for which workers search by default before they sleep; with the longest, pushes wake up
+/// so rarely that it costs no measurable CPU time.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
-// The engine that this thread has pushed to last, and how many operations it may push there before it counts again.
+// The engine that this thread last pushed to, and how many operations it may push there before it counts again.
 thread_static!(static CREDIT: Cell<(usize, u64)> = Cell::new((0, 0)));
 
 // The engines in whose `running` this thread is counted.
@@ -86,17 +87,18 @@ thread_static!(static PUSHING: Cell<bool> = Cell::new(false));
 // Whether a push is held back on this thread.
 thread_static!(static HOLDING: Cell<bool> = Cell::new(false));
 
-/// Whether pushes of the calling thread are held back: no engine has called the code that runs there.
+/// Whether pushes of the calling thread are held back: no engine has called the code that the thread runs.
 fn is_outside() -> bool {
     !frame::in_program() && !is_engine_thread() && !no_wait::in_device_function() && !HOLDING.with(Cell::get)
 }
 
-/// The counts that an operation enters, from the innermost group to the engine.
+/// Returns the counts that include an operation of `group`, from the innermost group to the engine.
 fn counts<'a>(core: &'a Core, group: Option<&'a Arc<Group>>) -> impl Iterator<Item = &'a PendingOps> {
     group.into_iter().flat_map(Group::path).map(|group| &group.pending).chain(iter::once(&core.pending))
 }
 
-/// Returns the first count that has no room for an operation and for as many others as `slack` says.
+/// Returns the first count that has no room for an operation and as many others as `slack` returns for the count's
+/// limit, with its position in [`counts`].
 fn first_full<'a>(
     core: &'a Core,
     group: Option<&'a Arc<Group>>,
@@ -106,10 +108,10 @@ fn first_full<'a>(
 }
 
 impl Core {
-    /// Limits the operations of the engine, before it has a handle.
+    /// Limits the number of pending operations of the engine, which has no handle yet.
     pub(crate) fn limit(&self, limit: u64) {
         self.bounds.begin_use();
-        // Nobody waits.
+        // No thread waits yet.
         let _ = self.pending.set_limit(limit);
     }
 
@@ -118,7 +120,7 @@ impl Core {
         self.bounds.are_in_use()
     }
 
-    /// Limits the operations of a group.
+    /// Limits the number of pending operations of a group.
     pub(crate) fn limit_group(self: &Arc<Self>, group: &Group, limit: u64) {
         if self.is_forked() {
             return;
@@ -129,7 +131,7 @@ impl Core {
         }
     }
 
-    /// Whether a push that was counted already, by the calling thread, may go on.
+    /// Whether a push that the calling thread has already counted may continue.
     pub(super) fn may_push_counted(&self) -> bool {
         if !is_outside() {
             return true;
@@ -140,13 +142,13 @@ impl Core {
             CREDIT.with(|cell| cell.set((tag, credit - 1)));
             return true;
         }
-        // Not the operation itself.
+        // Without the operation itself, which was counted already.
         let (count, limit) = (self.pending.count().saturating_sub(1), self.pending.limit());
         if count >= limit {
             self.end_push();
             return false;
         }
-        // Half of the room behind this operation, for others push as well.
+        // Half of the room that this operation leaves, since other threads push as well.
         let credit = ((limit - count - 1) / 2).min(MAX_CREDIT);
         CREDIT.with(|cell| cell.set((self.tag(), credit)));
         true
@@ -160,7 +162,8 @@ impl Core {
         }
     }
 
-    /// Ends the count of a push that the calling thread has begun, if it has, and if this is not inside it.
+    /// Takes the calling thread out of `pushing` if it is counted there, unless program code that an engine calls runs
+    /// on it.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_push(&self) {
@@ -211,7 +214,8 @@ impl Core {
         HOLDING.with(|cell| cell.set(true));
         let _held = Held;
         let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
-        // A thread that has run operations runs some more, so that it counts less often, and leaves room to futures.
+        // A thread that has run operations runs a few more than necessary, so that it counts less often and leaves room
+        // for futures.
         let mut has_run = false;
         loop {
             if self.is_forked() {
@@ -228,7 +232,8 @@ impl Core {
                 return Err(PushError::Full);
             }
             if self.threads().have_work() {
-                // Before the operation is taken, so that others see it in a lane or see that this thread runs.
+                // Counted before the operation is taken, so that other threads see the operation in a lane or this
+                // thread in `running`.
                 running.get_or_insert_with(|| self.run_without_worker());
                 if let Some(op) = self.threads().take_ready() {
                     self.run_taken(op);
@@ -251,7 +256,8 @@ impl Core {
         }
     }
 
-    /// Whether nothing is in a lane and nothing runs. `again` says that this was so at the last look, some time ago.
+    /// Whether nothing is in a lane and nothing runs. `again` says whether the previous check, some time ago, found the
+    /// same.
     pub(super) fn is_still(&self, again: bool) -> bool {
         match self.stillness() {
             Stillness::Still => true,
@@ -260,9 +266,10 @@ impl Core {
         }
     }
 
-    /// Whether anything is ready or runs.
+    /// Whether anything is ready or running.
     fn stillness(&self) -> Stillness {
-        // The same twice: an operation that moved from one place to another meanwhile was seen in one of them.
+        // Two equal results are needed: an operation that moved from one place to another in between was seen in one of
+        // them.
         match self.idle_since() {
             Some(idle) if self.idle_since() == Some(idle) => {}
             _ => return Stillness::Busy,
@@ -271,25 +278,26 @@ impl Core {
         if self.bounds.waiting.load(Relaxed) > 0 { Stillness::Perhaps } else { Stillness::Still }
     }
 
-    /// Returns a value if nothing is ready or runs. It changes with each search of a worker for work.
+    /// Returns `None` if anything is ready or running, and otherwise a value that changes each time a worker searches
+    /// for work.
     fn idle_since(&self) -> Option<usize> {
         let workers = self.threads().lanes().iter().map(|lane| lane.idle_since());
         let on_devices = self.gpus().lanes().iter().map(|lane| {
-            // Relaxed: a snapshot. Until the thread has started, nothing runs there.
+            // Relaxed: a snapshot. Until the lane's thread has started, nothing runs there.
             let starts = lane.lane.has_work() || lane.started.load(Relaxed);
             if starts { lane.lane.idle_since() } else { Some(0) }
         });
         let idle = workers.chain(on_devices).try_fold(0usize, |sum, idle| Some(sum.wrapping_add(idle?)))?;
-        // After the looks at the lanes: a thread is counted before it takes or makes an operation.
+        // Checked after the lanes: a thread is counted before it takes or creates an operation.
         (!self.bounds.are_threads_at_work()).then_some(idle)
     }
 
-    /// Wakes those that wait for room, for a shutdown.
+    /// Wakes the threads and futures that wait for room, for a shutdown.
     pub(super) fn end_waits_for_room(self: &Arc<Self>) {
         if !self.bounds.are_in_use() {
             return;
         }
-        // Threads that wait for room in a group look again by themselves.
+        // Threads that wait for room in a group time out and check again.
         self.pending.interrupt_waits_for_room();
         let held = lock(&self.bounds.held).take_up_to(u64::MAX);
         if let Some(wakers) = held {
@@ -300,17 +308,17 @@ impl Core {
     // -------------------------------------------------------------------------------------------- what runs ----
 
     /// Counts the calling thread as one that runs operations without a worker, until the returned value is dropped.
-    /// Threads of the engine are known by their workers.
+    /// Threads of an engine are not counted: the state of their workers shows whether they run something.
     pub(super) fn run_without_worker(self: &Arc<Self>) -> Option<Running<'_>> {
         let is_counted = || with_runs(|runs| runs.iter().any(|core| Arc::ptr_eq(core, self))) == Some(true);
         let counts = self.bounds.are_in_use() && !is_engine_thread() && !is_counted() && self.begin_running();
-        // A push that runs its operation may wait there.
+        // A push no longer counts while its thread runs operations, which may wait.
         self.end_push();
         counts.then(|| Running(self))
     }
 
-    /// Counts the calling thread in `running`. Returns `false` if that is impossible, in the destructors of its
-    /// thread-locals.
+    /// Counts the calling thread in `running`. Returns `false` in the destructors of its thread-locals, where that is
+    /// impossible.
     pub(super) fn begin_running(self: &Arc<Self>) -> bool {
         let noted = with_runs(|runs| runs.push(Arc::clone(self))).is_some();
         if noted {
@@ -320,7 +328,7 @@ impl Core {
         noted
     }
 
-    /// Ends what [`begin_running`](Self::begin_running) has begun on the calling thread, if it has.
+    /// Takes the calling thread out of `running`, if [`begin_running`](Self::begin_running) has counted it there.
     pub(super) fn end_running(self: &Arc<Self>) {
         if !any_limits() {
             return;
@@ -336,16 +344,16 @@ impl Core {
     }
 }
 
-/// Whether anything is ready or runs.
+/// Whether anything is ready or running.
 #[derive(PartialEq, Eq)]
 enum Stillness {
     Busy,
-    /// Nothing was seen, but a thread may be about to go on after a wait.
+    /// Nothing was found to run, but a thread may be about to continue after a wait.
     Perhaps,
     Still,
 }
 
-/// Counts a thread among those that run operations without a worker.
+/// Counts a thread in `running` until this is dropped.
 pub(super) struct Running<'c>(&'c Arc<Core>);
 
 impl Drop for Running<'_> {
@@ -364,12 +372,12 @@ pub(super) fn take_runs() -> Vec<Arc<Core>> {
     with_runs(std::mem::take).unwrap_or_default()
 }
 
-/// Puts such a list back.
+/// Adds a list that [`take_runs`] has returned to that of this thread.
 pub(super) fn put_runs(mut list: Vec<Arc<Core>>) {
     let _ = with_runs(|runs| runs.append(&mut list));
 }
 
-/// Takes the calling thread out of the counts of threads that run operations, until the returned value is dropped.
+/// Counts the calling thread in `waiting` instead of `running`, until the returned value is dropped.
 pub(super) fn stop_running() -> Waits {
     let runs = if any_limits() { take_runs() } else { Vec::new() };
     for core in &runs {
@@ -380,7 +388,7 @@ pub(super) fn stop_running() -> Waits {
     Waits(runs)
 }
 
-/// A wait of a thread that runs operations.
+/// Counts a thread in `waiting` instead of `running` until this is dropped.
 #[must_use]
 pub(super) struct Waits(Vec<Arc<Core>>);
 
@@ -400,13 +408,13 @@ impl Drop for Waits {
 
 // -------------------------------------------------------------------------------------------------- futures ----
 
-/// The future of room for one operation. Its polls never block.
+/// A future that resolves when there is room for one operation. Polls never block.
 pub(crate) struct WhenRoom {
     core: Arc<Core>,
     group: Option<Arc<Group>>,
-    /// The count for whose room it waits, by its place in [`counts`], and its key there.
+    /// The position in [`counts`] of the count in which the future waits for room, and the future's key there.
     at: Option<(usize, WakerKey)>,
-    /// Its key in `Bounds::held`.
+    /// The future's key in `Bounds::held`.
     held: WakerKey,
 }
 
@@ -443,7 +451,7 @@ impl WhenRoom {
                 continue;
             }
             let _: Poll<()> = wakers::poll(&self.core.bounds.held, &mut self.held, waker, |held| Err(held));
-            // A shutdown that began before has woken others, but not this one.
+            // A shutdown that began before this future was registered has not woken it.
             return if self.core.is_open() { Poll::Pending } else { Poll::Ready(Err(PushError::ShutDown)) };
         }
     }

@@ -47,7 +47,7 @@ impl Core {
         self.execute_inline(op, ready)
     }
 
-    /// Runs a plain operation, which then has only to be counted out. Part of the main loop of a worker.
+    /// Runs a plain operation, which then must only be counted out. This is part of the main loop of a worker.
     #[inline(always)]
     pub(super) fn execute_inline(
         self: &Arc<Self>,
@@ -60,7 +60,7 @@ impl Core {
         {
             return Err(Unfinished { op, called: None });
         }
-        // Not by `?`: a value that might have to be dropped costs instructions.
+        // `?` is not used: a value that might have to be dropped would cost instructions.
         match self.call(&op) {
             Ok(()) => {}
             failed => return Err(Unfinished { op, called: Some(failed) }),
@@ -153,7 +153,7 @@ impl Core {
         result.and_then(|()| left.map_err(|error| op.task().failed_by(Cause::Device(error))))
     }
 
-    /// The result of a call, with the error as the operation's failure.
+    /// Returns the result of a call, with an error or a panic as the operation's failure.
     #[inline(always)]
     fn result_of(&self, op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
         match result {
@@ -163,7 +163,8 @@ impl Core {
         }
     }
 
-    /// Calls the function of an operation with children, and pushes them. The operation completes with the last of them.
+    /// Calls the function of an operation with children, and pushes them. The operation completes with the last of
+    /// them.
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
         op.mark(self.started_mark());
         let hold = op.hold();
@@ -235,21 +236,21 @@ impl Core {
         }
     }
 
-    /// Keeps the failure of an asynchronous function for its completion, or reports it if the completion was used
-    /// before.
+    /// Keeps the failure of an asynchronous function for its completion, or reports it if the completion has already
+    /// been used.
     #[cold]
     fn fail_late(self: &Arc<Self>, op: &Op<Task>, failure: OpError) {
         let Some(state) = op.task().async_state() else { unreachable!("the operation is asynchronous") };
         // SAFETY: called once, by the thread that ran the function.
         if let Err(failure) = unsafe { state.fail(failure) } {
-            // The operation has completed already. Recording the failure of its function keeps that from getting lost.
+            // The operation has already completed. The failure of its function is recorded so that it is not lost.
             failure.record(&self.failures);
             self.run_program_code(op, None, || drop(failure));
         }
     }
 
-    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to those
-    /// that the right knows.
+    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to the
+    /// observers that the right has.
     fn complete_by_right(
         &self,
         right: Right<Task>,
@@ -265,7 +266,7 @@ impl Core {
         epilogue
     }
 
-    /// Completes an asynchronous operation, for its completion.
+    /// Completes an asynchronous operation, on behalf of its completion.
     pub(crate) fn resolve(self: &Arc<Self>, right: Right<Task>, result: Result<(), Cause>) {
         if self.is_forked() {
             return std::mem::forget((right, result));
@@ -274,14 +275,14 @@ impl Core {
         self.resolve_with(right, result);
     }
 
-    /// [`resolve`](Self::resolve), with the failure of the operation.
+    /// [`resolve`](Self::resolve) with a result whose error is already the operation's failure.
     pub(super) fn resolve_with(self: &Arc<Self>, right: Right<Task>, own: Result<(), OpError>) {
         let early = right.op().task().async_state().and_then(AsyncState::resolve);
         let (result, second) = match early {
             Some(failure) => (Err(failure), own.err()),
             None => (own, None),
         };
-        // Recording the second failure of the operation keeps it from getting lost.
+        // The second failure of the operation is recorded so that it is not lost.
         second.iter().for_each(|failure| failure.record(&self.failures));
         let _running = self.run_without_worker();
         let mut ready = ReadyList::default();
@@ -293,7 +294,7 @@ impl Core {
         self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
     }
 
-    /// Completes an asynchronous operation whose guards nobody has taken. Its variables stay as they are.
+    /// Completes an asynchronous operation whose guards were never taken. Its variables stay as they are.
     pub(super) fn release(self: &Arc<Self>, right: Right<Task>) {
         let (op, _) = right.into_parts();
         let _ = op.task().async_state().map(AsyncState::resolve);
@@ -311,7 +312,7 @@ impl Core {
     #[cold]
     fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         let device = self.gpus.device_of(op.task().lane);
-        let Some(gpu) = self.gpus.gpu(device) else { unreachable!("routes are to devices of the engine") };
+        let Some(gpu) = self.gpus.gpu(device) else { unreachable!("routes lead to devices of the engine") };
         let mut stream = gpu.take_stream(device);
         let failure = match self.disposition_at(&op, device) {
             Disposition::Run => None,

@@ -6,7 +6,7 @@
 //! 2. *Closing*: that function has returned or panicked. Only operations of the scope push to it now.
 //!    [`close`](Scoped::close) waits until none is pending.
 //! 3. *Closed*: every operation has ended, and what it captured is dropped. The values of the scope's variables are
-//!    dropped then ([`drop_values`](Scoped::drop_values)). Their drops are code of the program, which may push to the scope
+//!    dropped then ([`drop_values`](Scoped::drop_values)). These drops are program code, which may push to the scope
 //!    and create variables; if there were any values, the scope is closing again.
 //! 4. *Over*: the scope is closed and has no variables. The frame may end.
 //!
@@ -42,19 +42,19 @@ use crate::{
     system::panics,
 };
 
-/// How long a closing scope waits before it tries again to hand its worker over. Picked: a try is cheap, and there is a
-/// thread for the worker unless thousands of operations wait.
+/// How long a closing scope waits before it tries again to hand its worker over. Not tuned: an attempt is cheap, and
+/// there is a thread for the worker unless thousands of operations wait.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// The fewest operations in the list of a scope at which those that are complete are removed. Picked: a list of this length
-/// is small.
+/// The minimum length at which complete operations are removed from the list of a scope. Not tuned: a list of this
+/// length is small.
 const MANY: usize = 1024;
 
 /// The operations of a scope that may be run in place.
 #[derive(Debug, Default)]
 struct Members {
     list: Vec<Arc<Handled<()>>>,
-    /// How many were left when those that were complete were removed last.
+    /// How many operations were left when complete ones were last removed.
     left: usize,
 }
 
@@ -69,16 +69,16 @@ pub(crate) struct Scoped {
     /// The thread that has opened the scope, and its innermost frame at that time, or null.
     thread: ThreadId,
     opened_in: *const (),
-    /// What the operations of the scope share with their handles, if the scope was opened on a worker: its end runs those
-    /// that are ready in place.
+    /// What the operations of the scope share with their handles, if the scope was opened on a worker: the end of the
+    /// scope runs ready operations in place.
     members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
     /// Variables without a value, which are freed with the scope.
     emptied: Mutex<Vec<OwnedVar>>,
 }
 
-// SAFETY: `opened_in` and the pointers in `held` are compared, and never read. Those in `around` are given only to operations of the scope,
-// while the operations around it run.
+// SAFETY: `opened_in` and the pointers in `held` are compared, and never read. The pointers in `around` are given only
+// to operations of the scope, while the operations around it run.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
@@ -109,7 +109,7 @@ impl Scoped {
     /// Opens a scope.
     ///
     /// # Errors
-    /// The calling thread must not wait.
+    /// Returns an error if the calling thread must not wait.
     pub(crate) fn open(core: &Arc<Core>) -> Result<Arc<Self>, WaitError> {
         core.check_wait()?;
         if worker_thread::uses_deque() {
@@ -132,7 +132,7 @@ impl Scoped {
         &self.core
     }
 
-    /// The group of the scope's operations.
+    /// Returns the group of the scope's operations.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
     }
@@ -199,8 +199,8 @@ impl Scoped {
             }
         }
         Core::catch_up();
-        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs what
-        // it can, and tries again.
+        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs
+        // what it can, and tries again.
         let before_sleep = || {
             self.core.make_way().is_err().then(|| {
                 left.iter().for_each(|handled| self.core.run_in_place(handled));
@@ -221,15 +221,15 @@ impl Scoped {
         drop(emptied);
     }
 
-    /// Drops the values of the scope's variables, which no operation can name from now on. Their drops may push to the scope,
-    /// so it must be [closed](Self::close) again unless this returns `false`: there was no variable.
+    /// Drops the values of the scope's variables, which no operation can name from now on. Returns whether there were
+    /// any: their drops may push to the scope, so it must then be [closed](Self::close) again.
     ///
     /// # Errors
-    /// The payload of a drop that has panicked. The other values are dropped as well.
+    /// Returns the payload of a drop that has panicked. The other values are dropped as well.
     ///
     /// # Safety
-    /// 1. [`close`](Self::close) has returned, and only operations of the scope and drops of its values have pushed to it
-    ///    since it was called.
+    /// 1. [`close`](Self::close) has returned, and only operations of the scope and drops of its values have pushed to
+    ///    it since it was called.
     pub(crate) unsafe fn drop_values(&self) -> Result<bool, panics::Payload> {
         let variables = std::mem::take(&mut *lock(&self.variables));
         if self.core.is_forked() || variables.is_empty() {
@@ -239,8 +239,8 @@ impl Scoped {
         variables.iter().for_each(|var| _ = var.cell().queue().close());
         let mut panicked = None;
         for var in &variables {
-            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended, and further ones
-            // are refused.
+            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended, and further
+            // ones are refused.
             let result = panics::catch(|| unsafe { var.cell().empty() });
             if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {
                 panics::discard(second);

@@ -1,17 +1,19 @@
 //! Shuffling: an engine that starts its ready operations in a random order.
 //!
-//! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws one after the other.
+//! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws them one after the
+//! other.
 //!
-//! * With several workers, it draws after a random time, and only if no drawn operation waits for a worker. So operations
-//!   overlap as they may, and start in another order and at another time than they usually would.
-//! * With one worker, the order of the draws depends on the seed and the program only. The thread draws when nothing runs and
-//!   the program has pushed what it can: then the operations that are there do not depend on which thread was faster.
+//! * With several workers, it draws after a random time, and only if no drawn operation waits for a worker. So
+//!   operations overlap where the rule permits, and start in another order and at other times than usual.
+//! * With one worker, the order of the draws depends only on the seed and the program. The thread draws when nothing
+//!   runs and the program has pushed what it can: then the set of ready operations does not depend on which thread was
+//!   faster.
 //!
-//! Neither the engine's own operations, other than polls of futures, nor eager ones that are ready when they are pushed are
-//! shuffled.
+//! The engine's own operations, except polls of futures, are not shuffled. Neither are eager operations that are ready
+//! when they are pushed.
 //!
-//! A function may wait for another operation by means that the engine does not know. So the thread also draws when it has found
-//! no right moment for [`LONGEST_WAIT`].
+//! A function may wait for another operation by means that the engine does not know. So the thread also draws when it
+//! has found no right moment within [`LONGEST_WAIT`].
 
 use std::{
     io,
@@ -32,13 +34,13 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The longest time that a draw is delayed, if there are several workers. Picked: some hundred pushes take as long.
+/// The longest time that a draw is delayed, if there are several workers. Not tuned: a few hundred pushes take as long.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
 
-/// How long the thread waits for the right moment. Picked: longer than most functions take, and short for a person.
+/// How long the thread waits for the right moment. Not tuned: longer than most functions take, and short for a person.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// The time between two looks at the engine. Picked: about the time that it takes to wake a thread.
+/// The time between two looks at the engine. Not tuned: about the time that it takes to wake a thread.
 const PAUSE: Duration = Duration::from_micros(20);
 
 impl Core {
@@ -59,13 +61,13 @@ impl Core {
         }
     }
 
-    /// The shuffler, unless this is a forked child, which must not take its locks.
+    /// Returns the shuffler, unless this is a forked child, which must not take the shuffler's locks.
     #[inline]
     fn shuffler(&self) -> Option<&Arc<Shuffler<Task>>> {
         self.shuffler.as_ref().filter(|_| !self.is_forked())
     }
 
-    /// The seed of an engine that shuffles.
+    /// Returns the seed of an engine that shuffles.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         self.shuffler().map(|shuffler| shuffler.seed())
     }
@@ -82,7 +84,7 @@ impl Core {
         }
     }
 
-    /// Adds a ready operation to those that are drawn. Returns it if it is not to be shuffled.
+    /// Adds a ready operation to those to be drawn. Returns the operation if it is not to be shuffled.
     pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
         let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };
         if op.task().has(flag::INTERNAL) && op.task().name().as_str() != POLL {
@@ -106,7 +108,7 @@ impl Core {
 
 /// Draws the operations of an engine until it ends.
 fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
-    // Since when there has been something to draw.
+    // The time since which there has been something to draw.
     let mut since = None;
     let mut was_still = false;
     while shuffler.wait() {
@@ -117,7 +119,7 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
             let is_still = shuffler.is_program_still() && core.is_still(was_still);
-            // The second look finds what the first one was too early for.
+            // A second look finds what came just after the first one.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {
             !core.threads().have_work()

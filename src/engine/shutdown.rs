@@ -2,7 +2,7 @@
 //!
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
-//! | open, bounded | all, but one that has a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
+//! | open, bounded | all, but an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
 //! | draining | those of the engine's own operations | cancelling, closed |
 //! | cancelling | the engine's own operations; operations that have not started fail | closed |
 //! | closed | the engine's own operations, which run on the pushing thread | - |
@@ -37,7 +37,7 @@ use crate::{
 };
 
 impl Core {
-    /// Refuses pushes from now on. With `cancel`, operations that have not started fail instead of running.
+    /// Begins to refuse pushes. With `cancel`, operations that have not started fail instead of running.
     pub(crate) fn begin_shutdown(self: &Arc<Self>, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
         // Relaxed: an operation that is counted after the wait that follows has acquired the phase with the count (edge
@@ -60,14 +60,14 @@ impl Core {
     }
 
     /// Whether the threads may have ended. If this returns `false` while the caller has an operation that is counted as
-    /// pending, the threads stay until that is counted out.
+    /// pending, the threads stay until that operation is counted out.
     pub(super) fn is_closed(&self) -> bool {
         // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses the pushes of operations as well, once none was pending. Program code that the engine still runs, such
-    /// as a deletion, would push to threads that are about to end.
+    /// Refuses the pushes of operations as well, once none is pending. Otherwise, program code that the engine still
+    /// runs, such as a deletion, could push to threads that are about to end.
     fn close(&self) {
         // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
@@ -85,23 +85,24 @@ impl Core {
 
     /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. It does not wait for threads
     /// that an earlier shutdown has left behind. Nor does it wait inside program code that any engine runs: operations
-    /// of two engines may each drop the last handle of the other engine.
+    /// of two engines may each drop the last handle to the other engine.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
         if frame::in_program() {
             self.end_in_background();
         } else if self.drain(None).is_ok() {
             self.end(None);
             if !self.threads.has_left_behind() {
-                // There is no deadline.
+                // This cannot time out: there is no deadline.
                 let _ = self.threads.join(None);
             }
         }
     }
 
-    /// Prepares the calling thread for a wait for all functions of the engine, which it must be outside of.
+    /// Prepares the calling thread for a wait for all functions of the engine. Returns an error if the thread runs one
+    /// of them, or must not wait.
     pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
         // An operation of another engine hands its worker over before it waits: this engine may depend on that worker.
-        // It gets one again when the wait is over.
+        // The operation receives a worker again when the wait is over.
         let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
     }
@@ -140,8 +141,8 @@ impl Core {
         }
     }
 
-    /// Lets the engine end once no operation is pending, and returns a future that resolves when its threads were told to
-    /// end. The shutdown must have begun.
+    /// Lets the engine end once no operation is pending, and returns a future that resolves when the engine's threads
+    /// have been told to end. The shutdown must have begun.
     pub(crate) fn finish_shutdown_async(
         self: &Arc<Self>,
     ) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
@@ -159,9 +160,9 @@ impl Core {
         AsyncShutdown { core: Arc::clone(self), told }
     }
 
-    /// Lets the threads end, and warns of a failure that was never reported.
+    /// Tells the threads to end, and warns of a failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
-        // First, since no entry may enter a lane that has ended.
+        // This comes first, since no entry may enter a lane that has ended.
         self.end_shuffling();
         self.gpus.end();
         let failure = self.failures.to_warn_of();
@@ -196,7 +197,7 @@ impl Core {
 /// A weak reference is enough, since the engine's threads keep the engine alive.
 struct End {
     core: Weak<Core>,
-    /// Set when the threads were told to end.
+    /// Set when the threads have been told to end.
     told: Option<Arc<Oneshot<()>>>,
 }
 
@@ -219,10 +220,10 @@ impl Wake for End {
     }
 }
 
-/// A shutdown that goes on in the background, whether it is awaited or not.
+/// A shutdown that proceeds in the background, whether it is awaited or not.
 struct AsyncShutdown {
     core: Arc<Core>,
-    /// What is set when the threads were told to end, or why the caller must not wait for that.
+    /// Resolves when the threads have been told to end; or the reason why the caller must not wait for that.
     told: Result<Waiter<()>, ShutdownError>,
 }
 

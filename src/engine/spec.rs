@@ -25,8 +25,8 @@ pub(crate) struct Entry {
     pub(crate) refs: Refs,
 }
 
-// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no right to the variable's value. Whoever keeps an
-// entry keeps a handle of the variable, on whatever thread.
+// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no right to the variable's value. The owner of an
+// entry keeps a handle to the variable, on whatever thread.
 unsafe impl Send for Entry {}
 
 /// The accesses of an operation before its push.
@@ -40,9 +40,9 @@ pub(crate) struct Spec {
     pub(crate) priority: i32,
     pub(crate) flags: u16,
     pub(crate) lane: u8,
-    /// There is room for the operation, or it needs none: its push is not held back.
+    /// Whether there is room for the operation, or it needs none: its push is then not held back.
     pub(crate) is_admitted: bool,
-    /// Closed variables accept the operation: it is a deletion or a wait.
+    /// Whether closed variables accept the operation: it deletes, frees or awaits the variable.
     pub(crate) passes_closed: bool,
 }
 
@@ -67,7 +67,7 @@ impl Spec {
     }
 }
 
-/// The lane of an operation with a property, and its priority.
+/// The lane and the priority of an operation with a property.
 pub(crate) struct Route {
     pub(crate) lane: u8,
     /// Replaces the operation's own priority.

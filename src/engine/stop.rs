@@ -1,9 +1,9 @@
 //! Stops and starts: the threads of workers end and are started again, and what is pending is kept.
 //!
-//! A stop pushes one operation for each worker, *stop*, which [lays the worker aside](crate::threads::aside). Its thread
-//! has no worker then, and ends. While a function waits, which has given its worker to another thread, no worker is laid
-//! aside, and those that were are taken up again: the function may wait for an operation of any lane. So a stop is over
-//! when no function runs.
+//! A stop pushes an operation named *stop* for each worker, which [lays the worker aside](crate::threads::aside). The
+//! worker's thread then has no worker, and ends. While a function that has handed its worker over waits, no worker is
+//! laid aside, and those that were laid aside are taken up again: the function may wait for an operation of any lane.
+//! So a stop is over when no function runs.
 
 use std::{panic::Location, sync::Arc, time::Instant};
 
@@ -43,7 +43,8 @@ impl Core {
             return Ok(());
         }
         let is_first = self.threads.aside().request();
-        // A shutdown that has begun before the request has not seen it. The lock of the request hands over its phase.
+        // A shutdown that began before the request did not see the request. The lock of the request hands over the
+        // phase of the shutdown.
         if !self.is_open() {
             self.run_again();
             return Ok(());
@@ -72,21 +73,21 @@ impl Core {
         self.take_up(self.threads.aside().take())
     }
 
-    /// Whether a stop was requested, and no start since.
+    /// Whether a stop was requested, with no start since.
     pub(crate) fn is_stopped(&self) -> bool {
         !self.is_forked() && self.threads.aside().is_requested()
     }
 
-    /// [Starts](Self::start) an engine that may have been stopped, and that must not stay so.
+    /// [Starts](Self::start) an engine that may have been stopped, and that must not stay stopped.
     pub(super) fn run_again(self: &Arc<Self>) {
         if let Err(error) = self.start() {
             frame::enter_after(self, || {
-                panics::log!(Error, "raddle: workers of an engine that was stopped have no threads: {error}");
+                panics::log!(Error, "raddle: no threads could be started for the workers of a stopped engine: {error}");
             });
         }
     }
 
-    /// Gives threads to workers that were laid aside.
+    /// Starts threads for workers that were laid aside.
     fn take_up(self: &Arc<Self>, mut workers: Vec<BoxedWorker<Task>>) -> Result<(), BuildError> {
         while let Some(worker) = workers.pop() {
             if let Err((error, worker)) = workers::restart(self, worker) {
@@ -98,19 +99,20 @@ impl Core {
         Ok(())
     }
 
-    /// Notes that a function on this thread has given its worker away. Nothing that it may wait for stays stopped.
+    /// Notes that a function on this thread has handed its worker over. Takes up the workers that were laid aside,
+    /// since the function may wait for their operations.
     pub(super) fn function_waits(self: &Arc<Self>) {
         let workers = self.threads.aside().function_waits();
         if workers.is_empty() {
             return;
         }
         let lanes: Vec<_> = workers.iter().map(|worker| self.threads.lane_of(worker) as u8).collect();
-        // A worker that gets no thread stays aside.
+        // A worker whose thread cannot be started stays laid aside.
         let _ = self.take_up(workers);
         lanes.into_iter().for_each(|lane| self.push_stop(lane, i32::MIN));
     }
 
-    /// Notes that a function that had given its worker away has returned.
+    /// Notes that a function that had handed its worker over has returned, or has received a worker.
     pub(super) fn function_has_returned(&self) {
         self.threads.aside().function_has_returned();
     }
@@ -126,14 +128,15 @@ impl Core {
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
-    /// Lays the worker of the calling thread aside, unless the engine is to run.
+    /// Lays the worker of the calling thread aside, unless the stop was cancelled.
     fn lay_aside(self: &Arc<Self>, lane: u8) {
         match self.threads.aside().lay(|| worker_thread::take_worker(self)) {
-            // A worker that sleeps may have been passed over when the other operations were pushed.
+            // A sleeping worker may have been passed over when the other operations were pushed.
             Laid::Aside => self.threads.lane(lane).sleep().notify(),
             Laid::NotWanted => {}
             Laid::NotYet => {
-                // What the function waits for goes first. The pause keeps this from using up the processor.
+                // What the function waits for goes first. The pause keeps these repeated pushes from using up the
+                // processor.
                 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
                 std::thread::sleep(PAUSE);
                 thread::yield_now();
@@ -143,7 +146,7 @@ impl Core {
     }
 }
 
-/// How long a worker pauses that cannot be laid aside because a function waits. Picked: short for a person, and long for
-/// a processor.
+/// How long a worker pauses if it cannot be laid aside because a function waits. Not tuned: short for a person, and
+/// long for a processor.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);

@@ -4,11 +4,11 @@
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
 //! 2. *Filled* ([`Task::fill`]): the name, the location and the function are set. The operation may be enqueued. If the
-//!    engine records, it gets a number first ([`Task::set_recorded`]).
-//! 3. *Started* ([`Op::start`]), at most once: the function has run, or runs. A function that does not run is
+//!    engine records, it receives a number first ([`Task::set_recorded`]).
+//! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. A function that does not run is
 //!    [discarded](Op::discard) instead, in the epilogue.
-//! 4. *Reported* ([`Op::report`]): the result is set, if it has a handle or a wait.
-//! 5. Dropped with the record.
+//! 4. *Reported* ([`Op::report`]): the result is set, if the operation reports one.
+//! 5. *Dropped*, with the record.
 //!
 //! # Who may touch what
 //!
@@ -69,7 +69,7 @@ pub(crate) mod flag {
     pub(crate) const KEPT: u16 = 1024;
     /// Issues work on the stream of a device.
     pub(crate) const DEVICE: u16 = 2048;
-    /// Copies values in the host's memory by the device. Its function does not read or write them.
+    /// The device copies values in the host's memory. The function does not read or write them.
     pub(crate) const COPY: u16 = 4096;
     /// Belongs to the engine: a shutdown neither refuses nor cancels it.
     pub(crate) const INTERNAL: u16 = 8192;
@@ -79,36 +79,36 @@ pub(crate) mod flag {
     pub(crate) const PARENT: u16 = 32768;
 }
 
-/// In [`Task::waited`]: the operation no longer waits for any lane. An engine has fewer lanes than this.
+/// The value of [`Task::waited`] once the operation waits for no lane. An engine has fewer lanes than this.
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
-/// The engine's part of the record of an operation. Behind one access it begins a cache line, which it shares with a
-/// small function. Fields that only some operations need are not initialised for the others.
+/// The engine's part of the record of an operation. Behind a single access, the task begins a cache line, which it
+/// shares with a small function. Fields that only some operations need are not initialised for the others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
-    /// The operation has waited for all lanes of devices with lower numbers. Used by the owner of the ready operation.
+    /// The operation has waited for all GPU lanes with lower numbers. Used only by the owner of the ready operation.
     pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
     location: &'static Location<'static>,
-    /// Initialised with [`flag::NAMED`].
+    /// Initialised if [`flag::NAMED`] is set.
     name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<InlineJob>>,
-    /// Initialised with [`flag::ASYNC`].
+    /// Initialised if [`flag::ASYNC`] is set.
     progress: MaybeUninit<AsyncState<OpError>>,
-    /// The operation's number. Initialised with [`flag::RECORDED`].
+    /// The operation's number. Initialised if [`flag::RECORDED`] is set.
     op_id: MaybeUninit<OpId>,
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!(
     size_of::<Task>() == 160 && (cfg!(raddle_unpooled) || crate::memory::pool::fits::<Op<Task>>()),
-    "a record of the pool must hold an operation with its task"
+    "an operation with its task must fit into a record of the pool"
 );
 
-/// Writes fields of a task, each by a pointer to the field.
+/// Writes fields of a task, each through a pointer to the field.
 macro_rules! set {
     ($task:ident, $($field:ident: $value:expr),* $(,)?) => {
         // SAFETY: (1) of the enclosing function: the task may be written.
@@ -135,8 +135,8 @@ impl Task {
         }
     }
 
-    /// Initialises the other fields of a task. `name` must agree with the flags: it is dropped without
-    /// [`flag::NAMED`], and memory that it owns is never freed without [`flag::OWNS_NAME`].
+    /// Initialises the other fields of a task. `name` must agree with the flags: without [`flag::NAMED`] it is dropped,
+    /// and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
     ///
     /// # Safety
     /// 1. `task` was [begun](Self::begin), may be written, and is not known to another thread yet.
@@ -144,7 +144,7 @@ impl Task {
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, mut work: W) {
         if W::CLAIMS {
             if let (Some(place), Some(task)) = (work.place(), NonNull::new(task.cast())) {
-                // SAFETY: the place stays until the operation has started.
+                // SAFETY: the place is valid until the operation has started.
                 unsafe { place.as_ref() }.set_task(task);
             }
         }
@@ -167,11 +167,11 @@ impl Task {
         }
     }
 
-    /// Notes that an operation of the CPU no longer depends on any device. Called when the operation enters its lane.
+    /// Notes that a CPU operation no longer depends on any device. Called when the operation enters its lane.
     pub(crate) fn end_waiting_for_devices(&self) {
         // Relaxed: only the owner of a ready operation uses this field.
         let before = self.waited.swap(NO_LANE_LEFT, Relaxed);
-        debug_assert!(before != NO_LANE_LEFT, "an operation was given to a lane of the CPU twice");
+        debug_assert!(before != NO_LANE_LEFT, "a CPU operation entered its lane twice");
     }
 
     /// Whether the operation has any of these flags.
@@ -186,12 +186,12 @@ impl Task {
         if self.has(flag::NAMED) { unsafe { self.name.assume_init_ref() } } else { &NONE }
     }
 
-    /// Where the operation was pushed.
+    /// Returns where the operation was pushed.
     pub(crate) fn location(&self) -> &'static Location<'static> {
         self.location
     }
 
-    /// Lets the operation be recorded, with this number.
+    /// Gives the operation a number, so that its events are recorded.
     ///
     /// # Safety
     /// 1. `task` is filled, and no other thread knows it yet.
@@ -214,13 +214,13 @@ impl Task {
         self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
     }
 
-    /// Returns the error of an operation that failed by `cause`.
+    /// Returns the error of this operation, which failed because of `cause`.
     #[cold]
     pub(crate) fn failed_by(&self, cause: Cause) -> OpError {
         OpError::new(self.name(), self.location, cause, None)
     }
 
-    /// Returns the error of an operation that failed by a panic.
+    /// Returns the error of this operation, whose function panicked.
     #[cold]
     pub(crate) fn failed_by_panic(&self, payload: panics::Payload) -> OpError {
         let (message, payload) = panics::message(payload);
@@ -245,7 +245,7 @@ impl Task {
         if self.has(flag::NAMED) {
             // SAFETY: with this flag, `fill` has initialised the name, and this is its only drop.
             let name = unsafe { self.name.assume_init_read() };
-            // A pinned thread that has found the operation may read the name until then.
+            // The name is retired, since a pinned thread that has found the operation may still read it.
             // SAFETY: a name is plain memory.
             unsafe { epoch::pin().retire(move || drop(name)) };
         }
@@ -266,7 +266,7 @@ impl Op<Task> {
         unsafe { &*self.shared_task_ptr() }
     }
 
-    /// Claims the operation for this thread, unless it was cancelled. May be called again.
+    /// Claims the operation for this thread, unless it was cancelled. May be called repeatedly.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
@@ -276,8 +276,8 @@ impl Op<Task> {
         unsafe { self.with_body(|body| body.claim(self.task())) }
     }
 
-    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place stays until the
-    /// operation has started.
+    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place is valid until
+    /// the operation has started.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
@@ -305,7 +305,7 @@ impl Op<Task> {
         unsafe { self.with_body(|body| body.start(cx)) }
     }
 
-    /// Takes what the start of an asynchronous operation has left to run.
+    /// Takes the program code that the start of an asynchronous operation has left to run.
     ///
     /// # Safety
     /// 1. This thread has started the operation, which is asynchronous.
@@ -323,7 +323,8 @@ impl Op<Task> {
         unsafe { self.with_body(InlineJob::discard) }
     }
 
-    /// Sets the result for the handle of the operation, or for its wait. Returns the program code that is left to run.
+    /// Reports the result to the operation's handle or, if the operation is a wait, to the threads that wait. Returns
+    /// the program code that is left to run.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
@@ -332,6 +333,8 @@ impl Op<Task> {
         unsafe { self.with_body(|body| body.report(result)) }
     }
 
+    /// Calls `f` with the body.
+    ///
     /// # Safety
     /// 1. This thread is the only user of the body.
     unsafe fn with_body<R>(&self, f: impl FnOnce(&mut InlineJob) -> R) -> R {
@@ -340,8 +343,8 @@ impl Op<Task> {
     }
 }
 
-/// Program code that must run after an operation has completed: wakers to wake, and values to drop. It may wait,
-/// push, panic and take its time, so it runs after the operations that became ready have been dispatched.
+/// Program code that must run after an operation has completed: wakers to wake, and values to drop. It may wait, push,
+/// panic and take long, so it runs after the operations that became ready have been dispatched.
 #[derive(Default)]
 #[must_use = "its wakers must be woken"]
 pub(crate) struct Cleanup {
@@ -353,7 +356,7 @@ pub(crate) struct Cleanup {
 }
 
 impl Cleanup {
-    /// Returns the clean-up of an `oneshot` that has been set, with the `wakers` that were found there.
+    /// Returns the clean-up of a `oneshot` that has been set, with the `wakers` that were found there.
     pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
         let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
         // A result that needs no drop runs no program code.
@@ -361,7 +364,7 @@ impl Cleanup {
         Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _), membership: None }
     }
 
-    /// Returns a clean-up that wakes.
+    /// Returns a clean-up that wakes `wakers`.
     pub(super) fn waking(wakers: Option<Wakers>) -> Self {
         Self { wakers, ..Self::default() }
     }
@@ -374,12 +377,13 @@ impl Cleanup {
         });
     }
 
-    /// Returns the clean-up of a failure that was cleared.
+    /// Returns a clean-up that drops a failure that was cleared.
     pub(crate) fn of_failure(failure: Option<OpError>) -> Self {
         Self { unwanted: failure.map(|failure| Box::new(failure) as _), ..Self::default() }
     }
 
-    /// Counts the operation out of its group when everything else has run.
+    /// Notes a failure in the operation's group, and counts the operation out of the group after everything else has
+    /// run.
     pub(super) fn set_membership(&mut self, membership: Membership, result: Result<(), &OpError>) {
         if let Err(failure) = result {
             membership.fail(failure);
@@ -403,9 +407,9 @@ impl Cleanup {
 // SAFETY: only one thread at a time uses the body: the one that owns the ready operation, or the one that ends it.
 unsafe impl Sync for Task {}
 
-/// What a claim of an operation has found.
+/// The result of claiming an operation.
 pub(crate) enum Claimed {
-    /// The operation is the calling thread's.
+    /// The calling thread has claimed the operation.
     Run,
     /// The operation was cancelled, and fails.
     Cancelled(OpError),
@@ -419,36 +423,36 @@ pub(crate) trait Job: Send + 'static {
     const REPORTS: bool = false;
     /// Whether the operation can be cancelled, so that `claim` must be called before `start`.
     const CLAIMS: bool = false;
-    /// Claims the operation for the calling thread, which is about to start or to skip it. May be called again.
+    /// Claims the operation for the calling thread, which is about to start or to skip it. May be called repeatedly.
     fn claim(&mut self, _task: &Task) -> Claimed {
         Claimed::Run
     }
-    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place stays until the
-    /// operation has started.
+    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place is valid until
+    /// the operation has started.
     fn place(&mut self) -> Option<NonNull<Place>> {
         None
     }
-    /// The operation's membership of a group, until it starts.
+    /// Returns the operation's membership of a group, until the operation starts.
     fn membership(&self) -> Option<&Membership> {
         None
     }
-    /// Calls the function. Called once at most.
+    /// Calls the function. Called at most once.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
-    /// Returns the program code that the start of an asynchronous operation has left to run. Called if the job reports
-    /// and its start has succeeded, by the thread that has started it; the operation may have ended meanwhile.
+    /// Returns the program code that the start of an asynchronous operation has left to run. Called by the thread that
+    /// has started the operation, if the job reports and its start has succeeded. The operation may have ended by then.
     fn started(&mut self) -> Cleanup {
         Cleanup::default()
     }
-    /// Drops the function if it was not called. This runs after the variables were released.
+    /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Sets the result. This runs after the variables were released. It must not run program code, but returns it to
-    /// the caller.
+    /// Sets the result. Called after the variables were released. Must not run program code, but returns it to the
+    /// caller.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::default()
     }
 }
 
-/// The words of a record for the job of an operation. Larger jobs are boxed.
+/// The number of words in a record for the job of the operation. Larger jobs are boxed.
 const WORDS: usize = 12;
 
 /// Whether a record holds a `W` without a separate allocation.
@@ -494,6 +498,8 @@ impl InlineJob {
         }
     }
 
+    /// Initialises a body in place with a job that fits.
+    ///
     /// # Safety
     /// 1. `body` may be written.
     /// 2. A `W` [`fits`].
@@ -514,11 +520,11 @@ impl VTable {
     const fn of<W: Job>() -> &'static Self {
         const {
             &Self {
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
-                // SAFETY: the pointer is to the `W` that was stored with this table.
+                // SAFETY: `work` points to the `W` that was stored with this table.
                 place: |work| unsafe { &mut *work.cast::<W>() }.place(),
-                // SAFETY: the pointer is to the `W` that was stored with this table, and that is a part of `body`.
+                // SAFETY: `work` points to the `W` in `_body`, which was stored with this table.
                 membership: |work, _body| unsafe { &*work.cast::<W>() }.membership(),
                 start: __rust_begin_short_backtrace::<W>,
                 // SAFETY: `work` points to the `W` that was stored with this table.
@@ -539,8 +545,8 @@ impl VTable {
     }
 }
 
-/// Starts a job. A short backtrace, such as that of a panic, does not have the frames beyond this one, which are the engine's: the
-/// standard library knows the name.
+/// Starts a job. The standard library knows the name of this function: short backtraces, such as those of panics, leave
+/// out the frames of the engine that called it.
 ///
 /// # Safety
 /// 1. `work` points to a `W`, and this thread is its only user.
@@ -625,7 +631,7 @@ impl<W: Job> Job for Box<W> {
     }
 }
 
-/// The job of an operation whose result has no handle.
+/// The job of an operation without a handle.
 pub(crate) struct FnJob<F>(Option<F>);
 
 impl<F> FnJob<F> {

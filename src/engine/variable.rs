@@ -2,17 +2,17 @@
 //!
 //! # States
 //!
-//! 1. *Open*: operations are pushed. The variable has handles.
+//! 1. *Open*: operations can be pushed. The variable has handles.
 //! 2. *Closed*: it was deleted, or its last handle is gone. The queue accepts only the engine's own operations.
 //! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
-//! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Threads that are pinned may still read the
-//!    queue and the name; the memory is freed after them.
+//! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Pinned threads may still read the queue and
+//!    the name; the memory is freed once they are unpinned.
 //!
 //! # Who may touch what
 //!
-//! * The queue: any thread, as the tracker says.
+//! * The queue: any thread, as the tracker permits.
 //! * `handles`: the owners of handles.
-//! * The value: operations that hold the variable, as their accesses say.
+//! * The value: operations that hold the variable, as their accesses permit.
 //! * `version`: stored by operations that hold the variable for writing, and by lanes of GPUs; read by any thread.
 //! * `emptied`: operations that hold the variable for writing; for others a hint.
 //! * `name`: set once, by any owner of a handle; read by any thread.
@@ -23,7 +23,7 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `version` | store in [`VarCell::mutated`], `fetch_add` in [`VarCell::mutated_on_device`] | load in [`VarCell::version`] | the effects of the counted mutations |
-//! | `handles` | `fetch_sub` in [`VarCell::remove_handle`] | [`acquire`] of the thread that removes the last handle | the uses of the variable by all handles |
+//! | `handles` | `fetch_sub` in [`VarCell::remove_handle`] | [`acquire`] of the thread that removes the last handle | the uses of the variable through all handles |
 
 use std::{
     alloc::Layout,
@@ -73,7 +73,7 @@ struct State {
     version: AtomicU64,
     /// The state that an operation must check before it runs.
     fault: Fault<OpError>,
-    /// The value was dropped.
+    /// Whether the value was dropped.
     emptied: AtomicBool,
 }
 
@@ -162,7 +162,7 @@ impl VarCell {
     /// [`with_value`](Self::with_value), for a value that may borrow.
     ///
     /// # Safety
-    /// 1. The value is [emptied](Self::empty) while it is valid.
+    /// 1. The variable is [emptied](Self::empty) while its value is still valid.
     pub(crate) unsafe fn with_borrowing_value<T: Send>(
         core: &Arc<Core>,
         value: T,
@@ -224,10 +224,10 @@ impl VarCell {
     /// Removes a handle. Returns whether it was the last one.
     #[must_use = "the caller must free the variable if this was its last handle"]
     pub(crate) fn remove_handle(&self) -> bool {
-        // Release (edge `handles`): the uses of the variable by this handle.
+        // Release (edge `handles`): the uses of the variable through this handle.
         let last = self.handles.fetch_sub(1, Release) == 1;
         if last {
-            // Acquire (edge `handles`): the uses of the variable by the other handles.
+            // Acquire (edge `handles`): the uses of the variable through the other handles.
             acquire(&self.handles);
         }
         last
@@ -284,8 +284,8 @@ impl VarCell {
 
     /// Whether the value needs a drop. Exact for an operation that holds the variable for writing; for others a hint.
     pub(crate) fn needs_drop(&self) -> bool {
-        // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Others
-        // only choose where the drop runs.
+        // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Other
+        // callers use the answer only to choose where the drop runs.
         self.value.needs_drop && !self.state.emptied.load(Relaxed)
     }
 
@@ -329,8 +329,9 @@ impl VarCell {
     /// Frees the variable, except for its value.
     ///
     /// # Safety
-    /// 1. The caller is the last operation that was ever pushed on the variable, and its accesses are done.
-    /// 2. The variable is not used any more, except that threads that are pinned may read its queue and its name.
+    /// 1. The caller runs the last operation that was ever pushed on the variable, and the operation's accesses are
+    ///    done.
+    /// 2. The variable is not used any more, except that pinned threads may read its queue and its name.
     pub(super) unsafe fn free(cell: NonNull<Self>) {
         // The fields are reached through pointers, since a pinned thread may still read the queue and the name.
         // SAFETY: the cell lives until `dispose` below has run `free`.
@@ -339,7 +340,8 @@ impl VarCell {
         let layout = unsafe { value.read() }.layout;
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let name = unsafe { &raw const (*cell.as_ptr()).name };
-        // SAFETY: (2): nobody changes the field, and it is dropped only once, when no thread is pinned that may read it.
+        // SAFETY: (2): no thread changes the field, and it is dropped only once, when no pinned thread may read it any
+        // more.
         let name = unsafe { name.read() };
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let core = unsafe { &raw const (*cell.as_ptr()).core };

@@ -54,7 +54,7 @@ impl Core {
             var.cell().queue().close().then_some(()).ok_or_else(deleted)
         });
         if let Err(error) = closed {
-            // Dropped here and not by `?`, for the reason given in `push`.
+            // `?` is not used, for the reason given in `push`.
             drop(f);
             return Err(error);
         }
@@ -66,7 +66,7 @@ impl Core {
                     unsafe { VarCell::of(access).empty() };
                 }
             };
-            // A panic of the value's drop must not keep `f` from being called.
+            // A panic in the value's drop must not keep `f` from being called.
             no_wait::without_waits(NoWait::Deletion, || {
                 let emptied = panics::catch(empty);
                 match (emptied, panics::catch(|| f(cx))) {
@@ -106,17 +106,17 @@ impl Core {
     }
 }
 
-/// A variable that the engine makes, by its only handle.
+/// The only handle to a variable that the engine has created.
 #[derive(Debug)]
 pub(super) struct OwnedVar(NonNull<VarCell>);
 
-// SAFETY: it is a handle of the variable, and a `VarCell` is `Send` and `Sync`.
+// SAFETY: it is a handle to the variable, and a `VarCell` is `Send` and `Sync`.
 unsafe impl Send for OwnedVar {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for OwnedVar {}
 
 impl OwnedVar {
-    /// Takes the only handle of a variable.
+    /// Takes the only handle to a variable.
     ///
     /// # Safety
     /// 1. The variable has a handle, which the caller does not use any more.
@@ -137,7 +137,7 @@ impl OwnedVar {
     }
 
     pub(super) fn cell(&self) -> &VarCell {
-        // SAFETY: this is a handle of the variable.
+        // SAFETY: this is a handle to the variable.
         unsafe { self.0.as_ref() }
     }
 }

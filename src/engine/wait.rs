@@ -89,7 +89,7 @@ impl Core {
             return Ok(Some(begun));
         }
         let oneshot = Oneshot::new();
-        // A wait may be pushed behind a deletion, and then ends with it.
+        // A wait may be pushed behind a deletion, and then ends once the deletion is complete.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT;
         let spec = Spec::internal(WAIT, 0, flags).passing_closed();
         let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
@@ -111,23 +111,23 @@ impl Core {
         check_wait()
     }
 
-    /// Whether `cell` has failed, or GPUs have yet to complete operations on it.
+    /// Whether `cell` has failed, or GPUs have yet to complete operations on it that the wait covers.
     fn is_faulty(&self, cell: &VarCell, kind: WaitFor) -> bool {
         cell.fault().needs_wait(|| self.lane_before_wait(cell, kind).is_some())
     }
 
-    /// A lane of a GPU that has not completed the dependencies of a wait that is pushed now.
+    /// Returns a GPU lane that has not completed the dependencies of a wait pushed now.
     fn lane_before_wait(&self, cell: &VarCell, kind: WaitFor) -> Option<usize> {
         self.lane_before(cell, kind.mode(), |_| true)
     }
 
-    /// The error of a wait that would never return.
+    /// Returns the error of a wait that would never return.
     pub(crate) fn would_deadlock(&self, awaited: Awaited) -> WaitError {
         WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), awaited))
     }
 
-    /// Waits for the result of an operation with a handle and takes it. Inside an operation, another thread runs the worker
-    /// meanwhile.
+    /// Waits for the result of an operation with a handle and takes it. Inside an operation, another thread runs the
+    /// worker during the wait.
     pub(crate) fn wait_for_result<R, F: ?Sized>(
         self: &Arc<Self>,
         handled: &Arc<Oneshot<R, Cancellable<F>>>,
@@ -156,7 +156,7 @@ impl Core {
         self.wait_for_result(handled, deadline)
     }
 
-    /// Waits for `target` by `wait`, which blocks until a deadline.
+    /// Waits for `target` by calling `wait`, which blocks until the deadline that it is given.
     pub(super) fn wait_by<R, T: ?Sized>(
         self: &Arc<Self>,
         oneshot: &Arc<Oneshot<R, T>>,
@@ -182,8 +182,8 @@ impl Core {
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `is_over`, and until `deadline` at the latest. Then lets it get a
-    /// worker again, if it has [handed its own over](Self::make_way).
+    /// Calls `wait`, in which the calling thread sleeps until `is_over` or `deadline`. Then waits for a worker for the
+    /// thread, if it has [handed its own over](Self::make_way).
     pub(super) fn sleep<R>(&self, deadline: Option<Instant>, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
         let waits = room::stop_running();
         let result = self.wait_outside(is_over, wait);
@@ -193,7 +193,7 @@ impl Core {
     }
 
     /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
-    /// an operation is complete, may depend on it.
+    /// an operation is complete, may depend on that work.
     pub(crate) fn catch_up() {
         // The work that the function of a device operation has issued is not complete when it returns, so no operation
         // of the program may run inside that function.
@@ -267,7 +267,8 @@ impl Core {
         }
     }
 
-    /// [`wait_for_group`](Self::wait_for_group) as a future. It covers the operations that were pushed before this call.
+    /// [`wait_for_group`](Self::wait_for_group) as a future. It covers the operations that were pushed before this
+    /// call.
     pub(crate) fn wait_for_group_async(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -293,9 +294,9 @@ impl Core {
 
 /// Operations that are counted together.
 trait Counted: Unpin {
-    /// Their count.
+    /// Returns the count of these operations.
     fn pending<'a>(&'a self, core: &'a Core) -> &'a PendingOps;
-    /// What a wait for them returns.
+    /// Returns the result of a wait for these operations.
     fn result(&self, core: &Core) -> Result<(), WaitError>;
 }
 
@@ -379,15 +380,16 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 }
 
 /// Calls `f`, which blocks the calling thread: it reads a file, locks a mutex, or waits for another program. Inside an
-/// operation, another thread runs the worker meanwhile, so that other operations are not held up.
+/// operation, another thread runs the worker during the call, so that other operations are not held up.
 ///
-/// When `f` has returned, the function of the operation goes on in the stead of an idle worker, or waits until another
-/// operation ends and leaves its worker to it. So an engine with one worker computes one function at a time. The same holds
-/// after each wait of the engine's inside an operation. A function goes on without a worker if none becomes free for 100 ms,
-/// or until the time limit of its wait; one that blocks without `blocking` may hold up others for that time.
+/// When `f` has returned, the function of the operation continues in place of an idle worker, or waits until another
+/// operation ends and leaves it a worker. So an engine with one worker computes one function at a time. The same
+/// happens after each wait for the engine inside an operation. If no worker becomes free within 100 ms, or before the
+/// time limit of the wait, the function continues without one. A function that blocks without `blocking` may hold up
+/// others for that long.
 ///
-/// The worker stays where it is, and is blocked, if no thread can take it over, and in functions of device operations and
-/// deletions, which must not wait. Outside operations `blocking` only calls `f`.
+/// The worker is blocked with the calling thread if no other thread can take it over, and in the functions of device
+/// operations and in deletions, which must not wait. Outside operations `blocking` only calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -410,8 +412,8 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
 /// A wait for a variable: reports the failure that the variable has at this place in the order.
 struct WaitJob {
     failure: Option<OpError>,
-    /// `report` takes it, because the oneshot may be the last owner of the program's error, which is then dropped
-    /// there.
+    /// Taken by `report`, because the oneshot may be the last owner of the program's error, which the clean-up then
+    /// drops.
     oneshot: Option<Arc<Oneshot<()>>>,
 }
 
@@ -438,7 +440,7 @@ impl Job for WaitJob {
     /// Never called: a wait is neither rejected, skipped nor cancelled.
     fn discard(&mut self) {}
 
-    /// Sets the result here and not in `start`, because the waiting thread may ask at once whether the variable is
+    /// Sets the result here and not in `start`, because the waiting thread may immediately ask whether the variable is
     /// idle.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };

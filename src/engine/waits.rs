@@ -1,28 +1,28 @@
 //! The last waits for a variable, so that later waits can join them. However many threads wait for a variable that
 //! makes no progress, they add at most one operation of each kind to its queue.
 //!
-//! A wait is an operation in the queue of the variable (`WaitJob`), which sets an [`Oneshot`]. The variable remembers
-//! the last wait of each [kind](WaitFor), from before its push until its start. Its record is held meanwhile.
+//! A wait is an operation in the queue of the variable (`WaitJob`), which sets a [`Oneshot`]. The variable remembers
+//! the last wait of each [kind](WaitFor), from before its push until its start. The record of the wait is held during
+//! that time.
 //!
 //! # Which wait may be joined
 //!
-//! A new wait joins the remembered one of its kind if no access is linked behind that, except for the remembered wait
-//! of the other kind. This has the effect of a push at that moment:
+//! A new wait joins the remembered one of its kind if no access is linked behind that one, except for the remembered
+//! wait of the other kind. This has the effect of a push at that moment:
 //!
 //! * The operations that were pushed before the call are in front of the remembered wait. If one of them were behind
 //!   it, it would have been linked by the end of its push, and so before the call, and the word of the remembered
 //!   access would show it.
-//! * No operation that mutates is between the remembered wait and the place of a new one, but at most the other wait.
-//!   That one depends on nothing that is not in front of both. So a new wait would end together with the remembered
-//!   one and see the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates
-//!   as well.
+//! * Between the remembered wait and the place of a new one there is no operation that mutates, but at most the other
+//!   wait, which depends only on what is in front of both. So a new wait would end together with the remembered one and
+//!   see the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates as well.
 //! * The operations that are pushed after the call are behind the remembered wait, because that is in its queue
 //!   already ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller
 //!   pushes next.
 //!
-//! A wait that is ready is joined only while GPUs have operations in flight that a new one would depend on as well.
-//! In all other cases a new wait would be ready immediately, but the remembered one may belong to a thread that does
-//! not run.
+//! A wait that is ready is joined only while GPUs have operations in flight that a new one would depend on as well. In
+//! all other cases a new wait would be ready immediately, but the remembered one may belong to a thread that is not
+//! running.
 //!
 //! # Who may touch what
 //!
@@ -52,7 +52,7 @@ pub(crate) enum WaitFor {
 }
 
 impl WaitFor {
-    /// The mode of an access that waits for these operations.
+    /// Returns the mode of an access that waits for these operations.
     pub(super) fn mode(self) -> Mode {
         match self {
             Self::Writers => Mode::Read,

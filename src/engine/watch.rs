@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// Starts a watchdog of `core`, which goes on until the sender that is returned is dropped. Its thread ends soon after, or
-/// when what it reports to has returned.
+/// Starts a watchdog for `core`, which runs until the returned sender is dropped. Its thread ends soon after that, or
+/// once the function that receives the reports has returned.
 pub(super) fn begin(core: &Arc<Core>, watchdog: Watchdog) -> io::Result<mpsc::Sender<()>> {
     let (stop, stopped) = mpsc::channel();
     let core = Arc::downgrade(core);
@@ -39,14 +39,14 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
             continue;
         }
         let dump = core.dump();
-        // What the program does with a report may take its time.
+        // The program may take long over a report.
         drop(core);
         for problem in seen.look(watchdog, &dump, Instant::now()) {
             let report = WatchdogReport { problem, dump: dump.clone() };
             panics::log!(Warn, "raddle: {report}");
             let told = panics::catch(|| watchdog.report.iter().for_each(|tell| tell(&report)));
             if let Err(payload) = told {
-                panics::log!(Error, "raddle: the function that gets the reports of a watchdog panicked");
+                panics::log!(Error, "raddle: the function that receives the reports of a watchdog panicked");
                 panics::discard(payload);
             }
         }
@@ -57,7 +57,7 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
 #[derive(Default)]
 struct Seen {
     ops: HashMap<OpId, SeenOp>,
-    /// When something has started or ended last.
+    /// When something last started or ended.
     progress: Option<Instant>,
     told_of_stall: bool,
     told_of_cycle: bool,
@@ -96,7 +96,7 @@ impl Seen {
             }
             self.ops.insert(id, seen);
         }
-        // What is left has ended.
+        // The operations that are left in `before` have ended.
         if has_moved || !before.is_empty() || self.progress.is_none() {
             self.progress = Some(now);
             (self.told_of_stall, self.told_of_cycle) = (false, false);
@@ -105,7 +105,7 @@ impl Seen {
         if watchdog.stalled.is_some_and(|limit| time >= limit) && !std::mem::replace(&mut self.told_of_stall, true) {
             problems.push(Problem::Stalled { time });
         }
-        // A cycle that two dumps show is none that several moments make up.
+        // Nothing has moved between two dumps, so the cycle is not made up of states from different moments.
         if let Some(ops) = dump.cycle().filter(|_| !has_moved && before.is_empty()) {
             if !std::mem::replace(&mut self.told_of_cycle, true) {
                 problems.push(Problem::Cycle { ops });

@@ -1,9 +1,9 @@
 //! The state of an engine's thread: its engine, its duty, and the worker that it runs.
 //!
-//! A thread finds its own state through a thread-local. Code of other crates may run inside the deque of the worker,
-//! since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have deferred there.
-//! So the thread marks the deque while it is in use, and operations that such code makes ready go to the injector
-//! instead.
+//! A thread finds its own state through a thread-local. Code of other crates may run inside calls of the worker's
+//! deque, since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have deferred
+//! there. So the thread marks the deque while it is in use, and operations that such code makes ready go to the
+//! injector instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -25,9 +25,9 @@ pub(super) type Main = fn(Arc<Core>, usize, BoxedWorker<Task>) -> Ended;
 /// The duty of an engine's thread.
 #[derive(Clone, Copy)]
 pub(super) enum Duty {
-    /// It runs workers. A thread that takes over its worker has the same main function.
+    /// The thread runs workers. A thread that takes over its worker runs this main function.
     Workers(Main),
-    /// It serves the lane of a GPU, and never has a worker.
+    /// The thread serves the lane of a GPU, and never has a worker.
     Device,
 }
 
@@ -38,15 +38,16 @@ pub(super) struct WorkerThread {
     lane: Cell<u8>,
     pub(super) core: Arc<Core>,
     duty: Duty,
-    /// A function on this thread has handed the worker over, and neither has it returned nor has the thread got a worker.
+    /// Whether a function on this thread has handed the worker over, and has neither returned nor received a worker
+    /// since.
     gave_away: Cell<bool>,
-    /// How often functions on this thread have queued for a worker, modulo 2³².
+    /// The number of times that functions on this thread have queued for a worker, modulo 2³².
     returns: Cell<u32>,
-    /// Such a function goes on in the stead of an idle worker.
+    /// Whether such a function continues in place of an idle worker.
     borrows: Cell<bool>,
-    /// The thread may use all cores of the engine, whatever worker it has.
+    /// Whether the thread may use all cores of the engine, regardless of its worker.
     is_unpinned: Cell<bool>,
-    /// The deque of the worker is in use: the worker looks for work, or an operation is pushed into it.
+    /// Whether the deque of the worker is in use: the worker looks for work, or an operation is pushed into it.
     deque_in_use: Cell<bool>,
 }
 
@@ -103,7 +104,7 @@ impl WorkerThread {
         Entered(self)
     }
 
-    /// Takes up a worker. Returns the number of its lane, and where the thread runs now.
+    /// Gives the thread a worker. Returns the number of the worker's lane, and where the thread runs now.
     pub(super) fn take_up(&self, worker: BoxedWorker<Task>) -> (usize, Placement) {
         let threads = self.core.threads();
         worker.lane().sleep().set_thread(worker.index());
@@ -119,7 +120,7 @@ impl WorkerThread {
         (lane, placement)
     }
 
-    /// Borrows the place of an idle worker for the function on this thread. Returns whether it has one now.
+    /// Borrows the place of an idle worker for the function on this thread. Returns whether the function has one now.
     fn borrow_place(&self) -> bool {
         let lane = self.core.threads().lane(self.lane.get());
         self.borrows.set(self.borrows.get() || lane.borrow_place());
@@ -133,7 +134,7 @@ impl WorkerThread {
         }
     }
 
-    /// Notes that no function on this thread goes on without a worker: it has ended, or has got one.
+    /// Notes that no function on this thread continues without a worker: the function has ended, or has received one.
     pub(super) fn end_without_worker(&self) {
         if self.core.is_forked() {
             return;
@@ -145,8 +146,8 @@ impl WorkerThread {
         }
     }
 
-    /// The worker that the thread runs now. The reference must not be kept across code of other crates or of the
-    /// program, which may give the worker away.
+    /// Returns the worker that the thread runs now. The reference must not be kept across code of other crates or of
+    /// the program, which may give the worker away.
     #[inline]
     fn worker(&self) -> Option<&Worker<Task>> {
         // SAFETY: only this thread uses the cell, and its content is not replaced while the reference is used.
@@ -160,7 +161,7 @@ impl WorkerThread {
         DequeInUse(&self.deque_in_use)
     }
 
-    /// The worker, unless its deque is in use.
+    /// Returns the worker, unless its deque is in use.
     #[inline]
     fn free_worker(&self) -> Option<&Worker<Task>> {
         if self.deque_in_use.get() { None } else { self.worker() }
@@ -200,7 +201,7 @@ pub(super) fn schedule(core: &Core, op: OpRef<Task>) {
     if serves(lane) { push_local(op) } else { lane.inject_from_outside(op) }
 }
 
-/// Schedules a ready operation on the worker of the calling thread, which serves its lane.
+/// Schedules a ready operation on the worker of the calling thread, which serves the operation's lane.
 #[inline(never)]
 fn push_local(op: OpRef<Task>) {
     with_current(|thread| {
@@ -224,13 +225,13 @@ fn serves(lane: &Arc<Lane<Task>>) -> bool {
 /// Removes the calling thread, the only one of a forked child, from the engine of the parent process.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(super) fn leave_engine() {
-    // Otherwise every thread that the child starts would inherit the core of the worker.
+    // Unpinned, since otherwise every thread that the child starts would inherit the core of the worker.
     with_current(|thread| _ = topology::keep_to(thread.core.threads().mask()));
     CURRENT.with(|cell| cell.set(ptr::null()));
     disown_thread();
 }
 
-/// The number, in its lane, of the worker that this thread runs.
+/// Returns the number that the worker of this thread has in its lane.
 pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
 }
@@ -246,7 +247,7 @@ pub(super) enum Runner {
     Other,
 }
 
-/// What runs the functions of `core` on the calling thread.
+/// Returns what runs the functions of `core` on the calling thread.
 #[inline]
 pub(super) fn runner_of(core: &Core) -> Runner {
     let runner = |thread: &WorkerThread| match (thread.worker(), thread.duty) {
@@ -258,8 +259,8 @@ pub(super) fn runner_of(core: &Core) -> Runner {
     with_current(runner).unwrap_or(Runner::Other)
 }
 
-/// The lane of this thread's worker, if that is one of `core` and its deque is not in use. Also that of an idle worker in
-/// whose stead a function goes on.
+/// Returns the lane of this thread's worker, if the worker belongs to `core` and its deque is not in use. If a function
+/// continues in place of an idle worker, returns the lane of that worker.
 pub(super) fn lane_of(core: &Core) -> Option<u8> {
     let is_own = |thread: &WorkerThread| {
         ptr::eq(Arc::as_ptr(&thread.core), core) && (thread.free_worker().is_some() || thread.borrows.get())
@@ -293,8 +294,8 @@ pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
 
-/// Returns the cores that an engine built by the calling thread may use: those of the thread or, because that may be
-/// pinned, those of the engine that owns it.
+/// Returns the cores that an engine built by the calling thread may use: those of the engine that owns the thread,
+/// since the thread may be pinned, or else those of the thread.
 pub(crate) fn cores_here() -> Box<[usize]> {
     with_current(|thread| thread.core.threads().mask().into()).unwrap_or_else(topology::allowed)
 }
@@ -345,7 +346,7 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Takes the worker out of this thread, if that runs one of `core`. What is queued there can be stolen.
+/// Takes the worker away from this thread, if it belongs to `core`. The operations queued there can be stolen.
 pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
     with_current(|thread| {
         let takes = ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
@@ -358,7 +359,8 @@ pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
     .flatten()
 }
 
-/// Takes the first operation that is `wanted` from the deque of the calling thread's worker, if that is one of `core`.
+/// Takes the first operation that is `wanted` from the deque of the calling thread's worker, if the worker belongs to
+/// `core`.
 pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
     with_current(|thread| {
         let worker = thread.free_worker().filter(|_| ptr::eq(Arc::as_ptr(&thread.core), core))?;
@@ -369,23 +371,24 @@ pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool)
     .flatten()
 }
 
-/// Notes that a waiter on this thread has taken an operation from its entry in a queue.
+/// Notes that a waiter on this thread has taken an operation from its entry in a queue, which leaves the entry stale.
 pub(super) fn note_stale() {
     with_current(|thread| thread.worker().map(Worker::note_stale));
 }
 
-/// The engine of the calling thread, and the lane of the worker that it has handed over and not got back.
+/// Returns the engine of the calling thread, and the lane of the worker that the thread has handed over, unless it has
+/// received one since.
 pub(super) fn without_worker() -> Option<(Arc<Core>, u8)> {
     with_current(|thread| thread.gave_away.get().then(|| (Arc::clone(&thread.core), thread.lane.get()))).flatten()
 }
 
-/// Counts that a function on the calling thread queues for a worker. Returns how often that has happened before.
+/// Notes that a function on the calling thread queues for a worker. Returns how often that has happened before.
 pub(super) fn count_return() -> u32 {
     with_current(|thread| thread.returns.replace(thread.returns.get().wrapping_add(1))).unwrap_or(0)
 }
 
-/// Borrows the place of an idle worker for the function on the calling thread, which has none. Returns whether it has one
-/// now.
+/// Borrows the place of an idle worker for the function on the calling thread, which has none. Returns whether the
+/// function has one now.
 pub(super) fn borrow_place() -> bool {
     with_current(WorkerThread::borrow_place) == Some(true)
 }
@@ -400,7 +403,7 @@ pub(super) fn resume(worker: BoxedWorker<Task>) {
     debug_assert!(worker.is_none(), "only threads of an engine hand workers over");
 }
 
-/// Puts a worker back into the calling thread that was [taken](take_worker) out of it.
+/// Gives a worker back to the calling thread, from which it was [taken](take_worker).
 pub(super) fn put_back(worker: BoxedWorker<Task>) {
     with_current(|thread| {
         thread.worker.set(Some(worker));
@@ -425,9 +428,10 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
             return Ok(());
         };
         let core = Arc::clone(&thread.core);
-        // Until the operation ends or the thread has a worker again. Before the worker is seen to be idle elsewhere.
+        // The thread is counted until the operation ends or the thread has a worker again, and before other threads can
+        // see the worker idle.
         let counted = core.has_limits() && core.begin_running();
-        // Before another thread has the worker.
+        // Recorded before another thread has the worker.
         thread.core.record_wait();
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
         if given.is_ok() {
@@ -437,7 +441,7 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
             thread.core.end_running();
         }
         given.map_err(|(worker, error)| {
-            // Set before the logger is called, since the logger may wait as well.
+            // The worker is put back before the logger is called, since the logger may wait as well.
             thread.worker.set(Some(worker));
             thread.core.record_return_to_work();
             if let Some(error) = error {

@@ -1,9 +1,9 @@
 //! The main function of the threads that run workers.
 //!
-//! An operation that waits inside its function for the handle of a ready one runs that one
-//! ([`in_place`](super::in_place)). In all other waits it hands its worker over to a spare thread and sleeps. When it wakes it
-//! queues for a worker ([`regain`](super::regain)). So a wait never occupies a worker. Nor can one wait bury another one
-//! beneath it on a stack, which happens where waiting threads run operations that nobody there waits for.
+//! An operation whose function waits for the handle of a ready operation runs that operation
+//! ([`in_place`](super::in_place)). In all other waits it hands its worker over to a spare thread and sleeps. When it
+//! wakes up, it queues for a worker ([`regain`](super::regain)). So a wait never occupies a worker. Nor does a wait
+//! bury an unrelated wait beneath it on a stack, as happens where waiting threads run arbitrary operations.
 
 use std::{io, sync::Arc};
 
@@ -147,7 +147,7 @@ fn run(thread: &WorkerThread, number: usize) {
 /// Runs operations while the thread has a worker and its lane has not ended. `ready` holds operations that became ready
 /// until they are dispatched.
 ///
-/// This is a function of its own, so that the loop does not share registers with code that runs only once.
+/// This is a separate function, so that the loop does not share registers with code that runs only once.
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
@@ -218,7 +218,7 @@ mod tests {
                 assert!(start.elapsed() < Duration::from_secs(20), "{} threads, {before} before", known());
                 std::thread::yield_now();
             }
-            assert!(threads.numbers_given() < 3 * DEPTH, "numbers do not come back");
+            assert!(threads.numbers_given() < 3 * DEPTH, "thread numbers are not returned");
         }
     }
 

@@ -23,16 +23,16 @@ pub enum BuildError {
     NoWorkers,
     /// The builder was given more workers than this maximum.
     TooManyWorkers(usize),
-    /// `RADDLE_ENGINE` has this value, which is no kind of engine.
+    /// `RADDLE_ENGINE` has this value, which is not a kind of engine.
     UnknownEngine(String),
-    /// `RADDLE_SHUFFLE` has this value, which is no number.
+    /// `RADDLE_SHUFFLE` has this value, which is not a number.
     InvalidSeed(String),
     /// A thread could not be started.
     Thread(std::io::Error),
     /// The builder was given more GPUs than this maximum.
     TooManyGpus(usize),
-    /// The file of the [profile](crate::EngineBuilder::profile) at this path could not be created, or no thread could be
-    /// started to write it.
+    /// The file of the [profile](crate::EngineBuilder::profile) at this path could not be created, or no thread could
+    /// be started to write it.
     Profile(PathBuf, std::io::Error),
 }
 
@@ -82,7 +82,7 @@ impl FromStr for EngineKind {
     }
 }
 
-/// Why a shutdown returned before it was complete.
+/// Why a shutdown, or a [stop](crate::Engine::stop), returned before it was complete.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -103,18 +103,19 @@ impl FromStr for EngineKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// The deadline passed while operations were pending. The shutdown continues in the background, and a further call
-    /// waits again.
+    /// The deadline of a shutdown passed while operations were pending, or that of a stop while a function was running.
+    /// A shutdown continues in the background, and a further call waits again; after a stop the engine continues to
+    /// run.
     TimedOut,
     /// The caller is an operation, a logger that the engine calls, or a destructor of a thread-local on one of its
-    /// threads, and the shutdown would have to wait for it. The shutdown continues in the background.
+    /// threads, and the call would have to wait for it. A shutdown continues in the background; a stop has no effect.
     InsideOperation,
-    /// No operation was pending, but threads of the engine with these names had not ended at the deadline. They run
-    /// program code, such as the function of an asynchronous operation that continues after its completion, a
-    /// destructor of a thread-local, or a logger; or the time was too short. They end when that code returns. A further
-    /// call waits again; dropping the engine does not wait for them.
+    /// No operation was pending, or the engine was stopped, but threads of the engine with these names had not ended at
+    /// the deadline. They run program code, such as the function of an asynchronous operation that continues after its
+    /// completion, a destructor of a thread-local, or a logger; or the time was too short. They end when that code
+    /// returns. A further call waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
-    /// The engine was built by the parent of this forked process, where its threads are. Nothing is shut down.
+    /// The engine was built by the parent of this forked process, where its threads are. The call has no effect.
     Forked,
 }
 
@@ -122,18 +123,14 @@ impl fmt::Display for ShutdownError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TimedOut => {
-                f.write_str("operations were still pending at the deadline of the shutdown, which continues")
+                f.write_str("operations had not ended at the deadline; a shutdown continues, and a stop is cancelled")
             }
             Self::Forked => f.write_str(FORKED),
             Self::InsideOperation => f.write_str(
-                "a shutdown inside an operation cannot wait for that operation; it continues in the background",
+                "a call inside an operation cannot wait for that operation; a shutdown continues in the background",
             ),
             Self::ThreadsLeft(names) => {
-                write!(
-                    f,
-                    "nothing is pending, but threads had not ended at the deadline of the shutdown: {}",
-                    names.join(", ")
-                )
+                write!(f, "no operation runs, but threads had not ended at the deadline: {}", names.join(", "))
             }
         }
     }

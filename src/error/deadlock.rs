@@ -44,13 +44,13 @@ impl Deadlock {
         Self(Some(Arc::new(Parts { waiting, awaited })))
     }
 
-    /// The name of the operation that would wait, if it is known.
+    /// Returns the name of the operation that would wait, if it is known.
     #[must_use]
     pub fn waiting(&self) -> Option<&str> {
         self.0.as_ref()?.waiting.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// The name of the operation or of the variable that it would wait for, if that is known.
+    /// Returns the name of the operation or variable that the wait would be for, if it is known.
     #[must_use]
     pub fn awaited(&self) -> Option<&str> {
         Some(match &self.0.as_ref()?.awaited {

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, sync::Arc};
 
 use super::BoxError;
 
-/// CUDA's error number of a call that is refused because its stream is being captured into a graph.
+/// CUDA's error number for a call that is refused because its stream is being captured into a graph.
 pub(crate) const CAPTURING: i32 = 900;
 
 #[derive(Debug)]
@@ -31,28 +31,28 @@ struct Details {
 pub struct DeviceError(Arc<Details>);
 
 impl DeviceError {
-    /// Creates the error of a call that had no effect. The device is sound.
+    /// Creates the error for a call that had no effect. The device is still usable.
     pub(crate) fn refused(code: i32, message: impl Into<String>) -> Self {
         Self(Arc::new(Details { code, message: message.into(), lost: false }))
     }
 
-    /// Creates the error of a device that is lost.
+    /// Creates the error for a device that is lost.
     pub(crate) fn lost(code: i32, message: impl Into<String>) -> Self {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Returns whether memory has run out: on the device, or for the operating system to pin (304). The simulated
+    /// Returns whether the device is out of memory (2), or the operating system could not pin any (304). The simulated
     /// device uses CUDA's number.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
     }
 
-    /// Converts the error into the loss of its device, for an engine that gives the device up because of it.
+    /// Converts the error into the loss of its device, for an engine that gives the device up because of the error.
     pub(crate) fn into_loss(self) -> Self {
         if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
     }
 
-    /// Returns the error of a device that is in `error`: a [`DeviceError`], or an error of the driver, which is
+    /// Returns the error of a device that `error` contains: a [`DeviceError`], or an error of the driver, which is
     /// converted. Returns any other error unchanged.
     pub(crate) fn found_in(error: BoxError) -> Result<Self, BoxError> {
         #[cfg(feature = "cuda")]
@@ -76,8 +76,8 @@ impl DeviceError {
         &self.0.message
     }
 
-    /// Returns whether the whole device is lost to this process, and not only this call: a command has accessed
-    /// foreign memory, a kernel failed, or the hardware is gone. Every later call returns the same error.
+    /// Returns whether the whole device is lost to this process: a command has accessed memory that it must not access,
+    /// a kernel failed, or the hardware is gone. Every later call returns the same error.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.lost

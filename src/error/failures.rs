@@ -8,7 +8,7 @@ use crate::{
     values::name::Name,
 };
 
-/// The most failures that are kept; further ones are only counted. Picked: a program that ignores so many does not
+/// The most failures that are kept; further ones are only counted. Not tuned: a program that ignores so many does not
 /// check for failures.
 const MAX_KEPT: usize = 4096;
 
@@ -45,7 +45,8 @@ pub(crate) enum Place {
 /// The failures of an engine that are not known to the program: no wait and no handle has returned them, and the
 /// program has not cleared them on a variable.
 ///
-/// The variables that a failure has reached do not matter, nor whether they still exist: they may be freed meanwhile.
+/// Which variables a failure has reached does not matter, nor whether they still exist: they may be freed before the
+/// failure is known.
 ///
 /// A failure becomes known under the lock, together with its removal from the failures that are kept or counted. So it
 /// is either reported from here or known from elsewhere, whichever thread is faster.
@@ -70,7 +71,7 @@ impl Failures {
         let mut state = lock(&self.0);
         if failure.note_known() {
             match place {
-                // The caller has another clone, so this does not run a drop of the program's under the lock.
+                // The caller has another clone, so this runs no drop of the program's values under the lock.
                 Place::Kept => drop(state.unknown.remove(&failure.sequence())),
                 Place::Counted(round) if round == state.round => state.more -= 1,
                 // The failure was reported in a summary of several.
@@ -79,8 +80,8 @@ impl Failures {
         }
     }
 
-    /// Takes the earliest failure, which is known from then on. After the last one that is kept, returns a summary of
-    /// those that were only counted.
+    /// Takes the earliest failure, which is known from then on. After the last kept one, returns a summary of those
+    /// that were only counted.
     pub(crate) fn take(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         if let Some((_, failure)) = state.unknown.pop_first() {
@@ -92,7 +93,7 @@ impl Failures {
         summary(more)
     }
 
-    /// Returns the earliest kept failure that is not a cancellation by the program's own shutdown. Does so only once.
+    /// Returns the earliest kept failure that is not a cancellation. Later calls return `None`.
     pub(crate) fn to_warn_of(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         let warned = std::mem::replace(&mut state.warned, true);

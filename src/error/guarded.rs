@@ -1,4 +1,4 @@
-//! Uses of a guarded value by code that has not declared them.
+//! Uses of a guarded value that were refused.
 
 use std::{error::Error, fmt, panic::Location};
 
@@ -34,11 +34,12 @@ struct Parts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UseErrorKind {
-    /// The code belongs to no operation that has declared the variable. Found in builds with debug assertions.
+    /// The code belongs to no operation that has declared the variable. Detected only in builds with debug assertions.
     Undeclared,
-    /// The value would be changed by an operation that only reads the variable. Found in builds with debug assertions.
+    /// The value would be changed by an operation that only reads the variable. Detected only in builds with debug
+    /// assertions.
     OnlyRead,
-    /// Another thread, or the caller itself, uses the value at this moment. Found in every build.
+    /// Another thread, or the caller itself, uses the value at this moment. Detected in every build.
     InUse,
 }
 
@@ -79,8 +80,8 @@ impl UseError {
         self.0.user.as_ref().map(|(name, location)| (name.as_str(), *location))
     }
 
-    /// Returns the name of the operation that has used the value last, and where it was pushed. Returns `None` if there is
-    /// none, and in builds without debug assertions.
+    /// Returns the name of the operation that used the value last, and where it was pushed. Returns `None` if there is
+    /// no such operation, and in builds without debug assertions.
     #[must_use]
     pub fn last_user(&self) -> Option<(&str, &'static Location<'static>)> {
         self.0.other.as_ref().map(|(name, location)| (name.as_str(), *location))
@@ -113,9 +114,9 @@ impl fmt::Display for UseError {
                 f.write_str("and has not declared it; name the variable in its push")?;
             }
             UseErrorKind::Undeclared => {
-                f.write_str("and nothing orders that; push an operation that names the variable")?;
+                f.write_str("and nothing orders this use; push an operation that names the variable")?;
             }
-            UseErrorKind::OnlyRead => f.write_str("changes it, and has declared to read it; declare that it writes")?,
+            UseErrorKind::OnlyRead => f.write_str("changes it, but declares only a read; declare that it writes")?,
             UseErrorKind::InUse => f.write_str("and it is in use at this moment; name the variable in both pushes")?,
         }
         match other {

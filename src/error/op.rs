@@ -44,14 +44,15 @@ pub enum Cause {
     Error(BoxError),
     /// Its [`Completion`](crate::Completion) was dropped unused.
     LostCompletion,
-    /// It is a future, and the last waker of it was dropped, so that nothing could wake it any more.
+    /// It is a future, and its last waker was dropped, so nothing could wake it any more.
     LostFuture,
     /// It was cancelled before it started: by its [handle](crate::OpHandle::cancel) or its
-    /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel).
+    /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel). If it is a
+    /// future, its handle or group may also have cancelled it later.
     Cancelled,
     /// It had not started when its [deadline](crate::OpBuilder::deadline) passed.
     DeadlinePassed,
-    /// Its device failed: while it was under way there, or before.
+    /// Its device failed, while the operation was running there or before.
     Device(DeviceError),
 }
 
@@ -73,7 +74,7 @@ impl fmt::Display for Cause {
             Self::Error(error) => write!(f, "{error}"),
             Self::LostCompletion => f.write_str("its completion was dropped unused"),
             Self::LostFuture => f.write_str("nothing can wake its future any more: the last waker was dropped"),
-            Self::Cancelled => f.write_str("it was cancelled before it started"),
+            Self::Cancelled => f.write_str("it was cancelled"),
             Self::DeadlinePassed => f.write_str("its deadline passed before it started"),
             Self::Device(error) => write!(f, "{error}"),
         }
@@ -86,7 +87,7 @@ struct Failure {
     location: &'static Location<'static>,
     /// Dropped by `drop` below.
     cause: ManuallyDrop<Cause>,
-    /// The payload of a panic, if it is not a string: the program's value, dropped with its error. It is in a mutex,
+    /// The payload of a panic, if it is not a string: the program's value, dropped with the failure. It is in a mutex,
     /// since it need not be `Sync`.
     payload: ManuallyDrop<Mutex<Option<Payload>>>,
     sequence: u64,
@@ -100,13 +101,13 @@ struct Failure {
 impl Drop for Failure {
     fn drop(&mut self) {
         // The drops of the cause and of the payload are the program's code, and the last clone may be dropped anywhere
-        // in the engine. SAFETY: only this drop touches the field, once.
+        // in the engine. SAFETY: only this drop uses the field, once.
         let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
         if let Err(payload) = panics::catch(drop_cause) {
             panics::log!(Error, "raddle: the drop of an operation's error panicked");
             panics::discard(payload);
         }
-        // SAFETY: only this drop touches the field, once.
+        // SAFETY: only this drop uses the field, once.
         let payload = unsafe { ManuallyDrop::take(&mut self.payload) };
         let payload = payload.into_inner().unwrap_or_else(PoisonError::into_inner);
         payload.into_iter().for_each(panics::discard);
@@ -204,9 +205,8 @@ impl OpError {
         &self.0.cause
     }
 
-    /// Returns the failure with which this one began. If the function of the operation returned the failure of another
-    /// operation, for instance through `?` after a wait, this is the root of that failure. Otherwise it is this failure
-    /// itself.
+    /// Returns the root of this failure. If the function of the operation returned the failure of another operation,
+    /// for instance through `?` after a wait, this is the root of that failure. Otherwise it is this failure itself.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -278,8 +278,8 @@ impl OpError {
         self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
     }
 
-    /// Marks the failure as known. Returns whether it was not. Called by the `Failures` that it was added to, under
-    /// the lock.
+    /// Marks the failure as known. Returns whether it was unknown before. Called by the `Failures` that it was added
+    /// to, under the lock.
     pub(crate) fn note_known(&self) -> bool {
         // Relaxed: all writers hold the lock, which orders them; for the reader without it see `mark_reported`.
         !self.0.known.swap(true, Relaxed)
@@ -287,9 +287,9 @@ impl OpError {
 
     /// Notes that the failure was returned to the program, or cleared by the program, and need not be reported again.
     pub(crate) fn mark_reported(&self) {
-        // Relaxed: a thread that reads the `true` of `note_known` here, and takes the lock of `Failures` later, takes
-        // it after the thread that wrote it under the lock; otherwise the write would come after this read. So it
-        // finds the failure neither kept nor counted, even if that thread is not done yet.
+        // Relaxed: a thread that reads the `true` of `note_known` here, and later takes the lock of `Failures`, takes
+        // the lock after the thread that wrote the `true` under it; otherwise the write would come after this read. So
+        // the reader finds the failure neither kept nor counted, even if the writer still holds the lock now.
         if self.0.known.load(Relaxed) {
             return;
         }
@@ -332,8 +332,8 @@ impl fmt::Display for OpError {
     }
 }
 
-/// The message names the operation and its cause, so `source` returns the source of the cause: a printer of the whole
-/// chain shows each error once. The cause itself is [`OpError::cause`] or [`OpError::downcast_ref`].
+/// The message names the operation and its cause, so `source` returns the source of the cause: code that prints the
+/// whole chain shows each error once. [`OpError::cause`] and [`OpError::downcast_ref`] return the cause itself.
 impl Error for OpError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error().and_then(Error::source)

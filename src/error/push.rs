@@ -32,22 +32,22 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 pub enum PushError {
     /// A variable belongs to another engine.
     ForeignVariable(RefusedAccess),
-    /// A variable was deleted before.
+    /// A variable was deleted before the push.
     DeletedVariable(RefusedAccess),
     /// A typed operation names one variable twice and mutates it, which would alias a `&mut`.
     AliasedVariable(RefusedAccess),
-    /// The operation that has opened a [scope](crate::Engine::scope) holds the variable until the scope has ended, so an
-    /// operation of the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
+    /// The operation that has opened a [scope](crate::Engine::scope) holds the variable until the scope has ended, so
+    /// an operation of the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
     HeldAroundScope(RefusedAccess),
-    /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its parent
-    /// only reads. It would have to wait for its parent, which waits for its children.
+    /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its
+    /// parent only reads. The child would have to wait for its parent, which waits for its children.
     NotHeld(RefusedAccess),
     /// [`OpContext::child`](crate::OpContext::child) was called in the function of an operation that was pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
     NotAParent,
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) is for operations of the CPU that end when their
-    /// function returns: not for asynchronous ones, futures, operators and those of a device. And an operator cannot be
-    /// a child.
+    /// function returns: not for asynchronous ones, futures, operators or those of a device. Nor can an operator be a
+    /// child.
     UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
@@ -62,15 +62,16 @@ pub enum PushError {
     /// operation inside the push, but no operation may run inside the function of a device operation. Push elsewhere,
     /// or on an engine of another kind.
     InDeviceFunction,
-    /// An [`Observer`](crate::Observer) pushes on an engine that is recorded or observed. It runs between the steps of the
-    /// engine, and what it pushes would be observed again. Send what it has seen to another thread, and push there.
+    /// An [`Observer`](crate::Observer) pushes on an engine that is recorded or observed. The observer runs between the
+    /// steps of the engine, and what it pushes would be observed in turn. Send what it has seen to another thread, and
+    /// push there.
     InObserver,
     /// The property selects a lane of the CPU, and the operation is for a device.
     NotOfDevice(Property),
     /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, but operations of a
     /// device start on the thread of its lane.
     EagerOnDevice,
-    /// The call is for operations of the CPU: the workers poll the future of the operation. A device was given to
+    /// The call is for operations of the CPU, whose futures the workers poll, but a device was given to
     /// [`OpBuilder::on`](crate::OpBuilder::on).
     FutureOnDevice,
     /// The call is for operations of a device, but no device was given to [`OpBuilder::on`](crate::OpBuilder::on).
@@ -161,7 +162,7 @@ struct Parts {
 }
 
 impl RefusedAccess {
-    /// `id` and `type_name` describe a variable that has no name.
+    /// Creates the description of a refused access. `id` and `type_name` describe a variable that has no name.
     #[cold]
     pub(crate) fn new(
         (operation, location): (Name, &'static Location<'static>),

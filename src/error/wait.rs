@@ -27,29 +27,30 @@ pub enum WaitError {
     Failed(OpError),
     /// The wait timed out. The operations continue.
     TimedOut,
-    /// The wait would never return. The caller is an operation that holds the variable or sets the result. Or it waits for an
-    /// operation that cannot start before it returns: one that stands behind it, directly or through others, or through
-    /// other operations that wait. Of several operations that wait for each other, the one that began to wait last gets
-    /// this error, within 100 ms. Waits with a time limit end by themselves, so the others do not count them; a wait with
-    /// a time limit gets the error itself if all others in the cycle have none.
+    /// The wait would never return. Either the caller is an operation that holds the variable or sets the result. Or it
+    /// waits for an operation that cannot start before the caller returns: one that stands behind the caller, directly
+    /// or through others, or through other operations that wait. If several operations wait for each other, the one
+    /// that began to wait last receives this error, within 100 ms. Waits with a time limit return in any case, so other
+    /// waits do not count them; a wait with a time limit receives the error itself if no other wait in the cycle has a
+    /// limit.
     ///
-    /// The function of an asynchronous operation gets the error for whatever stands behind that operation, as long as the
-    /// completion was not used: even if another thread is about to use it.
+    /// The function of an asynchronous operation receives the error for whatever stands behind that operation as long
+    /// as the completion has not been used, even if another thread is about to use it.
     ///
-    /// Or the caller is code that another crate has deferred in crossbeam-epoch's default collector, and that runs on a
-    /// worker while it looks for work.
+    /// The caller may also be code that another crate has deferred in crossbeam-epoch's default collector, and that a
+    /// worker runs while it looks for work.
     WouldDeadlock(Deadlock),
     /// Too many operations wait inside their functions, so no thread could take over the worker. Declare what an
     /// operation needs as accesses instead of waiting for it.
     TooManyWaiting,
-    /// The caller is the function of a device operation. Its thread issues the other operations of the device as well,
-    /// and must not block. Declare what the operation needs as accesses.
+    /// The caller is the function of a device operation. The function's thread issues the other operations of the
+    /// device as well, and must not block. Declare what the operation needs as accesses.
     OnDevice,
     /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
     /// drop of a variable's value or of an operator's function. Push an operation that waits, or wait elsewhere.
     InDeletion,
-    /// The caller is an [`Observer`](crate::Observer), which runs between the steps of the engine. Send what it has seen to
-    /// another thread, and wait there.
+    /// The caller is an [`Observer`](crate::Observer), which runs between the steps of the engine. Send what it has
+    /// seen to another thread, and wait there.
     InObserver,
     /// The wait could not be enqueued.
     Refused(PushError),

@@ -47,7 +47,7 @@ impl<E> Default for AsyncState<E> {
 impl<E> AsyncState<E> {
     /// Whether the completion has completed the operation.
     pub fn is_resolved(&self) -> bool {
-        // Acquire: makes visible the writes before the completion was used. Nothing else depends on it.
+        // Acquire: makes the writes before the use of the completion visible. Nothing else depends on this load.
         self.state.load(Acquire) == RESOLVED
     }
 
@@ -73,7 +73,7 @@ impl<E> AsyncState<E> {
     pub unsafe fn fail(&self, error: E) -> Result<(), E> {
         // SAFETY: (1), and no other thread reads the field before `FAILED` is set.
         self.early.with_mut(|early| unsafe { &mut *early }.replace(error));
-        // Release (edge `early`). Acquire on failure: the completion's thread does not use the field any more.
+        // Release (edge `early`). Acquire on failure: the completion's thread does not use `early` any more.
         match self.state.compare_exchange(OPEN, FAILED, Release, Acquire) {
             Ok(_) => Ok(()),
             // SAFETY: `RESOLVED` was set when `FAILED` was not, so no other thread reads the field.

@@ -5,20 +5,20 @@
 //! | state | meaning | next |
 //! |---|---|---|
 //! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER` |
-//! | `STARTED` | its thread has claimed it, to call its function or to skip it | `STOPPING` |
-//! | `STOPPING` | it was started, and somebody has asked it to stop since | – |
+//! | `STARTED` | a thread has claimed it, to call its function or to skip it | `STOPPING` |
+//! | `STOPPING` | it has started, and was then asked to stop | – |
 //! | `CANCELLED` | it was cancelled, and fails in its turn | – |
 //! | `PASSED_OVER` | it was cancelled, and changes nothing in its turn | – |
 //!
-//! The thread that leaves `PENDING` has the function to itself: it calls it, or drops it.
+//! The thread that ends the state `PENDING` has the function to itself, and calls or drops it.
 //!
 //! # Who may touch what
 //!
-//! * [`start`](Claim::start): the owner of the ready operation, as often as it likes.
+//! * [`start`](Claim::start): the owner of the ready operation, any number of times.
 //! * [`cancel`](Claim::cancel): any thread.
 //!
-//! There are no edges: the owner of the operation has the function by the queues, a canceller has it by the handle, and
-//! a lock hands over the failure of a cancelled operation.
+//! There are no edges: the owner of the operation receives the function through the queues, a canceller through the
+//! handle, and a lock hands over the failure of a cancelled operation.
 
 use crate::{
     sync::{Ordering::Relaxed, atomic::AtomicU8},
@@ -53,7 +53,7 @@ impl Claim {
     /// Claims the operation for its thread. A repeated call has the same result.
     ///
     /// # Errors
-    /// The operation was cancelled, in this way.
+    /// Returns how the operation was cancelled, if it was.
     #[inline]
     pub fn start(&self) -> Result<(), Cancel> {
         // Relaxed: only the choice of the winner matters.
@@ -64,31 +64,32 @@ impl Claim {
         }
     }
 
-    /// Claims the operation if it has neither started nor been cancelled. Returns whether it had not.
+    /// Claims the operation if it has neither started nor been cancelled. Returns whether this call claimed it.
     pub fn start_first(&self) -> bool {
         // Relaxed: only the choice of the winner matters.
         self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed).is_ok()
     }
 
-    /// Cancels the operation if it has not started. Returns whether it did. Otherwise asks a started operation to stop.
+    /// Cancels the operation if it has not started, and otherwise asks it to stop. Returns whether this call cancelled
+    /// it.
     pub fn cancel(&self, how: Cancel) -> bool {
         let cancelled = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
         if removed(Step::ClaimOnce) {
-            // Relaxed: this twin is to fail.
+            // Relaxed: this twin is meant to fail.
             self.0.store(cancelled, Relaxed);
             return true;
         }
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, cancelled, Relaxed, Relaxed) {
             Ok(_) => return true,
-            // Relaxed: the operation learns only that it should stop. If this fails, it was asked already.
+            // Relaxed: the operation learns only that it should stop. If this fails, the operation was asked already.
             Err(STARTED) => _ = self.0.compare_exchange(STARTED, STOPPING, Relaxed, Relaxed),
             Err(_) => {}
         }
         false
     }
 
-    /// Whether somebody has asked a started operation to stop.
+    /// Whether a started operation was asked to stop.
     pub fn is_stopping(&self) -> bool {
         // Relaxed: the answer is a hint, and hands over nothing.
         self.0.load(Relaxed) == STOPPING

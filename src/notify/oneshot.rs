@@ -1,4 +1,4 @@
-//! A oneshot: holds the result of an operation until it is taken.
+//! A oneshot: holds the result of an operation until the result is taken.
 
 use std::{
     sync::Arc,
@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Debug)]
 enum State<R> {
-    /// The futures that wait, and whether threads do.
+    /// There is no result yet. Has the futures that wait, and whether threads wait.
     Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
@@ -57,11 +57,11 @@ impl State<()> {
     }
 }
 
-/// Reads a result that was set.
+/// A function that reads a result that was set.
 type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
-/// Why there is no value. It becomes a `WaitError` only after the lock is released: reading a failure marks it as
-/// known, which may drop other failures: dropping them may run the program's code.
+/// Why there is no value. It becomes a `WaitError` only after the lock is released: the conversion marks the failure as
+/// known, which may drop other failures and so run the program's code.
 enum NoValue {
     Failed(OpError),
     Taken,
@@ -114,7 +114,7 @@ impl<R, T> Oneshot<R, T> {
 }
 
 impl<R, T: ?Sized> Oneshot<R, T> {
-    /// Returns what lies beside the result.
+    /// Returns the `T` beside the result.
     pub fn beside(&self) -> &T {
         &self.beside
     }
@@ -159,8 +159,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Notes that nobody waits any more: a result that is set later is dropped there. Returns the result, if it was set
-    /// before and not taken.
+    /// Notes that the result will not be taken: one that is set later is dropped by the call that sets it. Returns the
+    /// result, if it was set before and not taken.
     pub fn abandon(&self) -> Option<Result<R, OpError>> {
         let before = std::mem::replace(&mut *lock(&self.state), State::Taken);
         match before {
@@ -201,7 +201,7 @@ impl<T: ?Sized> Oneshot<(), T> {
     }
 }
 
-/// A future's wait for a oneshot. Its drop removes the waker that it has registered.
+/// A future's wait for a oneshot. Dropping the wait removes the waker that it has registered.
 #[derive(Debug)]
 pub struct Waiter<R, T: ?Sized = ()> {
     oneshot: Arc<Oneshot<R, T>>,
@@ -214,7 +214,7 @@ impl<R, T: ?Sized> Waiter<R, T> {
         Self { oneshot, key: WakerKey::default() }
     }
 
-    /// The oneshot.
+    /// Returns the oneshot.
     pub fn oneshot(&self) -> &Arc<Oneshot<R, T>> {
         &self.oneshot
     }

@@ -14,24 +14,24 @@
 //! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for those that wait for room |
 //!
 //! Closing sets bit 0 of every word by one read-modify-write each, which returns the exact count at that moment. So
-//! `rest`, which starts at zero and has the difference of the sums added, reaches zero exactly once, when the last
-//! operation leaves; the thread that brings it there notifies the waiters.
+//! `rest`, which starts at zero and to which the difference of the sums is added, reaches zero exactly once, when the
+//! last operation leaves; the thread that makes it zero notifies the waiters.
 //!
 //! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it has
-//! closed: it is over when no generation is draining that was closed with this number or a lower one. So it covers the
+//! closed: it is over when no generation that was closed with this number or a lower one is draining. So it covers the
 //! operations that had entered before it, and no others, however many generations drain.
 //!
 //! # Room
 //!
-//! A count may have a limit. Who waits for room under it registers under the lock, *watches* (sets bit 1 of `left` in
-//! every shard of every generation that is not free), and then counts. An operation that leaves either comes before the
-//! watching `fetch_or` of its word, so that the count includes it, or finds the bit, takes the lock, counts, and tells
-//! those that wait. So no wake-up is lost, and an operation that leaves a count where nobody waits for room pays
-//! nothing for it. The bits are cleared by the first operation that leaves and finds nobody.
+//! A count may have a limit. A thread or future that waits for room registers under the lock, *watches* (sets bit 1 of
+//! `left` in every shard of every generation that is not free), and then counts. An operation that leaves either comes
+//! before the watching `fetch_or` of its word, so that the count includes it, or finds the bit, takes the lock, counts,
+//! and notifies the waiters. So no wake-up is lost, and operations pay nothing for this while nothing waits for room.
+//! The bits are cleared by the first operation that leaves and finds no waiter.
 //!
-//! Threads are told when there is some room ([`slack`]), since each of them can wait with a time limit; of the futures
-//! the first one is told whenever there is room at all. It tells the next one when it has looked
-//! ([`tell_next`](PendingOps::tell_next)), whether it has used the room or not.
+//! Threads are notified when there is some room ([`slack`]), since each of them can wait with a time limit. The first
+//! future is notified as soon as there is any room. When it has looked, it notifies the next one
+//! ([`tell_next`](PendingOps::tell_next)), whether or not it has used the room.
 //!
 //! # Edges
 //!
@@ -47,11 +47,11 @@
 //! # Progress
 //!
 //! `enter` and `leave` are lock-free; `leave` takes a lock only when it was the last of a closed generation. An entry
-//! is refused only if a wait closed its generation meanwhile, and repeated if another thread of its shard was faster.
-//! A wait closes the current generation immediately, whatever else drains.
+//! is refused only if a wait has closed its generation since it loaded `current`, and is repeated if another thread of
+//! its shard was faster. A wait closes the current generation immediately, whatever else drains.
 //!
-//! No waker runs in this module: the last operation to leave returns the wakers, and its thread wakes them when
-//! nothing that others may wait for depends on it any more.
+//! No waker runs in this module: the last operation to leave returns the wakers, and its thread wakes them when nothing
+//! that others may wait for depends on that thread any more.
 
 use std::{
     collections::BTreeSet,
@@ -84,17 +84,17 @@ const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation must have a ticket");
 
-/// Closed, or armed.
+/// The bit for closed in `entered`, and for armed in `left`.
 const FLAG: u64 = 1;
-/// Watched.
+/// The bit for watched in `left`.
 const WATCH: u64 = 2;
 const ONE: u64 = 4;
 
-/// The limit of a count that has none.
+/// The value that stands for no limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// How far below the limit a count must be before waiting threads are told, so that a thread that pushes fast does not
-/// sleep and wake for each operation. Picked.
+/// Returns how far below the limit a count must be before waiting threads are notified, so that a thread that pushes
+/// fast does not sleep and wake for each operation. Not tuned.
 pub fn slack(limit: u64) -> u64 {
     (limit / 8).min(32)
 }
@@ -150,19 +150,19 @@ struct State {
 }
 
 impl State {
-    /// The number up to which waits are over.
+    /// Returns the number up to which waits are over.
     fn over(&self) -> u64 {
         self.draining.first().map_or(self.last, |&first| first - 1)
     }
 
-    /// The generations that are not free.
+    /// Returns the generations that are not free.
     fn used(&self) -> impl Iterator<Item = usize> {
         (0..self.numbers.len()).filter(|generation| !self.free.contains(generation))
     }
 }
 
-/// A wait that is polled: the number that it depends on, and the key of its waker. Must be passed to `end` when it
-/// ends.
+/// A wait that is polled: the number that it depends on, and the key of its waker. It must be passed to `end` when the
+/// wait ends.
 #[derive(Debug)]
 pub struct PendingWait(WakerKey);
 
@@ -194,7 +194,7 @@ pub struct PendingOps {
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
-    /// From this number of operations on there is no room.
+    /// The number of pending operations from which there is no more room.
     limit: AtomicU64,
     room: Condvar,
     /// The process that created the count. In a forked child the lock may be held for ever.
@@ -205,7 +205,7 @@ pub struct PendingOps {
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(u32);
 
-/// Returns the chunk of a generation that is not part of the count, and its index there.
+/// Returns the chunk of a generation that is not part of the count, and its index in the chunk.
 fn chunk_index(generation: usize) -> (usize, usize) {
     let chunk = (generation / INLINE).ilog2();
     (chunk as usize, generation - (INLINE << chunk))
@@ -283,7 +283,7 @@ impl PendingOps {
         &chunk.rest[index]
     }
 
-    /// Returns the chunk of a generation, and its index there.
+    /// Returns the chunk of a generation, and its index in the chunk.
     fn chunk(&self, generation: usize) -> (&Chunk, usize) {
         let (chunk, index) = chunk_index(generation);
         // The chunk was created before the generation was opened for the first time (edge `open`).
@@ -329,9 +329,9 @@ impl PendingOps {
         let count = word.load(Acquire);
         pause::at(Point::PendingBeforeEnter);
         // A CAS and not an addition, so that a refused entry leaves no trace: the generation could be opened and closed
-        // again before the addition is taken back. Acquire (edge `open`): since the load, the word may have been
-        // closed, opened, and counted up to the same value. The CAS releases nothing: `leave` hands over everything
-        // that came before.
+        // again before the addition is undone. Acquire (edge `open`): since the load, the word may have been closed,
+        // opened, and counted up to the same value. The CAS releases nothing: `leave` hands over everything that came
+        // before.
         if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
             pause::at(Point::PendingEntered);
             return true;
@@ -345,7 +345,7 @@ impl PendingOps {
         self.count_in(&lock(&self.state))
     }
 
-    /// [`count`](Self::count), under the lock.
+    /// Does the same as [`count`](Self::count), under the lock that the caller holds.
     fn count_in(&self, state: &State) -> u64 {
         let shards = 0..self.shards.len();
         let pending = |generation: usize| {
@@ -382,7 +382,7 @@ impl PendingOps {
     #[inline(always)]
     fn leave_by(&self, left: &AtomicU64, rest: &AtomicU64, generation: usize) -> Option<Wakers> {
         pause::at(Point::PendingBeforeLeave);
-        // Release (edge `leave`). Nothing is acquired from the thread that armed the word, or that watches it.
+        // Release (edge `leave`). Nothing is acquired from the thread that armed the word or watches it.
         let before = left.fetch_add(ONE, Release);
         pause::at(Point::PendingLeft);
         if before & (FLAG | WATCH) == 0 {
@@ -395,7 +395,7 @@ impl PendingOps {
         if rest.fetch_sub(1, AcqRel) == ZERO + 1 { self.finish(generation) } else { None }
     }
 
-    /// The slow path of [`leave`](Self::leave), for a word that was watched and possibly also armed.
+    /// Takes the slow path of [`leave`](Self::leave), for a word that was watched and possibly also armed.
     #[cold]
     #[inline(never)]
     fn leave_watched(&self, generation: usize, armed: bool) -> Option<Wakers> {
@@ -436,12 +436,12 @@ impl PendingOps {
     /// Sets the limit. Returns the wakers of futures that have room now.
     #[must_use = "futures wait to be woken"]
     pub fn set_limit(&self, limit: u64) -> Option<Wakers> {
-        // Relaxed: a limit may be seen late. Those that wait look again under the lock below.
+        // Relaxed: a limit may be seen late. Waiters look again under the lock below.
         self.limit.store(limit, Relaxed);
         self.tell_of_room()
     }
 
-    /// From how many operations on there is no room.
+    /// Returns the number of pending operations from which there is no more room.
     #[inline]
     pub fn limit(&self) -> u64 {
         // Relaxed: as in `set_limit`.
@@ -454,14 +454,14 @@ impl PendingOps {
         limit == UNLIMITED || self.count().saturating_add(slack) < limit
     }
 
-    /// Waits until there is some room, until it is told of a shutdown, or until `deadline`.
+    /// Waits until there is some room, until a shutdown interrupts the wait, or until `deadline`.
     pub fn wait_for_room(&self, deadline: Option<Instant>) {
         let mut state = lock(&self.state);
         let limit = self.limit();
         state.threads_for_room += 1;
         self.watch(&mut state);
         if self.count_in(&state).saturating_add(slack(limit)) >= limit {
-            // Its caller looks again in any case.
+            // The caller looks again in any case.
             state = match wait_until(&self.room, state, deadline) {
                 Ok(state) => state,
                 Err(_) => lock(&self.state),
@@ -480,8 +480,8 @@ impl PendingOps {
 
     /// Polls whether there is room. If not, `waker` will be woken when there is.
     pub fn poll_room(&self, key: &mut WakerKey, waker: &Waker) -> Poll<()> {
-        // A future that has not registered looks twice, the second time after the watch. One that has registered is
-        // watched for since then.
+        // A future that has not registered looks twice, the second time after the watch began. For one that has
+        // registered, the watch has lasted since then.
         wakers::poll(&self.state, key, waker, |state| {
             if self.count_in(state) < self.limit() {
                 return Ok(());
@@ -491,8 +491,8 @@ impl PendingOps {
         })
     }
 
-    /// Ends a wait for room that was polled. Returns the waker of the next one, if there is room: this one may have been
-    /// told instead.
+    /// Ends a wait for room that was polled. Returns the waker of the next future, if there is room: this wait may have
+    /// been notified in its place.
     #[must_use = "futures wait to be woken"]
     pub fn end_room(&self, key: &mut WakerKey) -> Option<Wakers> {
         wakers::leave(&self.state, key, |state| Some(&mut state.for_room));
@@ -513,7 +513,7 @@ impl PendingOps {
         }
     }
 
-    /// Makes operations that leave [tell](Self::tell_of_room) those that wait for room.
+    /// Makes operations that leave [notify](Self::tell_of_room) the waiters for room.
     fn watch(&self, state: &mut State) {
         if state.watched || removed(Step::WatchForRoom) {
             return;
@@ -528,7 +528,7 @@ impl PendingOps {
         }
     }
 
-    /// Tells those that wait for room, if there is room. If nobody waits, operations that leave need not ask again.
+    /// Notifies the waiters for room, if there is room. If there are no waiters, ends the watch.
     #[cold]
     #[inline(never)]
     fn tell_of_room(&self) -> Option<Wakers> {
@@ -595,8 +595,8 @@ impl PendingOps {
         lock(&self.state).over() >= wait.0.target()
     }
 
-    /// Waits until no operation at all is pending. Operations that are pending may let others enter. Before each time that
-    /// it blocks, it calls `before`, which returns when to stop blocking and to call it again.
+    /// Waits until no operation at all is pending. Operations that are pending may let others enter. Before each time
+    /// that it blocks, it calls `before`, which returns when to stop blocking and to call it again.
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
         // The first round does not block, since most often nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));
@@ -620,7 +620,7 @@ impl PendingOps {
         })
     }
 
-    /// Ends a wait that was polled, whether it is over or not. Its waker is removed.
+    /// Ends a wait that was polled, whether or not it is over, and removes its waker.
     pub fn end(&self, wait: &mut PendingWait) {
         wakers::leave(&self.state, &mut wait.0, |state| Some(&mut state.waiting));
     }
@@ -651,7 +651,7 @@ impl PendingOps {
         Closed { number: state.last, entered_since: self.rotate(state, next) }
     }
 
-    /// Makes one more generation.
+    /// Creates one more generation.
     #[cold]
     fn make(&self, state: &mut State) -> usize {
         let generation = state.numbers.len();
@@ -686,8 +686,8 @@ impl PendingOps {
         self.current.store(next, Release);
 
         // `left` is armed first: every operation that leaves after that through the same shard subtracts one from
-        // `rest`, so it does not matter how many more enter or leave meanwhile. Acquire (edge `leave`): what the
-        // operations that left did, their entries included, so that the sum below counts them.
+        // `rest`, so it does not matter how many more enter or leave before the closing is over. Acquire (edge
+        // `leave`): what the operations that left did, including their entries, so that the sum below counts them.
         let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
         // Release (edge `close`). An entry that comes before this in the word's modification order is counted; the CAS

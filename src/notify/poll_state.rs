@@ -4,19 +4,19 @@
 //!
 //! | state | bits | meaning | next |
 //! |---|---|---|---|
-//! | idle | – | nobody polls, and nobody has woken the future since the last poll | queued, by [`wake`](PollState::wake) |
+//! | idle | – | no thread polls, and the future was not woken since the last poll | queued, by [`wake`](PollState::wake) |
 //! | queued | `WOKEN` | a poll is on its way to a worker | running, by [`begin`](PollState::begin) |
 //! | running | `RUNNING` | one thread polls | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
 //! | notified | `RUNNING`, `WOKEN` | the future was woken while it was polled | queued, by `pause`; done |
 //! | done | `DONE` | the future has ended | – |
 //!
-//! The thread that leaves the idle state, or that leaves the notified state by `pause`, queues the poll. So there is one
-//! poll at a time on its way or under way.
+//! The thread that ends the idle state, or that ends the notified state by `pause`, queues the poll. So at most one
+//! poll is queued or running at any time.
 //!
 //! # Who may touch what
 //!
-//! * The state: `wake` by any thread; the other calls by the thread that polls.
-//! * The future: the thread that polls, and the owner of the last waker when nobody polls any more.
+//! * The state: any thread calls `wake`; the thread that polls makes the other calls.
+//! * The future: the thread that polls, and the owner of the last waker when no thread polls any more.
 //!
 //! # Edges
 //!
@@ -26,9 +26,9 @@
 //! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin) or in [`look`](PollState::look) | the future |
 //! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the place that the future has left |
 //!
-//! A wake of a queued or notified future changes nothing, but it must still hand over. So it is a read-modify-write in
-//! every state: the swap that follows reads it, or a later one that continues its release sequence. In the same way a
-//! wake continues the release sequence of the `pause` before it.
+//! A wake of a queued or notified future does not change the state, but must still hand over what its thread did
+//! before. So a wake is a read-modify-write in every state: the swap that follows reads what it has written, or a later
+//! value of its release sequence. In the same way a wake continues the release sequence of the `pause` before it.
 
 use crate::{
     sync::{
@@ -68,12 +68,12 @@ impl PollState {
         debug_assert!(before == WOKEN || removed(Step::OnePollAtATime), "a poll was not queued: {before}");
     }
 
-    /// Ends a poll that has not ended the future. Returns whether the future was woken meanwhile, so that the caller
-    /// must queue the next poll.
+    /// Ends a poll that has not ended the future. Returns whether the future was woken during the poll, so that the
+    /// caller must queue the next poll.
     #[must_use = "the future may have to be polled"]
     pub fn pause(&self) -> bool {
         if removed(Step::PauseSeesWakes) {
-            // Release: this twin is to fail by its lost wake-up alone.
+            // Release: this twin is meant to fail only through its lost wake-up.
             self.0.swap(0, Release);
             return false;
         }
@@ -83,11 +83,11 @@ impl PollState {
 
     /// Ends the last poll.
     pub fn finish(&self) {
-        // Release (edge `end`): the place that the future has left. A wake meanwhile is of no use any more.
+        // Release (edge `end`): the place that the future has left. A wake during the last poll has no use any more.
         self.0.swap(DONE, Release);
     }
 
-    /// Acquires the future for the owner of the last waker. Nobody polls or wakes the future any more.
+    /// Acquires the future for the owner of the last waker. No thread polls or wakes the future any more.
     pub fn look(&self) {
         // Acquire (edges `pause`, `end`): the future, or the place that it has left.
         let state = self.0.swap(DONE, Acquire);

@@ -4,11 +4,11 @@
 //!
 //! * The list: under the lock. No foreign code runs there.
 //!
-//! The pointers are those of operations. An entry is in the list while its thread waits inside them, so their records exist
-//! as long as it is there. There are no edges.
+//! The pointers are to the records of operations. An entry is in the list while its thread waits inside its operations,
+//! so their records exist as long as the entry is in the list. There are no edges.
 //!
-//! A thread may still be in the list when its wait is over, since it has yet to run. The operation that it waited for is then
-//! complete, and its record may be that of another one, so such an entry counts no more.
+//! A thread may still be in the list when its wait is over, since it has yet to run. The operation that it waited for
+//! is then complete, and its record may be that of another operation, so such an entry does not count any more.
 
 use std::{fmt, mem::transmute, ptr::NonNull};
 
@@ -34,15 +34,15 @@ struct Entry {
     number: u64,
     /// The operations that run on the thread.
     ops: Ops,
-    /// What identifies the operation that the thread waits for. Never read.
+    /// A pointer that identifies what the thread waits for. Never read through.
     target: NonNull<()>,
-    /// The wait has a time limit.
+    /// Whether the wait has a time limit.
     is_timed: bool,
-    /// Borrowed by the call of `during` that has made the entry.
+    /// The function that says whether the wait is over, borrowed by the call of `during` that has made the entry.
     is_over: NonNull<IsOver<'static>>,
 }
 
-/// Tells whether a wait is over, on any thread.
+/// A function that returns whether a wait is over, and that any thread may call.
 pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
 
 impl fmt::Debug for Entry {
@@ -71,8 +71,8 @@ pub struct Waiter<'w> {
 }
 
 impl Waiters {
-    /// Calls `wait`, which waits inside `ops` for `target`, with a waiter. `is_timed` says whether the wait has a time limit, and
-    /// `is_over` whether it is over. It must not wait itself.
+    /// Calls `wait`, which waits inside `ops` for `target`, with a waiter. `is_timed` says whether the wait has a time
+    /// limit, and `is_over` returns whether it is over. `is_over` must not wait itself.
     pub fn during<R>(
         &self,
         ops: Ops,
@@ -91,8 +91,8 @@ impl Waiters {
         wait(&Waiter { waiters: self, number, is_timed })
     }
 
-    /// Calls `found` with the number of each waiter that waits for `target` without a time limit, and with the operations that
-    /// it waits inside.
+    /// Calls `found` with the number of each waiter that waits for `target` without a time limit, and with the
+    /// operations that it waits inside.
     pub fn each_for(&self, target: NonNull<()>, mut found: impl FnMut(u64, &[NonNull<()>])) {
         let list = lock(&self.0);
         let waiters = list.entries.iter().filter(|entry| entry.target == target && !entry.is_timed && entry.waits());
@@ -104,12 +104,12 @@ impl Waiters {
         lock(&self.0).entries.iter().filter(|entry| entry.waits()).for_each(|entry| found(&entry.ops, entry.target));
     }
 
-    /// Whether no wait is over whose thread has yet to run.
+    /// Whether no wait in the list is over.
     pub fn all_wait_still(&self) -> bool {
         lock(&self.0).entries.iter().all(Entry::waits)
     }
 
-    /// Whether all of these waiters still wait.
+    /// Whether the waiters with these numbers still wait.
     pub fn all_wait(&self, numbers: &[u64]) -> bool {
         let list = lock(&self.0);
         numbers.iter().all(|number| list.entries.iter().any(|entry| entry.number == *number && entry.waits()))
@@ -117,12 +117,12 @@ impl Waiters {
 }
 
 impl Waiter<'_> {
-    /// The number of the waiter: later ones have higher numbers.
+    /// Returns the number of the waiter: later ones have higher numbers.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether its wait has a time limit.
+    /// Whether the wait has a time limit.
     pub fn is_timed(&self) -> bool {
         self.is_timed
     }

@@ -31,7 +31,7 @@ impl WakerKey {
         Self { target, number: None }
     }
 
-    /// The number that the future waits for.
+    /// Returns the number that the future waits for.
     pub fn target(&self) -> u64 {
         self.target
     }
@@ -129,7 +129,7 @@ pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut 
 pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
-    /// All wakers of both.
+    /// Returns the wakers of both.
     pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
             (Some(mut first), Some(second)) => {
@@ -140,7 +140,7 @@ impl Wakers {
         }
     }
 
-    /// Wakes the futures. A panic of a waker is caught and logged.
+    /// Wakes the futures. A panic in a waker is caught and logged.
     #[cold]
     #[inline(never)]
     pub fn wake(self) {

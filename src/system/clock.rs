@@ -1,26 +1,26 @@
 //! A clock for the recorder: the time stamp counter of the processor where that is usable, and [`Instant`] elsewhere.
 //!
 //! On x86-64 the counter is read in some 10 ns, less than half of what [`Instant::now`] takes. It is used if the
-//! processor says that it runs at a constant rate in every state of power ("invariant": Intel, Software Developer's
-//! Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007 of CPUID). Linux
-//! synchronises the counters of all cores, and two readings that a message between threads orders have never been seen
-//! out of order.
+//! processor says that it runs at a constant rate in every power state ("invariant": Intel, Software Developer's
+//! Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007 of CPUID).
+//! Linux synchronises the counters of all cores, and two readings that a message between threads orders have never been
+//! observed out of order.
 
 use std::{
     sync::OnceLock,
     time::{Duration, Instant},
 };
 
-/// The shortest time over which the rate of the counter is measured. Two readings of [`Instant`] err by some 50 ns
-/// together, which is 5 ppm of this.
+/// The shortest time over which the rate of the counter is measured. The errors of two readings of [`Instant`] add up
+/// to some 50 ns, which is 5 ppm of this time.
 const MIN_MEASURED: Duration = Duration::from_millis(10);
 
-/// Reads the clock, in ticks since an unknown moment.
+/// Returns the time of the clock, in ticks since an arbitrary moment.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if has_constant_counter() {
-        // SAFETY: every processor with x86-64 has the instruction.
+        // SAFETY: every x86-64 processor has the instruction.
         return unsafe { std::arch::x86_64::_rdtsc() };
     }
     static START: OnceLock<Instant> = OnceLock::new();
@@ -49,15 +49,15 @@ fn has_constant_counter() -> bool {
     #[cold]
     fn find_out() -> bool {
         #[allow(unused_unsafe)] // The call is safe in later versions of Rust.
-        // SAFETY: every processor with x86-64 has the instruction.
+        // SAFETY: every x86-64 processor has the instruction.
         let cpuid = |leaf| unsafe { std::arch::x86_64::__cpuid(leaf) };
         let constant = cpuid(0x8000_0000).eax >= 0x8000_0007 && cpuid(0x8000_0007).edx & 1 << 8 != 0;
-        // Relaxed: every thread finds the same.
+        // Relaxed: every thread finds the same value.
         KNOWN.store(if constant { CONSTANT } else { VARYING }, Relaxed);
         constant
     }
 
-    // Relaxed: every thread finds the same.
+    // Relaxed: every thread finds the same value.
     match KNOWN.load(Relaxed) {
         CONSTANT => true,
         VARYING => false,
@@ -65,7 +65,7 @@ fn has_constant_counter() -> bool {
     }
 }
 
-/// Converts ticks into times since it was made.
+/// A clock that converts ticks into times since the clock was made.
 #[derive(Debug)]
 pub(crate) struct Clock {
     start: Instant,

@@ -1,4 +1,4 @@
-//! What a machine grants a program that is sensitive to latency: measured, or read from the system.
+//! What a machine grants a latency-sensitive program: measured, or read from the system.
 
 use std::{
     fmt, fs,
@@ -14,15 +14,15 @@ pub struct Diagnosis {
     findings: Vec<Finding>,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at.
+    /// What was checked.
     pub about: &'static str,
     /// What was found.
     pub found: String,
-    /// What to do, if it should be otherwise.
+    /// What to do, if the finding should be different.
     pub advice: Option<String>,
 }
 
@@ -51,11 +51,11 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Looks at what the machine grants a program that is sensitive to latency: cores, pinning, the quota of the control group, the
-/// clock, timers, wake-ups, frequencies, and GPUs. It takes some 20 ms, changes nothing, and needs no rights. What a system does
-/// not tell is left out; most of it is told by Linux only.
+/// Checks what the machine grants a latency-sensitive program: cores, pinning, the quota of the control group, the
+/// clock, timers, wake-ups, frequencies, and GPUs. The checks take some 20 ms, change nothing, and need no privileges.
+/// What a system does not report is left out; most of it is reported only by Linux.
 ///
-/// `cargo run --release --example doctor` prints it.
+/// `cargo run --release --example doctor` prints the diagnosis.
 ///
 /// ```
 /// let diagnosis = raddle::doctor();
@@ -86,7 +86,7 @@ fn finding(about: &'static str, found: impl Into<String>, advice: Option<&str>) 
     Some(Finding { about, found: found.into(), advice: advice.map(str::to_owned) })
 }
 
-/// Returns the text of a file of the system, without the newline at its end.
+/// Returns the text of a system file, without the newline at its end, or `None` if there is no text.
 fn read(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
@@ -109,7 +109,7 @@ fn quota() -> Option<Finding> {
         return finding("quota", "the control group grants the time of all cores", None);
     }
     let found = format!("the control group grants the time of {granted} of {cores} cores");
-    finding("quota", found, Some("threads stand still when it is used up; raise `cpu.max`, or use fewer workers"))
+    finding("quota", found, Some("threads are suspended when it is used up; raise `cpu.max`, or use fewer workers"))
 }
 
 fn pinning() -> Option<Finding> {
@@ -117,9 +117,9 @@ fn pinning() -> Option<Finding> {
     let refused = thread::spawn(move || allowed.iter().copied().filter(|&core| !topology::keep_to_one(core)).collect());
     let refused: Vec<usize> = refused.join().ok()?;
     if refused.is_empty() {
-        return finding("pinning", "every core lets a thread be pinned", None);
+        return finding("pinning", "threads can be pinned to every core", None);
     }
-    let found = format!("refused by the cores {refused:?}");
+    let found = format!("refused for the cores {refused:?}");
     finding("pinning", found, Some("workers run unpinned there; check the cpuset of the container"))
 }
 
@@ -139,15 +139,15 @@ fn siblings() -> Option<Finding> {
         "0" => finding("hyperthreads", "off, or hidden by a hypervisor", None),
         _ => finding(
             "hyperthreads",
-            "on: two cores of the system share one of the processor",
-            Some("for even latencies, use one worker for each core of the processor: `EngineBuilder::workers`"),
+            "on: two logical cores share one physical core",
+            Some("for even latencies, use one worker for each physical core: `EngineBuilder::workers`"),
         ),
     }
 }
 
 fn frequency() -> Option<Finding> {
     let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")?;
-    let advice = "cores slow down when they are idle; set it with `cpupower frequency-set -g performance`";
+    let advice = "cores slow down when they are idle; set the governor with `cpupower frequency-set -g performance`";
     let advice = (governor != "performance").then_some(advice);
     finding("frequency governor", governor, advice)
 }
@@ -161,8 +161,7 @@ fn time_source() -> Option<Finding> {
     let each = start.elapsed() / READS;
     let slow = each > Duration::from_micros(1);
     let source = source.map_or(String::new(), |source| format!("{source}, "));
-    let advice =
-        "each reading of the clock is a call of the kernel; boot with `tsc=reliable` if the hardware permits it";
+    let advice = "each reading of the clock is a system call; boot with `tsc=reliable` if the hardware permits it";
     finding("clock", format!("{source}read in {} ns; {counter}", each.as_nanos()), slow.then_some(advice))
 }
 
@@ -170,7 +169,7 @@ fn time_source() -> Option<Finding> {
 fn timer_slack() -> Option<Finding> {
     // SAFETY: the call changes nothing.
     let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
-    let found = format!("{slack} ns in this thread; workers that sleep for a set time use 1 ns");
+    let found = format!("{slack} ns on this thread; workers that sleep for a set time use 1 ns");
     (slack >= 0).then(|| finding("timer slack", found, None)).flatten()
 }
 
@@ -179,7 +178,7 @@ fn timer_slack() -> Option<Finding> {
     None
 }
 
-/// How long a parked thread takes to answer.
+/// Measures how long a parked thread takes to answer.
 fn wake_up() -> Option<Finding> {
     const ROUNDS: usize = 50;
     let main = thread::current();
@@ -195,15 +194,15 @@ fn wake_up() -> Option<Finding> {
         thread::sleep(Duration::from_micros(100));
         let start = Instant::now();
         other.thread().unpark();
-        // A wake-up that comes for nothing would only shorten one of the times.
+        // A spurious wake-up would only shorten one of the times.
         thread::park_timeout(Duration::from_millis(100));
         times.push(start.elapsed());
     }
-    // It may still wait for the last of them.
+    // The other thread may still wait for the last wake-up.
     other.thread().unpark();
     times.sort_unstable();
     let (median, most) = (times[ROUNDS / 2], times[ROUNDS * 9 / 10]);
-    let found = format!("there and back in {median:.1?}; 90 % within {most:.1?}");
+    let found = format!("round trip in {median:.1?}; 90 % within {most:.1?}");
     let advice = "`IdlePolicy::Spin` keeps workers awake, at the price of their cores";
     finding("waking a thread", found, (median > Duration::from_micros(100)).then_some(advice))
 }
@@ -234,8 +233,8 @@ fn gpus() -> Option<Finding> {
         (Some(driver), false) => {
             finding("GPUs", driver, Some("this build cannot use them; enable the feature `cuda` of raddle"))
         }
-        (None, true) => finding("GPUs", "no driver of NVIDIA", Some("install the driver; see the guide on GPUs")),
-        (None, false) => finding("GPUs", "no driver of NVIDIA, and built without the feature `cuda`", None),
+        (None, true) => finding("GPUs", "no NVIDIA driver", Some("install the driver; see the guide on GPUs")),
+        (None, false) => finding("GPUs", "no NVIDIA driver, and built without the feature `cuda`", None),
     }
 }
 

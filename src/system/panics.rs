@@ -1,4 +1,4 @@
-//! Panics of program code: functions, drops, wakers, loggers and errors.
+//! Panics in program code: in functions, drops, wakers, loggers and errors.
 
 use std::{
     any::Any,
@@ -9,13 +9,13 @@ use std::{
 /// The payload of a panic. Its drop is program code as well, so it must go to [`discard`].
 pub(crate) type Payload = Box<dyn Any + Send>;
 
-/// Runs `f` and catches a panic. The data that `f` uses must be valid at each point where it may panic.
+/// Runs `f` and catches a panic. The data that `f` uses must be valid at each point where `f` may panic.
 pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
     catch_unwind(AssertUnwindSafe(f))
 }
 
-/// Calls a function of the engine that may call the program. A short backtrace, such as that of a panic, has the frames beyond
-/// this one again, which are the program's: the standard library knows the name.
+/// Calls a function of the engine that may call the program. The standard library knows the name of this function:
+/// after its frame, a short backtrace, such as that of a panic, shows frames again, which are the program's.
 #[inline(never)]
 pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     let result = f();
@@ -24,7 +24,7 @@ pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Drops a payload. If the drop panics, the new payload is forgotten, since dropping that could panic without end.
+/// Drops a payload. If the drop panics, the new payload is forgotten, since dropping it could panic again, without end.
 pub(crate) fn discard(payload: Payload) {
     if let Err(another) = catch(|| drop(payload)) {
         std::mem::forget(another);

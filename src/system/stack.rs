@@ -1,17 +1,16 @@
-//! Measures how much of the calling thread's stack is left, and runs a function on another stack if that is too
-//! little.
+//! Measures how much of the calling thread's stack is left, and runs a function on another stack if too little is left.
 
 use std::{io, panic::resume_unwind, thread};
 
-/// The stack that must be left for a function of the program, in bytes, if the stack is large enough for that. Picked:
-/// functions that are written for stacks of two mebibytes, and that keep their buffers on the heap, need less.
+/// The stack that must be left for a function of the program, in bytes, if the stack is large enough for that. Not
+/// tuned: functions that are written for stacks of two mebibytes, and that keep their buffers on the heap, need less.
 const RESERVE: usize = 256 << 10;
 
 /// The stack that must be left however small the stack is, in bytes. Measured: the engine itself takes 34 KiB when it
 /// reclaims what other operations have retired.
 const LEAST: usize = 96 << 10;
 
-/// The size of the other stack. It is only mapped; unused pages take no memory.
+/// The size of the other stack, in bytes. The stack is only mapped; unused pages take no memory.
 const ANOTHER: usize = 64 << 20;
 
 /// Whether so little of the stack is left that the calling thread should not call a function of the program on top of
@@ -19,7 +18,7 @@ const ANOTHER: usize = 64 << 20;
 pub(crate) fn is_short() -> Option<bool> {
     let (lowest, size) = imp::bounds()?;
     let here = 0_u8;
-    // On a stack that the program has made itself, the bounds are unknown.
+    // On a stack that the program has created itself, the bounds are unknown.
     let left = (&raw const here).addr().checked_sub(lowest).filter(|&left| left <= size)?;
     Some(left < (size / 4).clamp(LEAST, RESERVE))
 }
@@ -27,7 +26,7 @@ pub(crate) fn is_short() -> Option<bool> {
 /// Runs `f` on another stack, that of a new thread, and waits until it returns.
 ///
 /// # Errors
-/// The operating system refused a thread; `f` has not run.
+/// The operating system refused to start a thread; `f` has not run then.
 ///
 /// # Safety
 /// 1. Another thread may use what `f` captures and calls while the calling thread is blocked.
@@ -76,7 +75,7 @@ mod imp {
             return None;
         }
         let (mut lowest, mut size) = (ptr::null_mut(), 0);
-        // SAFETY: the call before has initialised the attributes, and both variables may be written.
+        // SAFETY: the previous call has initialised the attributes, and both variables may be written.
         let found = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size) };
         // SAFETY: the attributes are initialised, and are not used after this call.
         unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };

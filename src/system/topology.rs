@@ -1,6 +1,6 @@
 //! Cores: which ones a thread may use, which are near a device, which have pinned workers, and how a thread is pinned.
 //!
-//! The pinned workers are counted per process. The count is no part of a protocol, so it uses `std` in the models as
+//! The pinned workers are counted per process. The count is not part of any protocol, so it uses `std` in the models as
 //! well.
 
 use std::{
@@ -44,7 +44,7 @@ const MAX_CORES: usize = 1024;
 /// Whether a thread that was pinned to one core can be unpinned.
 pub(crate) const CAN_WIDEN: bool = cfg!(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle))));
 
-/// Returns the cores that the calling thread may use, in rising order; none where that is unknown.
+/// Returns the cores that the calling thread may use, in ascending order; none where that is unknown.
 pub(crate) fn allowed() -> Box<[usize]> {
     if cfg!(any(miri, raddle_loom, raddle_shuttle)) {
         return Box::default();
@@ -59,7 +59,7 @@ pub(crate) fn keep_to_one(core: usize) -> bool {
     core_affinity::set_for_current(CoreId { id: core })
 }
 
-/// Restricts the calling thread to `cores`. Returns `false` if there are none, or if that fails.
+/// Restricts the calling thread to `cores`. Returns `false` if `cores` is empty, or if the operating system refuses.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn keep_to(cores: &[usize]) -> bool {
     // SAFETY: a mask is an array of bits, for which zero is valid.
@@ -84,13 +84,13 @@ pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
 
 /// Returns how many threads can compute simultaneously on `cores`, within the quota of the process's control group.
 pub(crate) fn parallelism(cores: &[usize]) -> usize {
-    // The library considers the calling thread's own cores, which may be only those of an engine's worker.
+    // The standard library considers the calling thread's own cores, which may be only those of an engine's worker.
     let before = allowed();
     let _restored = (*before != *cores && keep_to(cores)).then(|| Restore(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Restricts the calling thread to these cores again when dropped.
+/// A guard that restricts the calling thread to these cores again when dropped.
 struct Restore(Box<[usize]>);
 
 impl Drop for Restore {
@@ -99,14 +99,14 @@ impl Drop for Restore {
     }
 }
 
-/// The number of pinned workers on each core, of all engines of the process. A forked child has none of them.
+/// The number of pinned workers on each core, for all engines of the process. A forked child starts without any.
 static PINNED: PerProcess<Mutex<Vec<usize>>> = PerProcess::new();
 
 fn pinned() -> MutexGuard<'static, Vec<usize>> {
     PINNED.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A claim of a core for a pinned worker, until it is given back or dropped.
+/// A claim to a core for a pinned worker, until it is given back or dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) core: usize,
@@ -114,8 +114,8 @@ pub(crate) struct Claim {
     process: ProcessMark,
 }
 
-/// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers, and among
-/// equals the lower number first. The claims are in rising order.
+/// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers, and, among
+/// equals, those with the lowest numbers. The claims are in ascending order.
 pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
     let mut pinned = pinned();
     let most = cores.iter().max().map_or(0, |core| core + 1);

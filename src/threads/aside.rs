@@ -1,4 +1,4 @@
-//! Workers that are laid aside while their engine is stopped, and the functions that keep it from that.
+//! Workers that are laid aside while their engine is stopped, and the functions that prevent this.
 //!
 //! # States
 //!
@@ -10,14 +10,15 @@
 //!
 //! # Who may touch what
 //!
-//! * The state: under the lock. No foreign code runs there, and no thread is started. The lock of the spare threads is
-//!   taken inside it, and it is taken inside that of the list of threads.
+//! * The state: under the lock. No foreign code runs there, and no thread is started. The lock of the list of threads
+//!   is taken before this one, and the lock of the spare threads after it.
 //! * The workers that are aside: the thread that has [taken](Aside::take) them.
 //!
 //! # Edges
 //!
 //! The lock hands over the workers, and everything that their threads did with them. It also decides between a worker
-//! that is laid aside and a function that begins to wait: the worker sees the function, or the function finds the worker.
+//! that is laid aside and a function that begins to wait: the worker sees the function, or the function finds the
+//! worker.
 
 use std::{mem, time::Instant};
 
@@ -33,9 +34,9 @@ pub struct Aside<W> {
 }
 
 struct State<W> {
-    /// A stop was requested, and not cancelled since.
+    /// Whether a stop was requested, and not cancelled since.
     requested: bool,
-    /// Functions that have given their worker away and have not returned.
+    /// The number of functions that have given their worker away and have not returned.
     waiting: usize,
     workers: Vec<W>,
 }
@@ -45,7 +46,7 @@ struct State<W> {
 pub enum Stopped {
     /// All workers are aside.
     All,
-    /// It was cancelled meanwhile.
+    /// The stop was cancelled.
     Cancelled,
     /// The deadline has passed.
     TimedOut,
@@ -54,7 +55,7 @@ pub enum Stopped {
 /// What has become of a worker that was to be laid aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Laid {
-    /// It is aside.
+    /// The worker is aside.
     Aside,
     /// The stop was cancelled.
     NotWanted,
@@ -76,7 +77,7 @@ impl<W> std::fmt::Debug for Aside<W> {
 }
 
 impl<W> Aside<W> {
-    /// Requests a stop. Returns whether none was requested before.
+    /// Requests a stop. Returns whether no stop had been requested before.
     pub fn request(&self) -> bool {
         !mem::replace(&mut lock(&self.state).requested, true)
     }
@@ -91,7 +92,7 @@ impl<W> Aside<W> {
         self.changed.notify_all();
     }
 
-    /// Calls `f` if a stop is requested. It is not cancelled before `f` returns.
+    /// Calls `f` if a stop is requested. The stop is not cancelled before `f` returns.
     pub fn while_requested(&self, f: impl FnOnce()) {
         let state = lock(&self.state);
         if state.requested {
@@ -137,14 +138,14 @@ impl<W> Aside<W> {
         mem::take(&mut lock(&self.state).workers)
     }
 
-    /// Lays workers aside that could not be given a thread.
+    /// Lays aside workers that could not be given a thread.
     pub fn put_back(&self, workers: Vec<W>) {
         lock(&self.state).workers.extend(workers);
         self.changed.notify_all();
     }
 
-    /// Notes that a function waits, which has given its worker away. Returns the workers that are aside: it may wait for
-    /// them.
+    /// Notes that a function that has given its worker away waits. Returns the workers that are aside: the function may
+    /// wait for what they would run.
     pub fn function_waits(&self) -> Vec<W> {
         let mut state = lock(&self.state);
         state.waiting += 1;

@@ -25,12 +25,12 @@ use crate::{
     values::kind::Placement,
 };
 
-/// The most threads beyond the workers, one for each operation that waits inside its function. Picked; it bounds the
+/// The most threads beyond the workers, one for each operation that waits inside its function. Not tuned: it bounds the
 /// number of threads of a program in which thousands of operations wait at the same time.
 const MAX_SPARES: usize = 1024;
 
-/// A spare thread ends after this time. Picked: long compared with the pauses between the waits of a program that waits
-/// often. It is short in this crate's own tests, so that they see many threads end.
+/// The time after which a spare thread ends. Not tuned: long compared with the pauses between the waits of a program
+/// that waits often. The time is short in this crate's own tests, so that they see many threads end.
 const IDLE_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 /// A worker, which moves between threads.
@@ -58,7 +58,7 @@ pub(crate) struct LaneSpec {
 /// The numbers of the pool's threads.
 #[derive(Default)]
 struct Numbers {
-    /// How many numbers have been used.
+    /// The number of numbers that have been given out.
     given: usize,
     /// Numbers of threads that have ended, or could not be started.
     unused: Vec<usize>,
@@ -66,7 +66,7 @@ struct Numbers {
 
 /// The lanes of an engine and its threads.
 pub(crate) struct ThreadPool<T> {
-    /// The number of the engine. No other engine of the process ever has the same.
+    /// The number of the engine. No other engine of the process ever has the same number.
     engine: u64,
     lanes: Box<[Arc<Lane<T>>]>,
     /// The cores that the engine's threads may use.
@@ -76,7 +76,7 @@ pub(crate) struct ThreadPool<T> {
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
-    /// For each lane, the threads whose functions have waited, and that queue for a worker to go on.
+    /// For each lane, the threads whose functions have waited, and which queue for a worker to continue.
     returning: Box<[SpareThreads<BoxedWorker<T>>]>,
     aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
@@ -89,8 +89,9 @@ fn next_engine() -> u64 {
     NEXT.fetch_add(1, Relaxed)
 }
 
-// The number of the engine that this thread was started for. Numbers start at 1; 0 means that no engine started the thread.
-// It stays set for the destructors of thread-locals that run when the thread ends. The address of the engine would not do, because another engine may have it by then.
+// The number of the engine that this thread was started for. Numbers start at 1; 0 means that no engine started the
+// thread. The number stays set for the destructors of thread-locals, which run when the thread ends. The address of the
+// engine would not do, since another engine may have that address by then.
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
@@ -237,8 +238,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning[usize::from(lane)].enlist()
     }
 
-    /// Waits, in the queue, for a worker of `lane`. Returns `None` if the wait was [dismissed](Self::dismiss), if the engine
-    /// has ended or if the time limit has passed.
+    /// Waits, in the queue, for a worker of `lane`. Returns `None` if the wait was [dismissed](Self::dismiss), if the
+    /// engine has ended or if the time limit has passed.
     pub(crate) fn await_worker(
         &self,
         lane: u8,
@@ -255,7 +256,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning[self.lane_of(&worker)].offer_in_turn(worker)
     }
 
-    /// Lets the first thread in the queue for a worker of `lane` go on without one.
+    /// Lets the first thread in the queue for a worker of `lane` continue without one.
     pub(crate) fn dismiss(&self, lane: u8) {
         self.returning[usize::from(lane)].dismiss();
     }
@@ -274,8 +275,9 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning.iter().for_each(SpareThreads::end);
     }
 
-    /// Ends the threads that run workers, which are all aside, and those that wait for one, unless the stop is
-    /// [cancelled](Self::cancel_stop) meanwhile. Returns the names of those that have not been joined by the deadline.
+    /// Ends the threads that have run workers, all of which are aside, and the threads that wait for a worker, unless
+    /// the stop is [cancelled](Self::cancel_stop) first. Returns the names of those that have not been joined by the
+    /// deadline.
     pub(crate) fn end_passing(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         self.aside.while_requested(|| self.spares.pause());
         self.list.join_passing(deadline, || self.aside.is_requested())
@@ -287,17 +289,17 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.list.look_again();
     }
 
-    /// The workers that are laid aside.
+    /// Returns the workers that are laid aside.
     pub(crate) fn aside(&self) -> &Aside<BoxedWorker<T>> {
         &self.aside
     }
 
-    /// The number of workers of each lane, with the number of the lane.
+    /// Returns the number of each lane, with the number of its workers.
     pub(crate) fn workers_by_lane(&self) -> impl Iterator<Item = (u8, usize)> + '_ {
         self.cores.iter().enumerate().map(|(lane, cores)| (lane as u8, cores.len()))
     }
 
-    /// The number of workers.
+    /// Returns the number of workers.
     pub(crate) fn workers(&self) -> usize {
         self.workers_by_lane().map(|(_, workers)| workers).sum()
     }
@@ -314,7 +316,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// Whether a deadline has passed, and threads that were left then have still not ended.
+    /// Whether a deadline has passed, and some threads that were left at that time have still not ended.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.list.has_left_behind()
     }
@@ -328,7 +330,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().position(|lane| Arc::ptr_eq(lane, worker.lane())).unwrap_or(0)
     }
 
-    /// The core of `worker`, if it has one.
+    /// Returns the core of `worker`, if it has one.
     pub(crate) fn core_of(&self, worker: &Worker<T>) -> Option<&Claim> {
         self.cores[self.lane_of(worker)][worker.index()].as_ref()
     }
@@ -344,7 +346,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// The lane with this number.
+    /// Returns the lane with this number.
     #[inline]
     pub(crate) fn lane(&self, number: u8) -> &Arc<Lane<T>> {
         &self.lanes[usize::from(number)]
@@ -355,7 +357,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.engine
     }
 
-    /// All lanes.
+    /// Returns all lanes.
     pub(crate) fn lanes(&self) -> &[Arc<Lane<T>>] {
         &self.lanes
     }
@@ -370,7 +372,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().find_map(|lane| lane.take())
     }
 
-    /// The cores that the engine's threads may use.
+    /// Returns the cores that the engine's threads may use.
     pub(crate) fn mask(&self) -> &[usize] {
         &self.mask
     }
@@ -391,7 +393,7 @@ pub(crate) fn is_engine_thread() -> bool {
     STARTED_FOR.with(Cell::get) != 0
 }
 
-/// Takes the calling thread, which has just been forked, out of the engine that it was started for.
+/// Notes, in a forked child, that the calling thread does not belong to the engine that it was started for.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn disown_thread() {
     STARTED_FOR.with(|cell| cell.set(0));
@@ -407,7 +409,7 @@ impl<T> ThreadPool<T> {
         self.list.count()
     }
 
-    /// How many numbers of threads were used.
+    /// Returns how many numbers of threads were given out.
     pub(crate) fn numbers_given(&self) -> usize {
         lock(&self.numbers).given
     }

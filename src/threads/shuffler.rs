@@ -1,21 +1,22 @@
 //! `Shuffler`: holds the ready operations of an engine, and draws one of them at random.
 //!
-//! An engine that shuffles puts its ready operations here instead of into its lanes. A thread of the engine draws them one by
-//! one, and sends each to its lane.
+//! An engine that shuffles puts its ready operations here instead of into its lanes. A thread of the engine draws them
+//! one by one, and sends each to its lane.
 //!
 //! # Who may touch what
 //!
 //! * `state`: under its lock. No foreign code runs there.
-//! * `drawing`: locked by the thread that draws until the operation is in its lane, and by the end of the engine. An operation
-//!   that a waiter has taken may be complete by then, so it does not keep the engine from ending.
+//! * `drawing`: locked by the thread that draws until the operation is in its lane, and by the thread that ends the
+//!   engine. An operation that a waiter has taken may be complete by then, so it does not keep the engine from ending.
 //! * `outside`: see [`Waiters`].
 //!
 //! There are no edges: the locks and the lanes hand over the operations.
 //!
 //! # The draw
 //!
-//! The operations are sorted by their numbers, and the random number decides which one is drawn. So a draw depends on the
-//! seed, on the number of draws before, and on which operations are there, and not on the order in which they came.
+//! The operations are sorted by their numbers, and the random number decides which one is drawn. So a draw depends on
+//! the seed, on the number of draws before, and on which operations are ready, but not on the order in which they
+//! became ready.
 
 use std::{
     ptr::NonNull,
@@ -28,8 +29,8 @@ use crate::{
     tracker::OpRef,
 };
 
-/// If a program has not pushed for this long, it is taken to wait for something that the engine does not know. Picked: longer
-/// than most threads are kept from running, and short for a person.
+/// If a program has not pushed for this long, it is assumed to wait for something that the engine does not know. Not
+/// tuned: longer than a thread is usually kept from running, and short for a person.
 const QUIET: Duration = Duration::from_millis(50);
 
 /// The ready operations of an engine, until they are drawn.
@@ -46,7 +47,7 @@ pub struct Shuffler<T> {
 struct State<T> {
     ready: Vec<(u64, OpRef<T>)>,
     random: Random,
-    /// When a thread outside the engine pushed last, or ended a wait.
+    /// When a thread outside the engine last pushed or ended a wait.
     last_active: Option<Instant>,
     has_ended: bool,
 }
@@ -67,18 +68,18 @@ impl<T> Shuffler<T> {
         self.seed
     }
 
-    /// Adds a ready operation with its number, which no other one has.
+    /// Adds a ready operation with its number, which no other operation has.
     pub fn put(&self, number: u64, op: OpRef<T>) {
         lock(&self.state).ready.push((number, op));
         self.changed.notify_all();
     }
 
-    /// Whether no operation is here.
+    /// Whether no operation is ready.
     pub fn is_empty(&self) -> bool {
         lock(&self.state).ready.is_empty()
     }
 
-    /// Waits until an operation is here. Returns `false` if the engine has ended.
+    /// Waits until an operation is ready. Returns `false` if the engine has ended.
     pub fn wait(&self) -> bool {
         let mut state = lock(&self.state);
         while state.ready.is_empty() && !state.has_ended {
@@ -87,8 +88,8 @@ impl<T> Shuffler<T> {
         !state.has_ended
     }
 
-    /// Takes one of the operations that are here, and calls `schedule` with it. [`end`](Self::end) waits until that has
-    /// returned.
+    /// Takes one of the ready operations at random, and calls `schedule` with it. [`end`](Self::end) waits until
+    /// `schedule` has returned.
     pub fn draw(&self, schedule: impl FnOnce(OpRef<T>)) {
         let _drawing = lock(&self.drawing);
         if let Some(op) = self.take() {
@@ -117,7 +118,7 @@ impl<T> Shuffler<T> {
         lock(&self.state).last_active = Some(Instant::now());
     }
 
-    /// Calls `wait`, in which a thread outside the engine waits for it until `is_over`.
+    /// Calls `wait`, in which a thread outside the engine waits for the engine until `is_over` returns `true`.
     pub fn during<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
         self.outside.during(Ops::new(), NonNull::from(self).cast(), false, is_over, |_| {
             let result = wait();
@@ -126,8 +127,8 @@ impl<T> Shuffler<T> {
         })
     }
 
-    /// Whether the program has pushed what it can for now: a thread outside waits for the engine, or nothing has been pushed
-    /// there for a while.
+    /// Whether the program has pushed what it can for now: a thread outside the engine waits for it, or no such thread
+    /// has pushed for a while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still() {
             return false;
@@ -154,8 +155,8 @@ impl<T> std::fmt::Debug for Shuffler<T> {
     }
 }
 
-/// The generator `SplitMix64`, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. Every
-/// seed is as good as any other.
+/// The generator `SplitMix64`, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// Every seed is as good as any other.
 struct Random(u64);
 
 impl Random {

@@ -5,7 +5,7 @@
 //! | state | changed by | effect on its thread |
 //! |---|---|---|
 //! | in the list | its thread, which put it in | it waits |
-//! | taken by `offer` | the thread that has a worker to give away | it runs that worker, even if its time limit passes meanwhile |
+//! | taken by `offer` | the thread that has a worker to give away | it runs that worker, even if its time limit passes before it has the worker |
 //! | taken by `end` | the thread that ends the engine | it ends |
 //! | taken by its own thread | its thread, whose time limit has passed | it ends |
 //!
@@ -53,7 +53,7 @@ impl<W> std::fmt::Debug for Place<W> {
 struct State<W> {
     slots: Vec<Arc<Slot<W>>>,
     ended: bool,
-    /// No thread waits: each ends at once.
+    /// Whether threads end immediately instead of waiting.
     paused: bool,
 }
 
@@ -88,7 +88,7 @@ impl<W> SpareThreads<W> {
         }
     }
 
-    /// Hands `worker` to the thread that has waited for the longest time.
+    /// Hands `worker` to the thread that has waited longest.
     ///
     /// # Errors
     /// Returns the worker if no thread waits.
@@ -102,7 +102,7 @@ impl<W> SpareThreads<W> {
         }
     }
 
-    /// Ends the wait of the thread that has waited for the longest time.
+    /// Ends the wait of the thread that has waited longest.
     pub fn dismiss(&self) {
         if let Some(slot) = self.take_first() {
             slot.set(Offer::End);
@@ -132,7 +132,7 @@ impl<W> SpareThreads<W> {
         Some(Place(slot))
     }
 
-    /// [Waits](Self::wait) for a worker, in the calling thread's place.
+    /// [Waits](Self::wait) for a worker, at the calling thread's place in the list.
     pub fn wait_in(&self, Place(slot): &Place<W>, until: Option<Instant>) -> Option<W> {
         match slot.wait(until) {
             Offer::Worker(worker) => return Some(worker),

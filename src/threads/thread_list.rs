@@ -5,12 +5,12 @@
 //!
 //! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
 //! long as the program's destructors take: so no thread joins with a lock held, and a caller with a deadline has
-//! helpers join. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
-//! destructor, another one joins the other threads. If many threads that end on their own have not been joined,
-//! helpers join those as well.
+//! helpers join for it. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
+//! destructor, another one joins the other threads. If many threads that end on their own have not been joined, helpers
+//! join those as well.
 //!
-//! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux tells
-//! which threads these are. Elsewhere a thread whose main function has returned is detached.
+//! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux
+//! reports which threads these are. Elsewhere a thread whose main function has returned is detached.
 
 use std::{
     io,
@@ -30,16 +30,16 @@ use crate::{
 };
 
 /// How long a joinable thread waits for a helper to join it before another helper is started, if there is a deadline.
-/// Picked.
+/// Not tuned.
 const HELPER_DELAY: Duration = Duration::from_millis(1);
 
-/// About the most threads that have ended on their own and wait to be joined. Picked.
+/// About the largest number of threads that have ended on their own and wait to be joined. Not tuned.
 pub(crate) const MANY: usize = 16;
 
 /// How long a thread stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stay {
-    /// It runs workers, and ends when there is none for it.
+    /// It runs workers, and ends when there is no worker for it.
     Passing,
     /// It ends with the engine, or when its task is over.
     UntilTheEnd,
@@ -49,11 +49,11 @@ struct Entry {
     number: u64,
     name: String,
     stay: Stay,
-    /// Set when the thread was started, until a thread joins it.
+    /// The handle of the thread, from its start until another thread joins it.
     handle: Option<JoinHandle<()>>,
-    /// The thread ends on its own.
+    /// Whether the thread ends on its own.
     leaves: bool,
-    /// The thread's main function has returned.
+    /// Whether the thread's main function has returned.
     returned: bool,
 }
 
@@ -63,9 +63,9 @@ struct List {
     next: u64,
     /// The number of helpers.
     helpers: usize,
-    /// A deadline has passed, and some threads had not ended.
+    /// Whether a deadline has passed before all threads had ended.
     left_behind: bool,
-    /// How many helpers were ever requested.
+    /// The number of helpers that were ever requested.
     #[cfg(test)]
     asked: usize,
 }
@@ -83,7 +83,7 @@ impl Entry {
         self.returned && self.handle.is_some()
     }
 
-    /// Whether a thread is joining it, or the thread that starts it has yet to store its handle.
+    /// Whether another thread is joining this one, or the thread that starts this one has yet to store its handle.
     fn is_being_joined(&self) -> bool {
         self.returned && self.handle.is_none()
     }
@@ -133,8 +133,8 @@ impl List {
     }
 }
 
-/// Joins a thread whose main function has returned, if the thread has ended. Where the operating system does not tell,
-/// detaches it.
+/// Joins a thread whose main function has returned, if the thread has ended. Where the operating system does not report
+/// that, detaches the thread.
 fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     #[cfg(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle)))]
     {
@@ -153,7 +153,7 @@ fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     Ok(())
 }
 
-/// Marks, when dropped, that the main function of a thread has returned.
+/// A guard that marks, when dropped, that the main function of a thread has returned.
 struct MainGuard {
     threads: Arc<ThreadList>,
     number: u64,
@@ -211,7 +211,8 @@ impl ThreadList {
         result
     }
 
-    /// Marks that the calling thread, `number`, ends on its own, so it may be long before another thread joins it.
+    /// Marks that the calling thread, `number`, ends on its own, so a long time may pass before another thread joins
+    /// it.
     ///
     /// The calling thread joins no others itself, since their destructors may wait for its own.
     pub(crate) fn leave(&self, number: u64) {
@@ -243,9 +244,9 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins the threads of workers, as long as they `are_to_end`, and until `deadline` at the latest. Returns the names of
-    /// those that have not been joined by then. A caller that changes what `are_to_end` returns lets the joining threads
-    /// [look again](Self::look_again).
+    /// Joins the threads of workers, as long as they `are_to_end`, and until `deadline` at the latest. Returns the
+    /// names of those that have not been joined by then. Code that changes what `are_to_end` returns must let the
+    /// joining threads [look again](Self::look_again).
     pub(crate) fn join_passing(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -261,9 +262,9 @@ impl ThreadList {
         }
     }
 
-    /// Wakes the threads that join others, so that they look again for which ones they wait.
+    /// Wakes the threads that join others, so that they look again which ones they must wait for.
     pub(crate) fn look_again(&self) {
-        // A joining thread has the lock from its look until it sleeps.
+        // A joining thread holds the lock from its look until it sleeps.
         drop(lock(&self.list));
         self.changed.notify_all();
     }
@@ -297,7 +298,7 @@ impl ThreadList {
             return Ok(());
         }
         let mut list = lock(&self.list);
-        // Whether the joinable threads seem not to be joined. Each join notifies this thread.
+        // Whether no thread seems to join the joinable ones. Each join notifies this thread.
         let mut stalled = true;
         while list.entries.iter().any(&wanted) {
             if stalled && list.wants_help() {
@@ -349,7 +350,7 @@ impl ThreadList {
         started
     }
 
-    /// Whether a deadline has passed with threads that have not been joined since.
+    /// Whether a deadline has passed before all threads had ended, and some threads have still not been joined.
     pub(crate) fn has_left_behind(&self) -> bool {
         let list = lock(&self.list);
         list.left_behind && !list.entries.is_empty()
@@ -391,7 +392,7 @@ mod tests {
         }
     }
 
-    /// Sends when it is dropped, and blocks until the sender of its channel is dropped.
+    /// A value that sends when it is dropped, and then blocks until the sender of its channel is dropped.
     struct Blocks(mpsc::Sender<()>, mpsc::Receiver<()>);
 
     impl Drop for Blocks {
@@ -437,7 +438,7 @@ mod tests {
         let release = spawn_blocked(&threads, "blocked");
         for _ in 0..8 * MANY {
             spawn_short(&threads);
-            // The blocked thread keeps no other from being joined.
+            // The blocked thread does not keep the others from being joined.
             eventually("few threads are left", || threads.count().1 <= 1 + 2 * MANY);
         }
         let (sender, joined) = mpsc::channel();
@@ -489,7 +490,7 @@ mod tests {
             let left = join(time).expect_err("three threads have not ended");
             assert!(names.iter().all(|name| left.iter().any(|left| left == name)), "{left:?}");
         }
-        // The blocked threads keep no other from being joined.
+        // The blocked threads do not keep the others from being joined.
         let start = Instant::now();
         while join(MOMENT) != Err(names.map(str::to_owned).to_vec()) {
             assert!(start.elapsed() < AWHILE, "the short thread does not end");

@@ -9,7 +9,7 @@ use std::{
 
 use super::export::{Format, Slice, Track};
 
-/// Writes the JSON format.
+/// A writer of the JSON format.
 #[derive(Debug, Default)]
 pub(super) struct Chrome {
     has_events: bool,
@@ -68,7 +68,7 @@ impl Chrome {
 
 impl Format for Chrome {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        // The tools do not miss the closing bracket, if the program is killed.
+        // The tools accept a file without the closing bracket, which is missing if the program is killed.
         writeln!(out, "[")
     }
 

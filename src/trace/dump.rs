@@ -14,8 +14,8 @@ use super::{
 };
 use crate::values::{device::Device, name::Name};
 
-/// What is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints it for people,
-/// and begins with what holds up most.
+/// A list of what is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints
+/// it for people, and begins with the operation that holds up the most others.
 #[derive(Clone, Debug)]
 pub struct Dump {
     pub(crate) ops: Vec<PendingOp>,
@@ -26,33 +26,33 @@ pub struct Dump {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingOp {
-    /// Identifies it in traces, if the engine is recorded, observed or watched.
+    /// Identifies the operation in traces, if the engine is recorded, observed or watched.
     pub id: Option<OpId>,
     /// Its name, which is empty if it was not given one.
     pub name: Name,
     /// Where it was pushed.
     pub location: &'static Location<'static>,
-    /// What it has come to.
+    /// How far it has come.
     pub state: OpState,
     /// The device that it is for.
     pub device: Device,
     /// The name of its lane.
     pub lane: String,
-    /// The place on which it runs, if that is known: of an engine with a
-    /// [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
+    /// Where it runs. Known only for engines with a [recorder](crate::EngineBuilder::recorder) or a
+    /// [profile](crate::EngineBuilder::profile).
     pub place: Option<String>,
-    /// The time since its push, if that is known: as for `place`.
+    /// The time since its push. Known only for the same engines as `place`.
     pub age: Option<Duration>,
     /// Its priority, or the one closest to 0 among those that the engine treats as equal.
     pub priority: i32,
-    /// It ends when its completion is used, and not when its function returns.
+    /// Whether it ends when its completion is used, and not when its function returns.
     pub asynchronous: bool,
-    /// It is an operation of the engine's own: a wait, a deletion, the poll of a future.
+    /// Whether it is one of the engine's own operations: a wait, a deletion, or the poll of a future.
     pub internal: bool,
-    /// The variables that it names, without those that it has released.
+    /// The variables that it names, except those that it has released.
     pub accesses: Vec<PendingAccess>,
-    /// The operations that it waits for directly, by their places in [`Dump::ops`]: those that stand before it on a variable,
-    /// and those that its function waits for.
+    /// The operations that it waits for directly, by their indices in [`Dump::ops`]: those that stand before it on a
+    /// variable, and those that its function waits for.
     pub waits_for: Vec<usize>,
 }
 
@@ -64,11 +64,11 @@ pub struct PendingAccess {
     pub variable: String,
     /// How the operation uses it.
     pub mode: AccessMode,
-    /// The operation waits for others that use the variable.
+    /// Whether the operation waits for others that use the variable.
     pub waits: bool,
 }
 
-/// What a pending operation has come to.
+/// How far a pending operation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpState {
@@ -76,11 +76,13 @@ pub enum OpState {
     Waiting,
     /// It is ready, and waits for a worker.
     Ready,
-    /// Its function has been called, or, of an asynchronous operation, its completion was not used yet.
+    /// Its function has been called, and has not returned; or, for an asynchronous operation, its completion has not
+    /// been used.
     Running,
     /// Its function waits for another operation.
     WaitingInside,
-    /// It has released its variables. Program code of its end runs or is about to, or a GPU has yet to complete it.
+    /// It has released its variables. Program code that belongs to its end is running or about to run, or a GPU has yet
+    /// to complete it.
     Ending,
 }
 
@@ -115,20 +117,20 @@ impl Dump {
         &self.ops
     }
 
-    /// Returns how many further operations are pending, but were not found: they were pushed or have ended during the call,
-    /// or, in a forked child, have memory of the parent's.
+    /// Returns how many further operations are pending, but were not found: they were pushed or have ended during the
+    /// call, or, in a forked child, are in the parent's memory.
     #[must_use]
     pub fn unlisted(&self) -> u64 {
         self.unlisted
     }
 
-    /// Returns a cycle of operations each of which waits for the next one, and the last one for the first, by their places in
-    /// [`ops`](Self::ops). Operations alone cannot form one; with waits inside functions, they can.
+    /// Returns a cycle of operations, each of which waits for the next one, and the last one for the first, by their
+    /// indices in [`ops`](Self::ops). Operations form a cycle only if functions wait.
     #[must_use]
     pub fn cycle(&self) -> Option<Vec<usize>> {
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
         let found = find_cycle(self.ops.len(), waits_for)?;
-        // A shorter one through one of these is easier to understand.
+        // A shorter cycle through one of these operations is easier to understand.
         let shorter = found.iter().take(MAX_STARTS).filter_map(|&start| {
             let rest = nearest(self.ops.len(), waits_for(start), waits_for, |op| op == start)?;
             // The path comes back to where it began.
@@ -137,7 +139,8 @@ impl Dump {
         shorter.min_by_key(Vec::len).or(Some(found))
     }
 
-    /// Returns a shortest chain of operations each of which waits for the next one, from `op` to one that waits for none.
+    /// Returns a shortest chain of operations, each of which waits for the next one, from `op` to one that waits for
+    /// none.
     #[must_use]
     pub fn chain(&self, op: usize) -> Option<Vec<usize>> {
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -150,7 +153,7 @@ impl Dump {
         held_up(&self.behind(), op).len() - 1
     }
 
-    /// The operations that wait directly for each one.
+    /// Returns, for each operation, those that wait for it directly.
     fn behind(&self) -> Vec<Vec<usize>> {
         let mut behind = vec![Vec::new(); self.ops.len()];
         for (later, op) in self.ops.iter().enumerate() {
@@ -159,7 +162,8 @@ impl Dump {
         behind
     }
 
-    /// Prints the operation that holds up most, and a chain from what the program waits for to it.
+    /// Prints the operation that holds up the most others, and a chain that leads to it from what the program waits
+    /// for.
     fn print_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let behind = self.behind();
         let mut heads: Vec<usize> = (0..self.ops.len()).filter(|&op| self.ops[op].waits_for.is_empty()).collect();
@@ -171,7 +175,7 @@ impl Dump {
         let op = &self.ops[head];
         let (label, count) = (op.label(), held.len() - 1);
         writeln!(f, "\n`{label}` pushed at {} is {} and holds up {count} others:", op.location, op.state)?;
-        // The farthest one, or what a thread waits for.
+        // What a thread waits for, or else the farthest operation.
         let waits = |&&op: &&usize| self.ops[op].internal && op != head;
         let from = held.iter().find(waits).or(held.last()).copied();
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -179,7 +183,7 @@ impl Dump {
         self.print_chain(f, &chain.unwrap_or_default())
     }
 
-    /// Returns the operations and what they wait for in the language of Graphviz, which draws it.
+    /// Returns the operations and what they wait for in the language of Graphviz, which draws them.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -204,8 +208,8 @@ impl Dump {
         dot
     }
 
-    /// Returns the dump as JSON: an object with the fields `operations`, of which each has those of [`PendingOp`], and
-    /// `unlisted`. Ages are in nanoseconds.
+    /// Returns the dump as JSON: an object with the fields `operations`, a list whose elements have the fields of
+    /// [`PendingOp`] except `id`, and `unlisted`. Ages are in nanoseconds.
     #[must_use]
     pub fn to_json(&self) -> String {
         let optional = |text: Option<String>| text.unwrap_or_else(|| "null".to_owned());
@@ -238,7 +242,7 @@ impl Dump {
         format!(r#"{{"operations":{},"unlisted":{}}}"#, list(ops.collect()), self.unlisted)
     }
 
-    /// Prints operations that wait for each other in turn: the first ones, and the last.
+    /// Prints a chain of operations, each of which waits for the next one: the first ones, and the last.
     fn print_chain(&self, f: &mut fmt::Formatter<'_>, chain: &[usize]) -> fmt::Result {
         for (step, &index) in chain.iter().enumerate() {
             if step > MAX_STEPS && step + 1 < chain.len() {
@@ -255,7 +259,7 @@ impl Dump {
     }
 }
 
-/// Returns the operations that wait for `op`, directly or through others, nearest first, and `op` itself before them.
+/// Returns `op`, and then the operations that wait for it, directly or through others, nearest first.
 fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
     let (mut seen, mut found, mut next) = (HashSet::from([op]), vec![op], 0);
     while let Some(&at) = found.get(next) {
@@ -265,13 +269,13 @@ fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
     found
 }
 
-/// The most operations from which a search begins, so that a dump of many is printed soon.
+/// The maximum number of operations from which a search begins, so that a large dump is printed soon.
 const MAX_STARTS: usize = 64;
 
-/// The most steps of a chain that are printed, besides the last one.
+/// The maximum number of steps of a chain that are printed, apart from the last one.
 const MAX_STEPS: usize = 10;
 
-/// The most operations that are printed; the others are counted.
+/// The maximum number of operations that are printed; the others are only counted.
 const MAX_PRINTED: usize = 100;
 
 impl fmt::Display for Dump {

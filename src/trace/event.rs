@@ -1,13 +1,13 @@
-//! Events, and how they lie in a ring.
+//! Events, and their layout in a ring.
 //!
 //! A ring holds *slots* of four words, so that threads write an event in one or a few stores of half a cache line.
 //!
 //! | event | slots | words, four in each slot |
 //! |---|---|---|
 //! | a push | 2 and more | head, time, operation, location; two words of the name, the first two accesses; four accesses each |
-//! | any other | 1 | head, time, operation, what is particular to the kind |
+//! | any other | 1 | head, time, operation, what is specific to the kind |
 //!
-//! The head is the kind in the lowest byte, and above it what is particular to the kind.
+//! The head has the kind in its lowest byte, and above it what is specific to the kind.
 
 use std::{fmt, panic::Location};
 
@@ -16,7 +16,7 @@ use crate::values::name::Name;
 /// The unit of a ring.
 pub(super) type Slot = [u64; 4];
 
-/// Identifies an operation in the traces of one [`Recorder`](crate::Recorder).
+/// The identity of an operation in the traces of one [`Recorder`](crate::Recorder).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub(crate) u64);
 
@@ -26,11 +26,11 @@ impl fmt::Display for OpId {
     }
 }
 
-/// Identifies a variable in the traces of one [`Recorder`](crate::Recorder).
+/// The identity of a variable in the traces of one [`Recorder`](crate::Recorder).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VarId(pub(crate) u64);
 
-/// The bits of a [`VarId`] for the variable; those above are for the engine.
+/// The number of bits of a [`VarId`] for the variable; the bits above are for the engine.
 const VARIABLE_BITS: u32 = 44;
 
 impl VarId {
@@ -52,7 +52,7 @@ pub enum AccessMode {
     Read,
     /// It mutates the variable.
     Write,
-    /// It replaces the value, whatever it was.
+    /// It mutates the variable regardless of its state.
     Overwrite,
 }
 
@@ -139,7 +139,7 @@ impl Place {
 pub enum Outcome {
     /// It has succeeded.
     Succeeded,
-    /// It has failed itself.
+    /// It has failed, rather than been skipped.
     Failed,
     /// It was skipped: a variable that it names had failed, or it was cancelled.
     Skipped,
@@ -153,7 +153,7 @@ pub(crate) struct Pushed {
     pub(crate) priority: u8,
     pub(crate) engine: u16,
     pub(crate) lane: u8,
-    /// The operation is the engine's own.
+    /// Whether the operation is one of the engine's own.
     pub(crate) internal: bool,
     pub(crate) accesses: Vec<(VarId, AccessMode)>,
 }
@@ -176,11 +176,12 @@ pub(super) enum What {
     /// Its function has returned, although the operation has not ended.
     Returned,
     Ended(Outcome),
-    /// The operation has ended, and its function may still run on some thread. If so, [`Returned`](Self::Returned) follows.
+    /// The operation has ended, and its function may still run on some thread. If so, [`Returned`](Self::Returned)
+    /// follows.
     EndedEarly(Outcome),
     /// The thread hands its worker over, since the function that runs on it waits. The operation is not known.
     Waits,
-    /// The function on the thread goes on.
+    /// The function on the thread continues.
     GoesOn(Place),
 }
 
@@ -206,10 +207,10 @@ pub(crate) enum Short {
     GoesOn(Place),
 }
 
-/// The place of the number of accesses in the head of a push.
+/// The lowest bit of the number of accesses in the head of a push.
 const COUNT_AT: u32 = 41;
 
-/// The most accesses that a push is recorded with.
+/// The maximum number of accesses with which a push is recorded.
 pub(super) const MAX_ACCESSES: usize = (1 << (u64::BITS - COUNT_AT)) - 1;
 
 mod kind {
@@ -238,13 +239,13 @@ pub(super) fn short(ticks: u64, op: OpId, event: Short) -> Slot {
     [u64::from(kind), ticks, op.0, word]
 }
 
-/// The number of slots of a push with `accesses` accesses.
+/// Returns the number of slots of a push with `accesses` accesses.
 #[inline]
 pub(super) fn slots_of_push(accesses: usize) -> usize {
     2 + accesses.saturating_sub(2).div_ceil(4)
 }
 
-/// Returns the slots of a push. The words own the name until [`read`] makes a name of them again.
+/// Returns the slots of a push. The words own the name until [`read`] turns them into a name again.
 #[inline]
 pub(super) fn push(
     ticks: u64,

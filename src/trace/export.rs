@@ -1,4 +1,4 @@
-//! Files of traces: what the formats have in common.
+//! Trace files: what the formats have in common.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use super::{
     history::{Trace, TracedOp},
 };
 
-/// A format of traces.
+/// A trace format.
 pub(super) trait Format {
     /// Writes what comes before all operations.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
@@ -47,12 +47,12 @@ impl<F: Format + ?Sized> Format for Box<F> {
 /// A row of the picture.
 #[derive(Clone, Debug)]
 pub(super) struct Track {
-    /// A number above zero.
+    /// The number of the track, above zero.
     pub(super) id: u64,
     /// The engine, or 0 for threads outside.
     pub(super) engine: u16,
     pub(super) name: String,
-    /// Tracks of one engine are shown in this order.
+    /// The place of the track among those of its engine.
     pub(super) rank: u32,
 }
 
@@ -66,18 +66,18 @@ pub(super) struct Slice<'a> {
     pub(super) category: &'static str,
     /// Names and values for people.
     pub(super) notes: &'a [(&'static str, String)],
-    /// The numbers of arrows that end here, and of those that begin at the end.
+    /// The numbers of the arrows that lead to the slice. The next field has those of the arrows that begin at its end.
     pub(super) arrows_in: &'a [u64],
     pub(super) arrows_out: &'a [u64],
 }
 
-/// Writes the operations of one or several traces of a recorder, in the order in which they were taken.
+/// A writer of the operations of one or several traces of a recorder, in the order in which the traces were taken.
 pub(super) struct Exporter<F> {
     format: F,
     tracks: HashMap<(bool, Place), Track>,
     /// Operations that are not written yet, because others may be found to depend on them.
     held: Vec<TracedOp>,
-    /// The arrows between operations, by their ends, until those are written.
+    /// The arrows between operations, by the operations at their ends, until those are written.
     arrows_in: HashMap<OpId, Vec<u64>>,
     arrows_out: HashMap<OpId, Vec<u64>>,
     next_arrow: u64,
@@ -99,7 +99,7 @@ impl<F: Format> Exporter<F> {
         })
     }
 
-    /// Writes the operations of the trace before, and holds those of `trace` that have ended.
+    /// Writes the operations of the previous trace, and holds those of `trace` that have ended.
     pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let mut held: Vec<OpId> = self.held.iter().map(|op| op.id).collect();
         let ended = || trace.ops.iter().filter(|op| op.ended.is_some());
@@ -107,7 +107,7 @@ impl<F: Format> Exporter<F> {
         held.sort_unstable();
         for op in &trace.ops {
             if self.arrows_in.contains_key(&op.id) {
-                // It was seen when it had started and not ended.
+                // The operation was in an earlier trace, when it had not ended.
                 continue;
             }
             for before in op.depends_on.iter().filter(|before| held.binary_search(before).is_ok()) {
@@ -120,7 +120,7 @@ impl<F: Format> Exporter<F> {
         before.iter().try_for_each(|op| self.write(out, trace, op))
     }
 
-    /// Writes what is left, also operations of `last` that have not ended.
+    /// Writes what is left, including operations of `last` that have not ended.
     pub(super) fn end(mut self, out: &mut dyn Write, last: &Trace) -> io::Result<()> {
         let before = std::mem::take(&mut self.held);
         let open = last.ops.iter().filter(|op| op.ended.is_none());
@@ -133,7 +133,7 @@ impl<F: Format> Exporter<F> {
         let arrows_in = self.arrows_in.remove(&op.id).unwrap_or_default();
         let arrows_out = self.arrows_out.remove(&op.id).unwrap_or_default();
         if op.runs.is_empty() {
-            // It was skipped, or never ran.
+            // The operation was skipped, or has not run.
             return Ok(());
         }
         let (label, notes) = (op.label(), notes(trace, op));
@@ -142,7 +142,7 @@ impl<F: Format> Exporter<F> {
         for (index, run) in op.runs.iter().enumerate() {
             let (is_first, is_last) = (index == 0, index + 1 == op.runs.len());
             let track = self.track(out, trace, false, run.place)?;
-            let name = if is_first { label.clone() } else { format!("{label} (goes on)") };
+            let name = if is_first { label.clone() } else { format!("{label} (continued)") };
             let slice = Slice {
                 track: &track,
                 name: &name,
@@ -191,7 +191,7 @@ impl<F: Format> Exporter<F> {
     }
 }
 
-/// What the picture says of an operation.
+/// Returns what the picture says about an operation.
 fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
     let variables = |write: bool| {
         let named = op.accesses.iter().filter(|(_, mode)| mode.is_write() == write);
@@ -214,8 +214,8 @@ fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
 
 impl Trace {
     /// Writes the trace in the format of [Perfetto](https://ui.perfetto.dev), which draws it: a row for each worker, a
-    /// rectangle for each operation, and an arrow from each operation to those that had to wait for it. Click an operation
-    /// to see its variables, where it was pushed, and what it waited for.
+    /// rectangle for each operation, and an arrow from each operation to those that had to wait for it. Clicking an
+    /// operation shows its variables, where it was pushed, and how long it waited.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -235,8 +235,8 @@ impl Trace {
         self.write_as(super::perfetto::Perfetto::default(), out)
     }
 
-    /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. It shows the same
-    /// as [`write_perfetto`](Self::write_perfetto), in a larger file that people can read.
+    /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. The file shows
+    /// the same as that of [`write_perfetto`](Self::write_perfetto), but is larger, and people can read it.
     ///
     /// # Errors
     /// Those of `out`.

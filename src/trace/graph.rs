@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// Returns the nodes of a cycle, in order, if there is one. `edges` returns where those of a node lead. Visits each edge once.
+/// Returns the nodes of a cycle, in order, if there is one. `edges` returns the nodes to which the edges of a node
+/// lead. Visits each edge once.
 pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize]) -> Option<Vec<usize>> {
     #[derive(Clone, Copy, PartialEq)]
     enum State {
@@ -15,7 +16,7 @@ pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize])
         if states[first] != State::New {
             continue;
         }
-        // A walk with a stack of its own, since a chain may be long: each entry has a node and the number of its next edge.
+        // The walk has its own stack, since a chain may be long: each entry is a node and the number of its next edge.
         let mut path = vec![(first, 0)];
         states[first] = State::Open;
         while let Some((node, edge)) = path.last_mut() {
@@ -41,15 +42,15 @@ pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize])
     None
 }
 
-/// Returns a shortest path from one of `starts` to a node that is `wanted`, both ends included, if there is one. `edges`
-/// returns where those of a node lead. Visits each node once.
+/// Returns a shortest path from one of `starts` to a node that is `wanted`, including both ends, if there is one.
+/// `edges` returns the nodes to which the edges of a node lead. Visits each node once.
 pub(super) fn nearest<'g>(
     nodes: usize,
     starts: &[usize],
     edges: impl Fn(usize) -> &'g [usize],
     wanted: impl Fn(usize) -> bool,
 ) -> Option<Vec<usize>> {
-    // The node before each one that was seen; that before a start is the start itself.
+    // For each node that was seen, the node before it; for a start, the start itself.
     let mut before: Vec<Option<usize>> = vec![None; nodes];
     let mut queue = VecDeque::new();
     for &start in starts {

@@ -30,14 +30,14 @@ pub struct TracedOp {
     pub lane: u8,
     /// Its priority, or the one closest to 0 among those that the engine treats as equal.
     pub priority: i32,
-    /// It is an operation of the engine's own: a wait, a deletion, the poll of a future.
+    /// Whether it is one of the engine's own operations: a wait, a deletion, or the poll of a future.
     pub internal: bool,
     /// The variables that it names.
     pub accesses: Vec<(VarId, AccessMode)>,
     /// The number of the thread that pushed it.
     pub pushed_by: u16,
-    /// The operation whose function pushed it. `None` for children, which are pushed when the function of their parent has
-    /// returned.
+    /// The operation whose function pushed it. `None` for children, which are pushed when the function of their parent
+    /// has returned.
     pub parent: Option<OpId>,
     /// When it was pushed.
     pub pushed: Duration,
@@ -52,22 +52,21 @@ pub struct TracedOp {
     pub ended: Option<Duration>,
     /// How it ended.
     pub outcome: Option<Outcome>,
-    /// Where and when its function ran. There are several if it waited inside.
+    /// Where and when its function ran. There are several runs if the function waited.
     pub runs: Vec<Run>,
-    /// The operations before it on its variables that it had to wait for, if their ends were not known to be earlier than
-    /// the trace.
+    /// The operations before it on its variables that it had to wait for, as far as they are in the trace.
     pub depends_on: Vec<OpId>,
 }
 
-/// A time in which a function ran on one thread.
+/// A period in which a function ran on one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Run {
     /// Where it ran.
     pub place: Place,
-    /// When that began.
+    /// When the period began.
     pub from: Duration,
-    /// When that ended. The end of the trace if the function runs still.
+    /// When the period ended, or the end of the trace if the function was still running.
     pub to: Duration,
 }
 
@@ -84,8 +83,8 @@ impl TracedOp {
         self.started.map(|started| started.saturating_sub(self.pushed))
     }
 
-    /// Returns the time between the moment in which the operation became ready and the call of the function: what it
-    /// waited for a worker.
+    /// Returns the time between the moment when the operation became ready and the call of the function: its wait for a
+    /// worker.
     #[must_use]
     pub fn queued(&self) -> Option<Duration> {
         Some(self.started?.saturating_sub(self.ready?))
@@ -125,8 +124,8 @@ impl Trace {
         &self.ops
     }
 
-    /// Returns the number of events that were lost because a ring was full. Operations of which the push was lost are not
-    /// in the trace; others may lack what was lost.
+    /// Returns the number of events that were lost because a ring was full. Operations whose push was lost are not in
+    /// the trace; others may lack what was lost.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
@@ -156,7 +155,7 @@ impl Trace {
         place_name(&self.engines, |thread| self.thread(thread), place)
     }
 
-    /// Returns when the first operation of the trace was pushed, and when the last event was.
+    /// Returns when the first operation of the trace was pushed, and the time of the last event.
     #[must_use]
     pub fn range(&self) -> (Duration, Duration) {
         let start = self.ops.iter().map(|op| op.pushed).min().unwrap_or_default();
@@ -168,7 +167,7 @@ impl Trace {
     }
 }
 
-/// The name of a place, among these engines and threads.
+/// Returns the name of a place, given the engines and threads.
 fn place_name<'t>(engines: &[EngineInfo], thread_name: impl Fn(u16) -> &'t str, place: Place) -> String {
     let several = engines.len() > 1;
     let prefix = |engine: u16| if several { format!("engine {engine}: ") } else { String::new() };
@@ -192,7 +191,7 @@ impl EngineInfo {
     }
 }
 
-/// Histories that are not taken yet.
+/// Histories that have not been taken yet.
 #[derive(Default)]
 pub(super) struct History {
     threads: Vec<Thread>,
@@ -211,8 +210,8 @@ pub(super) struct History {
     variables: HashMap<VarId, Variable>,
     /// Variables that were freed, but whose names may still be wanted.
     freed: VecDeque<VarId>,
-    /// Events that were lost, or whose operations are not known since their pushes were lost, for the program and for a
-    /// profile.
+    /// The number of events that were lost, or whose operations are not known since their pushes were lost. The next
+    /// field has the number for a profile.
     lost: u64,
     lost_to_export: u64,
     last: Duration,
@@ -233,7 +232,7 @@ struct Thread {
     name: String,
     /// The operations whose functions run on the thread, innermost last.
     stack: Vec<OpId>,
-    /// The function on the thread waits without a worker.
+    /// Whether the function on the thread waits without a worker.
     waits: bool,
 }
 
@@ -241,17 +240,18 @@ struct Thread {
 #[derive(Default)]
 struct Variable {
     writer: Option<OpId>,
-    /// Those that have read it since.
+    /// The operations that have read the variable since.
     readers: Vec<OpId>,
 }
 
-/// The readers of a variable that are remembered, so that a variable which is never mutated takes no memory without end.
+/// The maximum number of readers of a variable that are remembered, so that the memory for a variable that is never
+/// mutated is bounded.
 const MAX_READERS: usize = 1024;
 
-/// The most operations that are kept for the program while a profile is written. Picked: some 300 MB.
+/// The maximum number of operations that are kept for the program while a profile is written. Not tuned: some 300 MB.
 const MAX_ENDED: usize = 1 << 20;
 
-/// The most freed variables whose names are kept.
+/// The maximum number of freed variables whose names are kept.
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
@@ -305,7 +305,7 @@ impl History {
             What::Ready => op.ready = Some(time.max(op.pushed)),
             What::Started(place) => {
                 op.started = Some(time);
-                // Only those that were not ready when they were pushed have become so in an event.
+                // Only operations that were not ready when they were pushed have an event for this.
                 op.ready.get_or_insert(op.pushed);
                 op.run(place, time);
                 on.stack.push(event.op);
@@ -338,11 +338,11 @@ impl History {
         }
     }
 
-    /// Adds up an operation that has ended, and whose function has returned.
+    /// Closes the history of an operation that has ended, and whose function has returned.
     fn close(&mut self, op: OpId) {
         let op = self.open.remove(&op);
         for op in op.iter().filter(|op| op.internal) {
-            // The engine itself overwrites a variable only as the last one that uses it.
+            // An operation of the engine overwrites a variable only if it is the last one to use the variable.
             for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
                 self.variables.remove(variable);
                 self.freed.push_back(*variable);
@@ -368,7 +368,7 @@ impl History {
         self.lost_to_export += events;
     }
 
-    /// The operations whose functions run, and where.
+    /// Returns the operations whose functions run, and where.
     pub(super) fn running(&self) -> HashMap<OpId, String> {
         let place = |op: &TracedOp| {
             let run = op.runs.last().filter(|run| run.to == Duration::MAX)?;
@@ -390,7 +390,7 @@ impl History {
         trace
     }
 
-    /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on some of earlier traces.
+    /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on operations of earlier traces.
     pub(super) fn export(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.to_export), std::mem::take(&mut self.lost_to_export));
         self.trace(ended, lost)
@@ -399,7 +399,7 @@ impl History {
     fn trace(&self, mut ops: Vec<TracedOp>, lost: u64) -> Trace {
         ops.extend(self.open.values().cloned());
         let last = self.last;
-        // What runs still has run up to here.
+        // What is still running has run up to the last event.
         ops.iter_mut().flat_map(|op| &mut op.runs).filter(|run| run.to == Duration::MAX).for_each(|run| run.to = last);
         ops.sort_by_key(|op| (op.pushed, op.id));
         Trace {
@@ -455,7 +455,7 @@ impl TracedOp {
 }
 
 impl Variable {
-    /// Notes that `op` uses the variable now, and adds those that it had to wait for to `before`.
+    /// Notes that `op` uses the variable now, and adds to `before` the operations that it had to wait for.
     fn use_by(&mut self, op: OpId, mode: AccessMode, before: &mut Vec<OpId>) {
         if !mode.is_write() {
             before.extend(self.writer);
@@ -472,7 +472,7 @@ impl Variable {
     }
 }
 
-/// The priority closest to 0 among those of a band.
+/// Returns the priority closest to 0 among those of a band.
 pub(crate) fn priority_of(band: u8) -> i32 {
     let level = i32::from(band) - i32::from(DEFAULT_BAND);
     let magnitude = if level.abs() < 8 { level.abs() } else { 1 << (level.abs() - 5) };

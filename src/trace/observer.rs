@@ -1,4 +1,4 @@
-//! Observers: program code that is told what an engine does while it does it.
+//! Observers: program code that an engine calls while operations are pushed and run.
 
 use std::{panic::Location, time::Duration};
 
@@ -7,12 +7,12 @@ use super::{
     recorder::Recorder,
 };
 
-/// Is told about each operation of an engine, on the thread on which it happens. See
+/// Program code that an engine calls at each step of an operation, on the thread that makes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
 ///
-/// The calls are made at once, between the steps of the engine, so they should take little time. They must not push and must
-/// not wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in the order
-/// of these methods, but `ready` may come before `pushed` has returned, and on another thread.
+/// The calls are made immediately, between the steps of the engine, so they should be quick. They must not push and
+/// must not wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in
+/// the order of these methods, but `ready` may come before `pushed` has returned, and on another thread.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,29 +40,30 @@ use super::{
 /// # }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// The operation is about to be pushed, by this thread.
+    /// Called when the operation is about to be pushed by this thread.
     fn pushed(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
 
-    /// The operation has become ready, and is about to enter a lane. Operations that run inside their push have no such
-    /// call.
+    /// Called when the operation has become ready, and is about to enter a lane. Not called for operations that run
+    /// inside their push.
     fn ready(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
 
-    /// The function of the operation is about to be called, by this thread.
+    /// Called when the function of the operation is about to be called by this thread.
     fn started(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
 
-    /// The function has returned, on the thread on which it was called, although the operation goes on: it is asynchronous,
-    /// has children, or was issued on a GPU. It may have ended meanwhile.
+    /// Called when the function has returned, on the thread that called it, if the operation does not end with it: it
+    /// is asynchronous, has children, or was issued on a GPU. The operation may have ended already.
     fn returned(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
 
-    /// The operation ends: operations behind it may run when this returns. Those that are skipped end without a start.
+    /// Called when the operation ends: operations behind it may run when this returns. Operations that are skipped end
+    /// without a start.
     fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
         let _ = (op, outcome);
     }
@@ -78,14 +79,14 @@ pub struct ObservedOp<'a> {
     pub name: &'a str,
     /// Where it was pushed.
     pub location: &'static Location<'static>,
-    /// It is an operation of the engine's own: a wait, a deletion, the poll of a future.
+    /// Whether it is one of the engine's own operations: a wait, a deletion, or the poll of a future.
     pub internal: bool,
     pub(crate) recorder: &'a Recorder,
 }
 
 impl ObservedOp<'_> {
-    /// Returns the time since the operation was pushed. The first call for an engine may take 10 ms, to measure the rate of
-    /// the clock.
+    /// Returns the time since the operation was pushed. The first call for an engine may take 10 ms, to measure the
+    /// rate of the clock.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.recorder.age(self.id)

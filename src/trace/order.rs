@@ -1,9 +1,9 @@
 //! The order checker: proves from a trace that an engine has kept its promises.
 //!
-//! It knows nothing of queues. It takes the times at which functions ran, and asks whether they can be explained: whether
-//! there is one order of all pushes that agrees with each thread's own order, and with real time, in which each operation
-//! ran after all earlier ones that it conflicts with. That is so if no two conflicting operations overlapped, and if the
-//! orders together have no cycle.
+//! The checker knows nothing of queues. It takes the times at which functions ran, and asks whether they can be
+//! explained: whether there is one order of all pushes that agrees with each thread's own order, and with real time, in
+//! which each operation ran after all earlier ones that it conflicts with. That is so if no two conflicting operations
+//! overlapped, and if the orders together have no cycle.
 
 use std::{collections::HashMap, error::Error, fmt, time::Duration};
 
@@ -13,17 +13,18 @@ use super::{
     history::{Trace, TracedOp},
 };
 
-/// What [`Trace::check_order`] has found right.
+/// What [`Trace::check_order`] has found in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OrderReport {
-    /// The operations that were checked: those that have ended.
+    /// The number of operations that were checked: those that have ended.
     pub operations: usize,
-    /// The pairs of conflicting operations, next to each other on a variable, that were found in order.
+    /// The number of pairs of conflicting operations, next to each other on a variable, that were found in order.
     pub conflicts: usize,
-    /// The pairs of readers, next to each other on a variable, of which the second started before the first had ended.
+    /// The number of pairs of readers, next to each other on a variable, that overlapped: the second started before the
+    /// first had ended.
     pub overlapping_readers: usize,
-    /// The pairs of readers, next to each other on a variable, that ran one after the other.
+    /// The number of pairs of readers, next to each other on a variable, that ran one after the other.
     pub separate_readers: usize,
 }
 
@@ -37,16 +38,16 @@ pub enum OrderViolation {
         variable: String,
         /// The operation that started first.
         first: Box<TracedOp>,
-        /// The other one.
+        /// The operation that started second.
         second: Box<TracedOp>,
     },
-    /// No order of pushes explains the order in which operations ran: each of these came before the next one, and the last
-    /// one before the first.
+    /// No order of pushes explains the order in which operations ran: each of these came before the next one, and the
+    /// last one before the first.
     Cycle(Vec<TracedOp>),
-    /// Events were lost, so nothing can be said. Take the trace more often, or give the
+    /// Events were lost, so the order cannot be checked. Take the trace more often, or give the
     /// [recorder](crate::Recorder::with_capacity) more room.
     Incomplete {
-        /// How many.
+        /// The number of lost events.
         lost: u64,
     },
 }
@@ -71,7 +72,7 @@ impl fmt::Display for OrderViolation {
 
 impl Error for OrderViolation {}
 
-/// An operation on a variable.
+/// The use of a variable by an operation.
 struct Use<'t> {
     index: usize,
     op: &'t TracedOp,
@@ -80,11 +81,11 @@ struct Use<'t> {
 }
 
 impl Trace {
-    /// Checks that the engine has kept its rule: operations that conflict on a variable run one after the other, in push
-    /// order. The check knows nothing of the engine's queues: it asks whether the recorded times of pushes and runs can be
-    /// explained by one order of all pushes. What has not ended is not checked.
+    /// Checks that the engine has kept its rule: operations that conflict on a variable run one after the other, in
+    /// push order. The check knows nothing of the engine's queues: it asks whether the recorded times of pushes and
+    /// runs can be explained by one order of all pushes. Operations that have not ended are not checked.
     ///
-    /// Tests of a program can end with it, as those of raddle do.
+    /// The tests of a program can end with this check, as those of raddle do.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -102,7 +103,7 @@ impl Trace {
     /// ```
     ///
     /// # Errors
-    /// See [`OrderViolation`]. A trace of which events were [lost](Self::lost) cannot be checked.
+    /// See [`OrderViolation`]. A trace from which events were [lost](Self::lost) cannot be checked.
     pub fn check_order(&self) -> Result<OrderReport, OrderViolation> {
         if self.lost > 0 {
             return Err(OrderViolation::Incomplete { lost: self.lost });
@@ -168,7 +169,8 @@ impl Trace {
     }
 }
 
-/// When `later` could start, as far as `earlier` is concerned: on the same GPU, as soon as that was issued.
+/// Returns when `later` could start, as far as `earlier` is concerned: if both are for GPUs of one engine, as soon as
+/// `earlier` was issued.
 fn released(earlier: &TracedOp, later: &TracedOp) -> Duration {
     let gpu = |op: &TracedOp| op.runs.first().is_some_and(|run| matches!(run.place, Place::Gpu { .. }));
     let ended = earlier.ended.unwrap_or(Duration::MAX);
@@ -180,7 +182,7 @@ fn released(earlier: &TracedOp, later: &TracedOp) -> Duration {
 }
 
 /// Adds an edge from each push to the next one of the same thread, and from each operation that has started to the next
-/// pushes of other threads: that push began when the other one was over.
+/// push of each other thread: that push began after the push of the operation was over.
 fn order_by_pushes(ops: &[&TracedOp], after: &mut [Vec<usize>]) {
     // The operations of a trace are in the order of their pushes.
     let mut last: HashMap<u16, usize> = HashMap::new();
@@ -200,13 +202,13 @@ fn order_by_pushes(ops: &[&TracedOp], after: &mut [Vec<usize>]) {
     }
 }
 
-/// Makes traces that break the rule, for tests of the checker.
+/// Tests of the checker, with traces that break the rule.
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Engine, OpId, Recorder};
 
-    /// A trace of two threads that push on two variables, with all times.
+    /// Returns a trace of two threads that push on two variables, with all times.
     fn trace() -> Trace {
         let recorder = Recorder::new();
         let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("it is built");

@@ -11,7 +11,7 @@ use std::{
 
 use super::export::{Format, Slice, Track};
 
-/// Writes packets.
+/// A writer of packets.
 #[derive(Debug, Default)]
 pub(super) struct Perfetto {
     /// The engines that have a track in the file.
@@ -69,7 +69,7 @@ fn packet(out: &mut dyn Write, fill: impl FnOnce(&mut Message)) -> io::Result<()
     out.write_all(&trace.0)
 }
 
-/// The number of the track that has those of an engine below it.
+/// Returns the number of the track above those of an engine.
 fn engine_track(engine: u16) -> u64 {
     1 << 32 | u64::from(engine)
 }

@@ -24,20 +24,20 @@ use crate::{
     system::panics,
 };
 
-/// The time between two readings of the rings. In this time a thread can push and run some 10,000 operations without a
-/// loss, which is as fast as most programs are. Picked.
+/// The time between two readings of the rings. In this time a thread can push and run some 40,000 operations without a
+/// loss, which is enough for most programs. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A trace that is being written.
 #[derive(Debug)]
 pub(crate) struct Profile {
-    /// Tells the thread to write the rest and to end.
+    /// The sender, whose drop tells the thread to write the rest and to end, and the handle of the thread.
     stop: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
 }
 
 impl Profile {
-    /// Begins to write what `recorder` records to the file at `path`, in Chrome's format if its name ends with `.json`, and
-    /// else in Perfetto's. If this process writes another profile there already, a number is added to the name.
+    /// Begins to write what `recorder` records to the file at `path`, in Chrome's format if its name ends with `.json`,
+    /// and otherwise in Perfetto's. If this process has already written a profile there, a number is added to the name.
     pub(crate) fn begin(recorder: &Recorder, path: &Path) -> io::Result<Self> {
         let path = unused(path);
         let file = BufWriter::new(File::create(&path)?);
@@ -64,7 +64,7 @@ impl Profile {
         let stop = lock(&self.stop).take();
         if let Some((sender, thread)) = stop {
             drop(sender);
-            // It has logged why, if it has failed.
+            // If the thread has failed, it has logged why.
             let _ = thread.join();
         }
     }
@@ -106,7 +106,7 @@ fn write(
             exporter.end(&mut file, &trace)?;
             break;
         }
-        // What is in the file can be looked at, even if the program is killed.
+        // Lets people look at the trace even if the program is killed.
         file.flush()?;
     }
     if lost > 0 {

@@ -5,8 +5,8 @@
 //! * The writing end of a ring: the thread that it belongs to, in a thread-local.
 //! * The reading ends, and the histories that are not taken yet: the holder of the lock.
 //!
-//! A thread that writes takes no lock and allocates nothing, except that its first event makes its ring. An event that
-//! finds the ring full is counted instead.
+//! A thread that writes takes no lock and allocates nothing, except that its first event creates its ring. An event
+//! that finds the ring full is counted instead.
 
 use std::{
     cell::RefCell,
@@ -31,24 +31,25 @@ use crate::{
     values::name::Name,
 };
 
-/// The slots of a ring, if the program does not say: 2 MiB for each thread. Picked: some 10,000 operations on each thread.
+/// The default number of slots of a ring: 2 MiB for each thread. Not tuned: enough for some 10,000 operations on each
+/// thread.
 const SLOTS: usize = 1 << 16;
 
-/// The bits of an operation's number for the thread that has pushed it; those above are for the time. Engines of one
-/// recorder have fewer threads at a time.
+/// The number of bits of an operation's number for the thread that pushed it; the bits above are for the time. Engines
+/// of one recorder have fewer threads at a time.
 const THREAD_BITS: u32 = 12;
 const MAX_THREADS: usize = 1 << THREAD_BITS;
 
-/// An operation's number has the time of its push in units of this many ticks, less than a push takes.
+/// The time in an operation's number is in units of two to this power of ticks, less than a push takes.
 const TICKS_BITS: u32 = 4;
 
-/// Records what an engine does: each push, start and end of an operation, and more; see [`Trace`].
+/// A recorder of what an engine does: each push, start and end of an operation, and more; see [`Trace`].
 ///
-/// Engines are given a recorder when they are [built](crate::EngineBuilder::recorder). Several engines may share one. Clones
-/// stand for the same recorder.
+/// An engine receives a recorder when it is [built](crate::EngineBuilder::recorder). Several engines may share one.
+/// Clones are handles to the same recorder.
 ///
-/// Each thread writes to a ring of its own, without a lock or an allocation. An event that finds the ring full is lost; the
-/// trace says [how many](Trace::lost). A program that runs for long takes the trace from time to time, or lets
+/// Each thread writes to a ring of its own, without a lock or an allocation. An event that finds the ring full is lost;
+/// the trace says [how many](Trace::lost). A long-running program takes the trace from time to time, or lets
 /// [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
 /// ```
@@ -76,7 +77,7 @@ pub struct Recorder {
 /// What the clones of a recorder share.
 #[derive(Debug)]
 struct Shared {
-    /// By which threads find their rings.
+    /// The number by which threads find their rings.
     number: u64,
     slots: usize,
     clock: Clock,
@@ -87,7 +88,7 @@ struct Shared {
 struct State {
     rings: Vec<Ring>,
     history: History,
-    /// Events that were read, but may have come after others that were not.
+    /// Events that were read, but may have come after others that have not been read yet.
     held: Vec<(u16, Event)>,
 }
 
@@ -134,14 +135,16 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Returns a recorder with 2 MiB for each thread: some 10,000 operations that a thread pushes and runs.
+    /// Returns a recorder with 2 MiB for each thread: enough for some 10,000 operations that the thread pushes and
+    /// runs.
     #[must_use]
     pub fn new() -> Self {
         Self::with_slots(SLOTS)
     }
 
-    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes and 32 for each four accesses
-    /// beyond the first two; the other events of an operation take 32 bytes each, and most operations have three.
+    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes, and 32 more for every
+    /// four accesses beyond the first two; the other events of an operation take 32 bytes each, and most operations
+    /// have three.
     ///
     /// ```
     /// let recorder = raddle::Recorder::with_capacity(64 << 20); // for long runs
@@ -159,11 +162,11 @@ impl Recorder {
         Self { shared: Arc::new(Shared { number, slots, clock: Clock::new(), state: Mutex::default() }) }
     }
 
-    /// Takes the trace of everything since the last call, or since the recorder was made. Operations that have not ended
-    /// are in this trace as far as they have come, and in the next one as a whole.
+    /// Takes the trace of everything since the last call, or since the recorder was made. Operations that have not
+    /// ended are in this trace as far as they have come, and in the next one as a whole.
     ///
-    /// It may be called at any time, even while operations run. The first call of a recorder that is younger than 10 ms
-    /// sleeps until then, to learn how fast the processor's clock is.
+    /// This may be called at any time, even while operations run. The first call on a recorder that is younger than 10
+    /// ms sleeps until the recorder is that old, to measure how fast the processor's clock is.
     #[must_use]
     pub fn take(&self) -> Trace {
         let mut state = lock(&self.shared.state);
@@ -177,7 +180,7 @@ impl Recorder {
         lock(&self.shared.state).history.is_exported = true;
     }
 
-    /// Ends that.
+    /// Stops keeping what is recorded for [`export`](Self::export).
     pub(super) fn end_export(&self) {
         lock(&self.shared.state).history.is_exported = false;
     }
@@ -208,12 +211,12 @@ impl Recorder {
         self.shared.clock.time(self.shared.clock.now().saturating_sub(ticks_of(op)))
     }
 
-    /// Keeps what is recorded for the program, although a profile is written.
+    /// Keeps what is recorded for the program, even while a profile is written.
     pub(crate) fn keep(&self) {
         lock(&self.shared.state).history.is_kept = true;
     }
 
-    /// Notes an engine, whose events come with its number.
+    /// Adds an engine, whose events carry its number.
     pub(crate) fn add_engine(&self, engine: EngineInfo) {
         lock(&self.shared.state).history.add_engine(engine);
     }
@@ -251,13 +254,13 @@ impl Recorder {
         self.write(Writer::next_op).unwrap_or(OpId(u64::MAX))
     }
 
-    /// Records another event, now.
+    /// Records an event other than a push, at the current time.
     #[inline]
     pub(crate) fn note(&self, op: OpId, event: Short) {
         self.write(|writer, now| writer.put(now, op, event));
     }
 
-    /// Records another event that the last one on this thread has caused, at the time of that one.
+    /// Records an event, other than a push, that the last event on this thread has caused, at the time of that event.
     #[inline]
     pub(crate) fn note_with_last(&self, op: OpId, event: Short) {
         self.write_last(|writer, last| writer.put(last, op, event));
@@ -269,7 +272,7 @@ impl Recorder {
         self.write_last(|writer, _| writer.thread).unwrap_or(0)
     }
 
-    /// Calls `f` with the writer of the calling thread and the time, which it keeps.
+    /// Calls `f` with the writer of the calling thread and the current time, which the writer keeps.
     #[inline]
     fn write<R>(&self, f: impl FnOnce(&mut Writer, u64) -> R) -> Option<R> {
         self.write_last(|writer, _| {
@@ -278,7 +281,7 @@ impl Recorder {
         })
     }
 
-    /// Calls `f` with the writer of the calling thread and the time that it has kept.
+    /// Calls `f` with the writer of the calling thread and the time that the writer has kept.
     #[inline]
     fn write_last<R>(&self, f: impl FnOnce(&mut Writer, u64) -> R) -> Option<R> {
         // The writers are gone if the thread is ending.
@@ -294,11 +297,11 @@ impl Recorder {
         written.ok().flatten()
     }
 
-    /// Returns the index of the thread's writer, which is made if there is none yet.
+    /// Returns the index of the thread's writer, which is created if there is none yet.
     #[cold]
     fn find_writer(&self, writers: &mut Vec<Writer>) -> Option<usize> {
         if let Some(known) = writers.iter().position(|writer| writer.recorder == self.shared.number) {
-            // The engine that was used last is found first.
+            // The recorder that was used last is found first.
             writers.swap(0, known);
             return Some(0);
         }
@@ -313,12 +316,12 @@ impl Recorder {
     }
 }
 
-/// When an operation was pushed, rounded down.
+/// Returns when an operation was pushed, rounded down.
 fn ticks_of(op: OpId) -> u64 {
     (op.0 >> THREAD_BITS) << TICKS_BITS
 }
 
-/// The most threads that a recorder tells apart.
+/// Returns the maximum number of threads that a recorder distinguishes.
 pub(super) const fn max_threads() -> usize {
     MAX_THREADS
 }
@@ -345,8 +348,8 @@ impl Writer {
 impl State {
     /// Reads all rings, and continues the histories.
     fn read(&mut self, clock: &Clock) {
-        // The rings are read one after the other. So an event may be found although one that came before it, in a ring that
-        // was read earlier, was not. Both are later than this moment, and stay for the next reading.
+        // The rings are read one after the other. So an event may be found although one that came before it, in a ring
+        // that was read earlier, was not. Both are later than this moment, and stay for the next reading.
         let until = clock.now();
         let (mut events, mut lost) = (std::mem::take(&mut self.held), 0);
         self.rings.retain_mut(|ring| {
@@ -355,7 +358,7 @@ impl State {
             let thread = ring.thread;
             ring.read(|mut event| {
                 if let What::Ready = event.what {
-                    // An operation may have been pushed after the end that has made it ready was recorded.
+                    // An operation may have been pushed after the end of the operation that made it ready was recorded.
                     event.ticks = event.ticks.max(ticks_of(event.op) + (1 << TICKS_BITS));
                 }
                 events.push((thread, event));
@@ -365,7 +368,7 @@ impl State {
             !is_over
         });
         self.history.lose(lost);
-        // Those of one thread, which may have the same time, stay in their order.
+        // The sort is stable: events of one thread, which may have the same time, stay in their order.
         events.sort_by_key(|(_, event)| event.ticks);
         self.held = events.split_off(events.partition_point(|(_, event)| event.ticks <= until));
         for (thread, event) in events {

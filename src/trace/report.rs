@@ -19,10 +19,10 @@ const PAGE: &str = include_str!("report.html");
 /// Where the data goes.
 const DATA: &str = "/*DATA*/";
 
-/// The most runs that the page draws. Picked: a browser draws so many while the mouse moves.
+/// The maximum number of operations that the page draws. Not tuned: a browser can draw this many while the mouse moves.
 const MAX_DRAWN: usize = 50_000;
 
-/// A part of the longest chain of things that had to happen one after the other.
+/// A step of the critical path, from [`Trace::critical_path`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CriticalStep {
@@ -37,9 +37,9 @@ pub struct CriticalStep {
 }
 
 impl Trace {
-    /// Returns the critical path: the chain of operations that ended last, each with the operation before it that ended last
-    /// among those it waited for, or with the one that pushed it. It begins with the first operation of the chain. To make
-    /// the whole faster, one of these times must become shorter.
+    /// Returns the critical path: the chain of operations that ended last, each with the operation before it that ended
+    /// last among those it waited for, or with the one that pushed it. It begins with the first operation of the chain.
+    /// To make the whole faster, one of these times must become shorter.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,12 +67,12 @@ impl Trace {
         let mut path = Vec::new();
         let mut next = self.ops.iter().filter(|op| ended(op).is_some()).max_by_key(|op| op.ended);
         let mut seen = HashSet::new();
-        // Of an operation that pushes the next one, only the time up to that counts.
+        // For an operation that pushes the next one, only the time up to that push counts.
         let mut until = Duration::MAX;
         while let Some(op) = next.filter(|op| seen.insert(op.id)) {
             let before = op.depends_on.iter().filter_map(|id| by_id.get(id).copied());
             let before = before.filter(|before| ended(before).is_some()).max_by_key(|before| before.ended);
-            // An operation that was pushed after all that it depends on had ended waited for its push.
+            // If an operation was pushed after everything that it depends on had ended, it waited for its push.
             let parent = op.parent.and_then(|parent| by_id.get(&parent).copied());
             let waited = before.is_some_and(|before| before.ended >= Some(op.pushed));
             let earlier = if waited { before } else { parent.or(before) };
@@ -91,8 +91,9 @@ impl Trace {
         path
     }
 
-    /// Writes a page for a browser that shows the trace: what bounds the time, a timeline, how busy each worker was, how long
-    /// operations of each name waited and ran, and how they depend on each other. It is one file, which loads nothing.
+    /// Writes a page for a browser that shows the trace: what bounds the time, a timeline, how busy each worker was,
+    /// how long operations of each name waited and ran, and how they depend on each other. The page is a single file,
+    /// and loads nothing else.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -117,7 +118,7 @@ impl Trace {
         out.write_all(tail.as_bytes())
     }
 
-    /// The data of the page, as JSON.
+    /// Returns the data of the page, as JSON.
     fn report_data(&self, title: &str) -> String {
         let (start, end) = self.range();
         let nanos = |time: Duration| time.saturating_sub(start).as_nanos();
@@ -176,7 +177,7 @@ impl Trace {
     }
 }
 
-/// Rows are sorted by engine, lane and worker; threads come last.
+/// Returns the key by which rows are sorted: engine, lane and worker; threads come last.
 fn sort_key(place: Place) -> (u8, u16, u8, u16) {
     match place {
         Place::Worker { engine, lane, worker } => (0, engine, lane, worker),

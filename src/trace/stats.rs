@@ -10,7 +10,7 @@ use crate::values::name::Name;
 /// The precision of percentiles: two digits, so that a histogram takes a few kilobytes.
 const DIGITS: u8 = 2;
 
-/// The most names of which statistics are kept; the operations of others count together.
+/// The maximum number of names for which statistics are kept; operations with other names are counted together.
 const MAX_NAMES: usize = 4096;
 
 /// What an engine has done, from [`Engine::stats`](crate::Engine::stats). [`Display`](fmt::Display) prints tables.
@@ -21,9 +21,9 @@ pub struct Stats {
     pub pending: u64,
     /// What the lanes of workers have done.
     pub lanes: Vec<LaneStats>,
-    /// The operations by name, those that took longest in total first. Only for engines with a
-    /// [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile), and empty for others. It
-    /// covers all engines of the recorder, and all operations that have ended since it was made.
+    /// The operations by name, those that ran longest in total first. Empty for engines without a
+    /// [recorder](crate::EngineBuilder::recorder) and a [profile](crate::EngineBuilder::profile). The list covers all
+    /// engines of the recorder, and all operations that have ended since the recorder was made.
     pub operations: Vec<OpStats>,
 }
 
@@ -33,7 +33,7 @@ pub struct Stats {
 pub struct LaneStats {
     /// The name of the lane.
     pub name: String,
-    /// How often a worker was woken by another thread.
+    /// The number of times that another thread has woken a worker.
     pub wakes: u64,
     /// What each worker has done.
     pub workers: Vec<WorkerStats>,
@@ -45,9 +45,9 @@ pub struct LaneStats {
 pub struct WorkerStats {
     /// The number of operations in its deque at the moment.
     pub queued: usize,
-    /// How often it has stolen operations from another worker.
+    /// The number of times that it has stolen operations from another worker.
     pub steals: u64,
-    /// How often it has parked, since there was nothing to run.
+    /// The number of times that it has parked because there was nothing to run.
     pub parks: u64,
 }
 
@@ -57,21 +57,21 @@ pub struct WorkerStats {
 pub struct OpStats {
     /// The name of the operations, or the place of their pushes.
     pub name: String,
-    /// How many have ended.
+    /// The number of operations that have ended.
     pub count: u64,
-    /// How many of these have failed.
+    /// The number of these that have failed.
     pub failed: u64,
-    /// How many of these were skipped.
+    /// The number of these that were skipped.
     pub skipped: u64,
     /// How long their functions ran.
     pub ran: Times,
-    /// How long they were ready before they started: what they waited for a worker.
+    /// How long they were ready before they started: their wait for a worker.
     pub queued: Times,
     /// The time from their pushes to their ends.
     pub took: Times,
 }
 
-/// A distribution of times. Percentiles have two digits; the others are exact.
+/// A distribution of times. Percentiles are precise to two digits; all other values are exact.
 #[derive(Clone, Debug)]
 pub struct Times {
     total: Duration,
@@ -82,7 +82,7 @@ pub struct Times {
 
 impl Times {
     fn new() -> Self {
-        // It grows with the times that it is given.
+        // The histogram grows with the times that are added.
         let histogram = Histogram::new(DIGITS).expect("the precision is allowed");
         Self { total: Duration::ZERO, min: Duration::MAX, max: Duration::ZERO, histogram }
     }
@@ -91,7 +91,7 @@ impl Times {
         self.total += time;
         self.min = self.min.min(time);
         self.max = self.max.max(time);
-        // It refuses no time, since it grows.
+        // The histogram refuses no time, since it grows.
         let _ = self.histogram.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
@@ -120,11 +120,11 @@ impl Times {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Returns the time that `percent` percent of all do not exceed, such as 50 for the median and 99.9.
+    /// Returns the time that `percent` percent of all times do not exceed. For the median, `percent` is 50.
     #[must_use]
     pub fn percentile(&self, percent: f64) -> Duration {
         let found = Duration::from_nanos(self.histogram.value_at_percentile(percent));
-        // The precision of the histogram must not show times that nothing took.
+        // The histogram rounds times, but no operation took less than the shortest or more than the longest one.
         found.clamp(self.min(), self.max)
     }
 }
@@ -180,7 +180,7 @@ impl Collected {
     }
 }
 
-/// A time with three digits.
+/// A time, printed with three digits.
 struct Short(Duration);
 
 impl fmt::Display for Short {

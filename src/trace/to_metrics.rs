@@ -12,7 +12,7 @@ use super::{
     observer::{ObservedOp, Observer},
 };
 
-/// Reports the operations of an engine to the crate [`metrics`](https://docs.rs/metrics).
+/// An observer that reports the operations of an engine to the crate [`metrics`](https://docs.rs/metrics).
 ///
 /// | metric | kind | labels |
 /// |---|---|---|
@@ -21,9 +21,9 @@ use super::{
 /// | `raddle_operation_wait_seconds` | histogram of the time from the push to the start | `operation` |
 /// | `raddle_operation_run_seconds` | histogram of the time from the start until the function returned | `operation` |
 ///
-/// The engine's own operations, such as waits, are not reported. Each name is a label, so a program should have few names.
-/// The engine calls the recorder of metrics in an [`Observer`], so that recorder must neither push to an engine nor wait for
-/// one.
+/// The engine's own operations, such as waits, are not reported. Each name is a label, so a program should use few
+/// names. The engine calls the recorder of metrics in an [`Observer`], so that recorder must neither push to an engine
+/// nor wait for one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +52,7 @@ thread_local! {
     static RUNNING: RefCell<Vec<(OpId, Instant)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns for how long the function of an operation has run, if it runs on this thread.
+/// Returns how long the function of an operation has run, if it runs on this thread.
 fn leave(op: OpId) -> Option<Duration> {
     let started = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();

@@ -9,15 +9,15 @@ use super::{
     observer::{ObservedOp, Observer},
 };
 
-/// Reports the operations of an engine to the crate [`tracing`](https://docs.rs/tracing).
+/// An observer that reports the operations of an engine to the crate [`tracing`](https://docs.rs/tracing).
 ///
-/// While the function of an operation runs, its thread is in a span `operation` with the fields `name` and `pushed_at`, so
-/// events and spans of the function belong to the operation. The end of an operation is an event. Its level is `DEBUG` if the
-/// operation has succeeded, `WARN` if it has failed, and `INFO` if it was skipped. Pushes have the level `TRACE`. The target is
-/// `raddle`.
+/// While the function of an operation runs, its thread is in a span `operation` with the fields `name` and `pushed_at`,
+/// so events and spans of the function belong to the operation. The end of an operation is an event. Its level is
+/// `DEBUG` if the operation has succeeded, `WARN` if it has failed, and `INFO` if it was skipped. Pushes have the level
+/// `TRACE`. The target is `raddle`.
 ///
-/// The engine's own operations, such as waits, are not reported. The engine calls the subscriber in an [`Observer`], so a
-/// subscriber must neither push to an engine nor wait for one.
+/// The engine's own operations, such as waits, are not reported. The engine calls the subscriber in an [`Observer`], so
+/// a subscriber must neither push to an engine nor wait for one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,7 +54,7 @@ fn leave(op: OpId) {
         let place = running.iter().rposition(|(id, _)| *id == op)?;
         Some(running.remove(place))
     });
-    // Outside the list, since a subscriber runs here.
+    // Dropped outside the borrow of the list, since a subscriber runs here.
     drop(left);
 }
 
@@ -70,7 +70,7 @@ impl Observer for TracingObserver {
             return;
         }
         let span = tracing::info_span!(target: TARGET, "operation", name = op.name, pushed_at = %op.location).entered();
-        // A thread whose locals are gone calls no more functions that would want the span.
+        // A thread whose thread-locals are gone calls no more functions that would need the span.
         let _ = RUNNING.try_with(|running| running.borrow_mut().push((op.id, span)));
     }
 

@@ -4,11 +4,12 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::dump::{Dump, PendingOp};
 
-/// Watches an engine, and reports what takes too long. See [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
+/// A watchdog, which watches an engine and reports what takes too long. See
+/// [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
 ///
-/// A thread of its own [dumps](crate::Engine::dump) the engine several times in the shortest of the limits while
-/// operations are pending. Each report is logged as a warning, and passed to the program's [function](Self::report_to),
-/// if there is one. What has been reported is not reported again, unless there was progress meanwhile.
+/// While operations are pending, a separate thread [dumps](crate::Engine::dump) the engine several times within the
+/// shortest of the limits. Each report is logged as a warning, and passed to the program's [function](Self::report_to),
+/// if there is one. What has been reported is not reported again, unless there was progress in between.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,7 +39,7 @@ pub struct Watchdog {
     pub(crate) report: Option<Report>,
 }
 
-/// A function that gets reports.
+/// A function that receives reports.
 pub(crate) type Report = Arc<dyn Fn(&WatchdogReport) + Send + Sync>;
 
 impl fmt::Debug for Watchdog {
@@ -57,8 +58,8 @@ impl Watchdog {
         Self::default()
     }
 
-    /// Reports operations that run for longer than `limit`. Those of GPUs count from their issue, and asynchronous ones until
-    /// their completion is used.
+    /// Reports operations that run for longer than `limit`. Those of GPUs count from their issue, and asynchronous ones
+    /// until their completion is used.
     pub fn running(mut self, limit: Duration) -> Self {
         self.running = Some(limit);
         self
@@ -70,20 +71,20 @@ impl Watchdog {
         self
     }
 
-    /// Reports that operations are pending, and that none has started or ended for `limit`.
+    /// Reports when operations are pending but none has started or ended for `limit`.
     pub fn stalled(mut self, limit: Duration) -> Self {
         self.stalled = Some(limit);
         self
     }
 
-    /// Calls `f` with each report, on the thread of the watchdog. It may do everything that code outside operations may.
-    /// Further reports wait until it returns. A panic is logged.
+    /// Calls `f` with each report, on the thread of the watchdog. `f` may do everything that code outside operations
+    /// may. Further reports wait until `f` returns. A panic in `f` is logged.
     pub fn report_to(mut self, f: impl Fn(&WatchdogReport) + Send + Sync + 'static) -> Self {
         self.report = Some(Arc::new(f));
         self
     }
 
-    /// The time between two looks.
+    /// Returns the time between two dumps.
     pub(crate) fn interval(&self) -> Duration {
         let limits = [self.running, self.waiting, self.stalled];
         let shortest = limits.into_iter().flatten().min().unwrap_or(Duration::from_secs(1));
@@ -97,36 +98,36 @@ impl Watchdog {
 pub struct WatchdogReport {
     /// What is wrong.
     pub problem: Problem,
-    /// What was pending when it was found.
+    /// What was pending when the problem was found.
     pub dump: Dump,
 }
 
-/// What a [`Watchdog`] finds wrong.
+/// A problem that a [`Watchdog`] finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
     /// An operation runs for too long.
     Running {
-        /// Its place in the dump.
+        /// Its index in the dump.
         op: usize,
-        /// For how long it has been seen running.
+        /// How long it has been seen running.
         time: Duration,
     },
     /// An operation waits for too long.
     Waiting {
-        /// Its place in the dump.
+        /// Its index in the dump.
         op: usize,
-        /// For how long it has been seen waiting.
+        /// How long it has been seen waiting.
         time: Duration,
     },
     /// No operation has started or ended for too long.
     Stalled {
-        /// For how long.
+        /// How long this has been the case.
         time: Duration,
     },
-    /// Operations wait for each other in turn.
+    /// Operations wait for each other in a cycle.
     Cycle {
-        /// Their places in the dump.
+        /// Their indices in the dump.
         ops: Vec<usize>,
     },
 }

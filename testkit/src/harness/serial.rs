@@ -448,7 +448,7 @@ impl Operation {
 
     /// Returns how the operation ends if it is cancelled. `by_handle` says whether its handle has cancelled it.
     fn cancelled(&self, by_handle: bool) -> Option<&'static str> {
-        const BEFORE: &str = "it was cancelled before it started";
+        const BEFORE: &str = "it was cancelled";
         match self.bound {
             _ if self.is_clean_up() => None,
             Bound::Late => Some("its deadline passed before it started"),
