@@ -1,0 +1,34 @@
+//! A small tensor library on raddle, and a net that it trains: what a tensor system needs, each piece on variables.
+//!
+//! | module | holds | in the engine |
+//! |---|---|---|
+//! | [`storage`] | memory, pooled | a variable for each piece; freed by its deletion |
+//! | [`resource`] | random generators, temporary space | variables that operations mutate |
+//! | [`array`](mod@array) | arrays whose operations are lazy | one push for each operation |
+//! | [`task`] | from arrays to an operation | the accesses of a push, and slices for its function |
+//! | [`operator`] | layers with gradients | no variables: a description |
+//! | [`simple`] | functions of one value or two | the same, in a few lines each |
+#![warn(unreachable_pub)]
+
+pub mod array;
+pub mod error;
+pub mod kernels;
+pub mod operator;
+pub mod resource;
+pub mod runtime;
+pub mod simple;
+pub mod storage;
+pub mod task;
+
+pub use array::Array;
+pub use error::Error;
+pub use runtime::Runtime;
+pub use task::Mode;
+
+/// The sizes of the axes of an array.
+pub type Shape = Vec<usize>;
+
+/// Returns the number of values of a shape.
+pub fn volume(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
