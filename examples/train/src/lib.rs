@@ -8,21 +8,31 @@
 //! | [`task`] | from arrays to an operation | the accesses of a push, and slices for its function |
 //! | [`operator`] | layers with gradients | no variables: a description |
 //! | [`simple`] | functions of one value or two | the same, in a few lines each |
+//! | [`symbol`] | graphs without values | nothing |
+//! | [`executor`] | graphs with arrays, and planned memory | operators that are made once and pushed often |
+//! | [`tape`] | gradients without a graph | one push for each operation |
 #![warn(unreachable_pub)]
 
 pub mod array;
 pub mod error;
+pub mod executor;
 pub mod kernels;
 pub mod operator;
+mod plan;
 pub mod resource;
 pub mod runtime;
 pub mod simple;
 pub mod storage;
+pub mod symbol;
+pub mod tape;
 pub mod task;
 
 pub use array::Array;
 pub use error::Error;
+pub use executor::{Arrays, Executor, Gradients};
 pub use runtime::Runtime;
+pub use symbol::Symbol;
+pub use tape::Tape;
 pub use task::Mode;
 
 /// The sizes of the axes of an array.

@@ -120,6 +120,14 @@ pub fn forward_task<'a>(
     Task { outs, temporary, random, training, ..Task::new(name, ins) }
 }
 
+/// Returns what the backward pass of an operator reads: the gradient, and what it needs of the inputs and outputs.
+pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], outs: &[Option<T>]) -> Vec<T> {
+    let Needs { inputs, outputs } = operator.needs();
+    let inputs = inputs.iter().map(|&index| ins[index]);
+    let outputs = outputs.iter().filter_map(|&index| outs[index]);
+    [gradient].into_iter().chain(inputs).chain(outputs).collect()
+}
+
 /// Describes the backward pass of an operator: `ins` and `outs` are those of the forward pass, `gradient` is that of its
 /// first output, and `gradients` are those of the inputs.
 pub fn backward_task<'a>(
@@ -132,10 +140,7 @@ pub fn backward_task<'a>(
 ) -> Task<'a> {
     let shapes: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
     let Request { temporary, random } = operator.request(Pass::Backward, &shapes);
-    let needs = operator.needs();
-    let inputs = needs.inputs.iter().map(|&index| ins[index]);
-    let outputs = needs.outputs.iter().filter_map(|&index| outs[index]);
-    let reads = [gradient].into_iter().chain(inputs).chain(outputs).collect();
+    let reads = backward_reads(operator, gradient, ins, outs);
     Task { outs: gradients, temporary, random, training: true, ..Task::new(name, reads) }
 }
 

@@ -368,8 +368,8 @@ fn gpu<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<It
 
 /// Pushes an operation, or creates an operator of the engine: both are described in the same way.
 macro_rules! describe {
-    ($task:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
-        let Plan { layout, reads, writes, random } = $task.plan($runtime)?;
+    ($task:ident, $plan:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
+        let Plan { layout, reads, writes, random } = $plan;
         let random: Vec<_> = random.iter().map(Var::overwrite).collect();
         let op = $runtime.engine().op($task.name).priority($task.priority).reads($task.after);
         if let Device::Cpu = $runtime.device() {
@@ -403,7 +403,8 @@ impl Task<'_> {
     /// Arrays are on another device, or outputs share memory; the engine refuses the push.
     #[track_caller]
     pub fn push(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<(), Error> {
-        describe!(self, runtime, f, try_push, try_launch);
+        let plan = self.plan(runtime)?;
+        describe!(self, plan, runtime, f, try_push, try_launch);
         Ok(())
     }
 
@@ -411,11 +412,29 @@ impl Task<'_> {
     ///
     /// # Errors
     /// Arrays are on another device, or outputs share memory; the engine refuses the variables.
-    pub fn operator(
-        self,
-        runtime: &Runtime,
-        f: impl Fn(Views<'_>) + Send + Sync + 'static,
-    ) -> Result<raddle::Operator, Error> {
-        Ok(describe!(self, runtime, f, try_operator, try_launch_operator))
+    pub fn operator(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<Prepared, Error> {
+        let plan = self.plan(runtime)?;
+        let chunks = plan.reads.iter().chain(plan.writes.iter().map(|(chunk, _)| chunk)).cloned().collect();
+        let operator = describe!(self, plan, runtime, f, try_operator, try_launch_operator);
+        Ok(Prepared { operator, _chunks: chunks })
+    }
+}
+
+/// An operation on arrays that can be pushed often.
+#[derive(Debug)]
+pub struct Prepared {
+    operator: raddle::Operator,
+    /// An operator of the engine keeps its variables, but a [`Chunk`] deletes the variable of a GPU's memory explicitly.
+    _chunks: Vec<Arc<Chunk>>,
+}
+
+impl Prepared {
+    /// Pushes the operation once more.
+    ///
+    /// # Errors
+    /// The engine refuses the push.
+    #[track_caller]
+    pub fn push(&self) -> Result<(), Error> {
+        Ok(self.operator.push()?)
     }
 }
