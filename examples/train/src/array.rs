@@ -2,7 +2,7 @@
 //!
 //! | here | in the engine |
 //! |---|---|
-//! | an operation on arrays | a [`Task`](crate::task::Task): one push that names the chunks' variables |
+//! | an operation on arrays | a [`Task`]: one push that names the chunks' variables |
 //! | a slice, another shape | the same variable |
 //! | [`Array::wait_to_read`] | `Engine::wait_to_read` of the variable |
 //! | [`Array::to_vec`] | an operation that reads the variable, and its handle |
@@ -10,7 +10,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use raddle::{BoxError, OpHandle};
+use raddle::{BoxError, OpHandle, Token};
 
 use crate::{
     Shape,
@@ -184,27 +184,28 @@ impl Array {
     /// An operation before has failed.
     #[track_caller]
     pub fn to_vec(&self) -> Result<Vec<f32>, Error> {
-        Ok(self.look("to_vec", |values| Ok(values.to_vec()))?.wait()?)
+        Ok(self.look("to_vec", [], |values| Ok(values.to_vec()))?.wait()?)
     }
 
-    /// Pushes an operation of the host that looks at the values, and returns a handle to its result.
+    /// Pushes an operation of the host that looks at the values and mutates some tokens, and returns a handle to its result.
     ///
     /// # Errors
     /// The engine refuses a push.
     #[track_caller]
-    pub fn look<R: Send + 'static>(
+    pub fn look<'t, R: Send + 'static>(
         &self,
         name: &'static str,
+        tokens: impl IntoIterator<Item = &'t Token>,
         f: impl FnOnce(&[f32]) -> Result<R, BoxError> + Send + 'static,
     ) -> Result<OpHandle<R>, Error> {
         let engine = self.runtime.engine();
         let Memory::Host(block) = self.chunk.memory() else {
             let there = Self::new(&self.runtime.host(), &self.shape)?;
             there.copy_from(self)?;
-            return there.look(name, f);
+            return there.look(name, tokens, f);
         };
-        let range = self.range();
-        Ok(engine.op(name).try_submit(block.read(), move |block| f(&block.values()?[range]))?)
+        let (range, tokens): (_, Vec<_>) = (self.range(), tokens.into_iter().collect());
+        Ok(engine.op(name).writes(tokens).try_submit(block.read(), move |block| f(&block.values()?[range]))?)
     }
 
     /// Sets all values.

@@ -11,14 +11,20 @@
 //! | [`symbol`] | graphs without values | nothing |
 //! | [`executor`] | graphs with arrays, and planned memory | operators that are made once and pushed often |
 //! | [`tape`] | gradients without a graph | one push for each operation |
+//! | [`data`] | batches that are made in advance | operations in a ring of slots |
+//! | [`net`], [`training`] | the net, and its training | a step is pushed as a whole, with priorities and a token for failures |
+//! | [`report`] | what is printed | what a trace says about overlap |
 #![warn(unreachable_pub)]
 
 pub mod array;
+pub mod data;
 pub mod error;
 pub mod executor;
 pub mod kernels;
+pub mod net;
 pub mod operator;
 mod plan;
+pub mod report;
 pub mod resource;
 pub mod runtime;
 pub mod simple;
@@ -26,6 +32,7 @@ pub mod storage;
 pub mod symbol;
 pub mod tape;
 pub mod task;
+pub mod training;
 
 pub use array::Array;
 pub use error::Error;

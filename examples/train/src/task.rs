@@ -205,10 +205,16 @@ fn fork(random: Vec<&mut Random>) -> Random {
     random.into_iter().next().map_or_else(|| Random::new(0), Random::fork)
 }
 
+/// How many chunks a kernel reads at most.
+const READS: usize = 6;
+
+/// How many chunks a kernel mutates at most.
+const WRITES: usize = 4;
+
 /// [`Layout::call`] as a kernel of the simulated GPU.
 ///
-/// A kernel gets a tuple of up to six arguments, or of such tuples. An operation here reads up to six chunks, of which the
-/// first one fills the tuple up, and mutates up to four.
+/// A kernel gets a tuple of up to six arguments, or of such tuples, and no `Vec`. If there are fewer chunks to read, the
+/// first one fills the tuple up.
 fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
     work: &Arc<(Layout, F)>,
     stream: &mut GpuStream,
@@ -225,14 +231,13 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
                 [] => gpu.launch(Duration::ZERO, ($($write,)+), move |($($write,)+)| {
                     work.0.call(&[], vec![$($write),+], random, &work.1);
                 }),
-                [first, ..] if count <= 6 => {
+                [first, ..] => {
                     let at = |i| reads.get(i).copied().unwrap_or(*first);
                     let reads = (at(0), at(1), at(2), at(3), at(4), at(5));
                     gpu.launch(Duration::ZERO, (reads, ($($write,)+)), move |((a, b, c, d, e, f), ($($write,)+))| {
                         work.0.call(&[a, b, c, d, e, f][..count], vec![$($write),+], random, &work.1);
                     })
                 }
-                _ => return Err("a kernel reads six chunks at most".into()),
             }
         }};
     }
@@ -242,7 +247,7 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
         2 => launch!(a1 a2),
         3 => launch!(a1 a2 a3),
         4 => launch!(a1 a2 a3 a4),
-        _ => return Err("a kernel mutates four chunks at most".into()),
+        _ => return Err("the plan of an operation refuses more".into()),
     }?;
     Ok(())
 }
@@ -337,6 +342,12 @@ impl<'a> Task<'a> {
             let covered: usize = cuts.iter().map(|(_, range)| range.len()).sum();
             let is_whole = covered == chunk.len() || is_temporary;
             *is_overwritten = !is_read && is_whole && cuts.iter().all(|&(out, _)| is_new(out));
+        }
+        if runtime.device() != Device::Cpu && (reads.len() > READS || writes.len() > WRITES) {
+            let (name, reads, writes) = (&self.name, reads.len(), writes.len());
+            let counts =
+                format!("reads {reads} chunks and mutates {writes}, and a kernel reads {READS} and mutates {WRITES}");
+            return Err(Error::Use(format!("`{name}` {counts} at most")));
         }
         Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.resources().random()) })
     }
