@@ -28,13 +28,13 @@ pub enum Error {
         /// Its argument.
         misfit: Misfit,
     },
-    /// A name that is not an argument of the graph, or an argument that is not named.
+    /// A name that is not known, or an argument without an array.
     Key {
         /// What is wrong with the name.
         problem: String,
         /// The name.
         key: String,
-        /// The names that the graph knows.
+        /// The names that are known.
         known: Vec<String>,
     },
     /// An operation was described in a way that cannot work.
@@ -69,7 +69,7 @@ impl fmt::Display for Error {
             Self::Shape { operator, misfit: Misfit { argument, expected, found } } => {
                 write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, and is {found:?}")
             }
-            Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; the graph has {}", known.join(", ")),
+            Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; there are {}", known.join(", ")),
             Self::Use(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
             Self::Push(error) => error.fmt(f),
             Self::Wait(error) => error.fmt(f),

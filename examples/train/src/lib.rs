@@ -13,12 +13,15 @@
 //! | [`tape`] | gradients without a graph | one push for each operation |
 //! | [`data`] | batches that are made in advance | operations in a ring of slots |
 //! | [`net`], [`training`] | the net, and its training | a step is pushed as a whole, with priorities and a token for failures |
+//! | `exchange`, with the feature `mpi` | sums over processes | futures, and a thread that polls collectives |
 //! | [`report`] | what is printed | what a trace says about overlap |
 #![warn(unreachable_pub)]
 
 pub mod array;
 pub mod data;
 pub mod error;
+#[cfg(feature = "mpi")]
+pub mod exchange;
 pub mod executor;
 pub mod kernels;
 pub mod net;

@@ -218,10 +218,10 @@ fn write_trace(recorder: &Recorder, path: &Path) -> Result<(), Error> {
         fs::create_dir_all(folder)?;
     }
     trace.write_perfetto(&mut BufWriter::new(File::create(path)?))?;
-    let overlap = report::overlap(&trace);
+    let overlap = report::overlap(&trace, |name| name.starts_with("update "));
     let example =
         overlap.example.map_or(String::new(), |(update, other)| format!(", such as `{update}` beside `{other}`"));
-    println!("{} of {} updates ran while another layer was backward{example}", overlap.overlapping, overlap.updates);
+    println!("{} of {} updates ran while another layer was backward{example}", overlap.overlapping, overlap.count);
     Ok(())
 }
 

@@ -77,29 +77,34 @@ pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) ->
     written.map_err(|error| Error::Data(format!("{}: {error}", path.display())))
 }
 
-/// What a trace says about updates and backward passes.
+/// What a trace says about work beside the backward pass.
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
-    /// The number of updates.
-    pub updates: usize,
-    /// How many of them ran while a layer was backward.
+    /// The number of operations that were looked at.
+    pub count: usize,
+    /// How many of them ran, or were on their way, while a layer was backward.
     pub overlapping: usize,
     /// The names of one such pair.
     pub example: Option<(String, String)>,
 }
 
-/// Counts the updates that ran while an operation of a backward pass ran elsewhere.
-pub fn overlap(trace: &Trace) -> Overlap {
-    let named = |part: &'static str| trace.ops().iter().filter(move |op| op.label().contains(part));
-    let meet = |a: &TracedOp, b: &TracedOp| {
-        a.runs.iter().any(|a| b.runs.iter().any(|b| a.place != b.place && a.from < b.to && b.from < a.to))
+/// Counts the operations with certain names, and those of them that ran while an operation of a backward pass ran elsewhere.
+/// The time of an operation that is a future includes what it waits for.
+pub fn overlap(trace: &Trace, is_counted: impl Fn(&str) -> bool) -> Overlap {
+    let backward: Vec<_> = trace.ops().iter().filter(|op| op.label().ends_with(" backward")).collect();
+    let meet = |op: &TracedOp, other: &TracedOp| {
+        let (Some(from), Some(to)) = (op.started, op.ended) else { return false };
+        let places: Vec<_> = op.runs.iter().map(|run| run.place).collect();
+        // A future runs for moments, and elsewhere is everywhere meanwhile.
+        let is_future = op.runs.len() > 1;
+        other.runs.iter().any(|run| run.from < to && from < run.to && (is_future || !places.contains(&run.place)))
     };
     let mut overlap = Overlap::default();
-    for update in named("update ") {
-        overlap.updates += 1;
-        if let Some(other) = named(" backward").find(|backward| meet(update, backward)) {
+    for op in trace.ops().iter().filter(|op| is_counted(&op.label())) {
+        overlap.count += 1;
+        if let Some(other) = backward.iter().find(|other| meet(op, other)) {
             overlap.overlapping += 1;
-            overlap.example.get_or_insert_with(|| (update.label(), other.label()));
+            overlap.example.get_or_insert_with(|| (op.label(), other.label()));
         }
     }
     overlap

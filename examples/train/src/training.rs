@@ -16,12 +16,12 @@
 //! | a loss that is not finite changes no parameter | `check` fails, and with it a token that the updates read |
 //! | the same bits on any number of workers | each sum has a fixed order, and each generator is a variable |
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
 use raddle::{Device, Engine, OpHandle, Token, WaitError};
 
 use crate::{
-    Mode, Symbol, Tape,
+    Mode, Shape, Symbol, Tape,
     array::Array,
     data::{Batch, Images, Loader},
     error::Error,
@@ -36,6 +36,9 @@ const WINDOW: usize = 4;
 
 /// The name of the operation that looks at the losses.
 const CHECK: &str = "check";
+
+/// The key of the loss among processes.
+const LOSS: &str = "loss";
 
 /// How many batches are made in advance. Picked.
 const AHEAD: usize = 4;
@@ -63,12 +66,43 @@ impl Default for Options {
     }
 }
 
+/// Processes that train one net together: each computes some of the parts of a batch.
+pub trait Processes: fmt::Debug + Send + Sync {
+    /// Returns the number of this process.
+    fn rank(&self) -> usize;
+
+    /// Returns the number of processes.
+    fn count(&self) -> usize;
+
+    /// Adds up arrays of this process in their order, and pushes the operation that brings the sum to all processes.
+    ///
+    /// # Errors
+    /// The key is unknown, or the shape of an array is another one; the engine refuses a push.
+    fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error>;
+
+    /// Pushes the operation that adds up the sums of all processes, in the order of their ranks.
+    ///
+    /// # Errors
+    /// The key is unknown, or the shape of the array is another one; the engine refuses the push.
+    fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error>;
+}
+
 /// A part of a batch, and what computes its gradients.
 #[derive(Debug)]
 struct Shard {
     executor: Executor,
     arguments: Arrays,
     gradients: Gradients,
+}
+
+/// An update of a parameter.
+#[derive(Debug)]
+struct Update {
+    name: String,
+    priority: i32,
+    operator: Prepared,
+    /// Where the gradient of all processes arrives.
+    sum: Option<Array>,
 }
 
 /// A net in training.
@@ -83,9 +117,12 @@ pub struct Trainer {
     parameters: Arrays,
     shards: Vec<Shard>,
     rate: Array,
-    updates: Vec<Prepared>,
+    updates: Vec<Update>,
     /// The losses of all shards, in memory of the host.
     losses: Array,
+    processes: Option<Arc<dyn Processes>>,
+    /// Where the loss of all processes arrives.
+    total: Option<Array>,
     /// Fails with the first loss that is not finite.
     sound: Token,
     test: (Executor, Vec<usize>),
@@ -97,6 +134,32 @@ impl Trainer {
     /// # Errors
     /// The batch cannot be split; the device has no memory left; the engine refuses a push.
     pub fn new(engine: &Engine, device: Device, images: &Arc<Images>, options: Options) -> Result<Self, Error> {
+        Self::with_processes(engine, device, images, options, None)
+    }
+
+    /// Returns the keys that processes exchange, with the shapes of their arrays.
+    ///
+    /// # Errors
+    /// The shapes of the net do not fit.
+    pub fn keys(images: &Images, options: Options) -> Result<Vec<(String, Shape)>, Error> {
+        let net = net::digits(images.classes, options.batch, options.dropout);
+        let data = vec![options.batch, 1, images.size[0], images.size[1]];
+        let mut shapes = net.infer_shapes(&[("data".into(), data)].into())?;
+        let parameters = net::parameters(&net).into_iter().filter_map(|name| shapes.remove_entry(&name));
+        Ok(parameters.chain([(LOSS.into(), vec![1])]).collect())
+    }
+
+    /// Prepares the part of this process in the training by several processes.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn with_processes(
+        engine: &Engine,
+        device: Device,
+        images: &Arc<Images>,
+        options: Options,
+        processes: Option<Arc<dyn Processes>>,
+    ) -> Result<Self, Error> {
         let Options { epochs, batch, shards, dropout, seed, .. } = options;
         if epochs == 0 || batch == 0 {
             return Err(Error::Use(format!("{epochs} epochs with batches of {batch} teach nothing")));
@@ -104,6 +167,11 @@ impl Trainer {
         if shards == 0 || batch % shards != 0 {
             return Err(Error::Use(format!("a batch of {batch} cannot be split into {shards} equal parts")));
         }
+        let (rank, count) = processes.as_ref().map_or((0, 1), |processes| (processes.rank(), processes.count()));
+        if shards % count != 0 {
+            return Err(Error::Use(format!("{count} processes cannot compute {shards} equal parts of a batch")));
+        }
+        let own = rank * shards / count..(rank + 1) * shards / count;
         let (learn, test) = images.split();
         let host = Runtime::new(engine, Device::Cpu, seed);
         let runtime = Runtime::new(engine, device, seed.wrapping_add(1));
@@ -125,7 +193,7 @@ impl Trainer {
             let executor = Executor::bind(&[&net], &own, &arguments, &gradients)?;
             Ok(Shard { executor, arguments, gradients })
         };
-        let shards = (0..shards).map(shard).collect::<Result<Vec<_>, Error>>()?;
+        let shards = own.map(shard).collect::<Result<Vec<_>, Error>>()?;
 
         let (sound, rate) = (engine.token().named("sound"), Array::full(&runtime, &[1], options.rate)?);
         let names = net::parameters(&net);
@@ -134,13 +202,18 @@ impl Trainer {
         for (layer, name) in names.iter().enumerate().rev() {
             let parameter = &parameters[name];
             let momentum = Array::full(&runtime, parameter.shape(), 0.0)?;
-            let gradients = shards.iter().map(|shard| &shard.gradients[name].0);
+            let sum = processes.as_ref().map(|_| Array::new(&runtime, parameter.shape())).transpose()?;
+            let gradients = match &sum {
+                Some(sum) => vec![sum],
+                None => shards.iter().map(|shard| &shard.gradients[name].0).collect(),
+            };
             let mut update = Task::new(format!("update {name}"), [&rate].into_iter().chain(gradients).collect())
                 .out(parameter, Mode::InPlace)
                 .out(&momentum, Mode::InPlace);
-            update.priority = (names.len() - layer) as i32;
+            let priority = (names.len() - layer) as i32;
+            update.priority = priority;
             update.after = vec![&sound];
-            updates.push(update.operator(&runtime, |mut views| {
+            let operator = update.operator(&runtime, |mut views| {
                 let rate = views.ins[0].values[0];
                 let [parameter, momentum] = &mut views.outs[..] else { return };
                 for (i, (parameter, momentum)) in parameter.values.iter_mut().zip(&mut *momentum.values).enumerate() {
@@ -148,9 +221,11 @@ impl Trainer {
                     *momentum = 0.9 * *momentum - rate * (gradient + 1e-4 * *parameter);
                     *parameter += *momentum;
                 }
-            })?);
+            })?;
+            updates.push(Update { name: name.clone(), priority, operator, sum });
         }
         let losses = Array::new(&host, &[shards.len()])?;
+        let total = processes.as_ref().map(|_| Array::new(&host, &[1])).transpose()?;
 
         let tested = images.arrays(&host, &test)?;
         let mut arguments = parameters.clone();
@@ -160,7 +235,23 @@ impl Trainer {
         arguments["label"].copy_from(&tested.classes)?;
         let test = (Executor::bind(&[&net.output(1)], &runtime, &arguments, &Gradients::new())?, test);
         let images = Arc::clone(images);
-        Ok(Self { options, net, runtime, host, images, loader, parameters, shards, rate, updates, losses, sound, test })
+        Ok(Self {
+            options,
+            net,
+            runtime,
+            host,
+            images,
+            loader,
+            parameters,
+            shards,
+            rate,
+            updates,
+            losses,
+            processes,
+            total,
+            sound,
+            test,
+        })
     }
 
     /// Returns the number of steps of an epoch.
@@ -181,7 +272,8 @@ impl Trainer {
     /// Pushes the copies of the parts of a batch to their shards.
     fn distribute(&self, batch: &Batch) -> Result<(), Error> {
         let part = self.options.batch / self.options.shards;
-        for (index, shard) in self.shards.iter().enumerate() {
+        let first = self.processes.as_ref().map_or(0, |processes| processes.rank() * self.shards.len());
+        for (index, shard) in (first..).zip(&self.shards) {
             let range = index * part..(index + 1) * part;
             shard.arguments["data"].copy_from(&batch.images.slice(range.clone())?)?;
             shard.arguments["label"].copy_from(&batch.classes.slice(range)?)?;
@@ -201,14 +293,27 @@ impl Trainer {
         self.finish_step()
     }
 
-    /// Pushes the check of the losses, and the updates.
+    /// Pushes the exchange with other processes, the check of the losses, and the updates.
     fn finish_step(&self) -> Result<OpHandle<f32>, Error> {
-        let loss = self.losses.look(CHECK, [&self.sound], |losses| {
+        let mut losses = &self.losses;
+        if let (Some(processes), Some(total)) = (&self.processes, &self.total) {
+            let parts = (0..self.shards.len()).map(|index| self.losses.slice(index..index + 1));
+            let parts = parts.collect::<Result<Vec<_>, _>>()?;
+            processes.push(LOSS, i32::MAX, &parts.iter().collect::<Vec<_>>())?;
+            processes.pull(LOSS, i32::MAX, total)?;
+            losses = total;
+        }
+        let loss = losses.look(CHECK, [&self.sound], |losses| {
             let loss: f32 = losses.iter().sum();
             if loss.is_finite() { Ok(loss) } else { Err(format!("the loss is {loss}").into()) }
         })?;
-        for update in &self.updates {
-            update.push()?;
+        for Update { name, priority, operator, sum } in &self.updates {
+            if let (Some(processes), Some(sum)) = (&self.processes, sum) {
+                let gradients: Vec<_> = self.shards.iter().map(|shard| &shard.gradients[name].0).collect();
+                processes.push(name, *priority, &gradients)?;
+                processes.pull(name, *priority, sum)?;
+            }
+            operator.push()?;
         }
         Ok(loss)
     }

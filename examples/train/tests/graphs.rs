@@ -164,7 +164,7 @@ fn what_does_not_fit_is_named() {
     let error = net.infer_shapes(&BTreeMap::new()).unwrap_err();
     assert!(error.to_string().contains("`conv (Convolution)`: the shape of `data` must be known"), "{error}");
     let error = net.infer_shapes(&[("dat".into(), vec![1])].into()).unwrap_err();
-    assert!(error.to_string().starts_with("no such argument: `dat`; the graph has data, conv_weight"), "{error}");
+    assert!(error.to_string().starts_with("no such argument: `dat`; there are data, conv_weight"), "{error}");
     let (mut arguments, gradients) = arrays(&net, &runtime).expect("the shapes fit");
     arguments.remove("conv_bias");
     let error = Executor::bind(&[&net], &runtime, &arguments, &gradients).unwrap_err();
