@@ -3,7 +3,7 @@
 //! | here | in the engine |
 //! |---|---|
 //! | a key | two variables: the sum of this process, and the sums of all processes |
-//! | [`push`](Processes::push) | an operation that adds up the parts of this process, and one that is a future: it gives guards of both variables to the lane, and is woken when the values have arrived |
+//! | [`push`](Processes::push) | an operation that adds up the parts of this process, and one that is a future: it passes guards of both variables to the lane, and is woken when the values have arrived |
 //! | [`pull`](Processes::pull) | an operation that adds up the sums of all processes, in the order of their ranks |
 //! | the lane | a thread of its own, the only one that calls MPI: it starts collectives and polls them, those of the highest priority first |
 //!

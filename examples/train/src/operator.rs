@@ -96,7 +96,7 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     fn backward(&self, views: Views<'_>);
 }
 
-/// Takes the shape of the first input, which must be known.
+/// Returns the shape of an input, which must be known.
 pub fn known(inputs: &[Option<Shape>], index: usize, argument: &str) -> Result<Shape, Misfit> {
     let unknown = || Misfit { argument: argument.into(), expected: "known".into(), found: Shape::new() };
     inputs[index].clone().ok_or_else(unknown)
@@ -167,10 +167,11 @@ pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> R
     Ok(outs)
 }
 
-/// Applies an operator to arrays, and writes the results to arrays.
+/// Applies an operator to arrays, and writes the results to arrays. With [`Mode::InPlace`], an output must be the input whose
+/// place the operator lets it take.
 ///
 /// # Errors
-/// The shapes do not fit; the engine refuses the push.
+/// The shapes do not fit; an output is not such an input; the engine refuses the push.
 #[track_caller]
 pub fn invoke_into(
     operator: &Arc<dyn Operator>,
@@ -181,6 +182,16 @@ pub fn invoke_into(
     for (shape, (array, _)) in infer(&**operator, ins)?.iter().zip(outs) {
         if let Some(array) = array.filter(|array| array.shape() != shape) {
             return Err(Error::shape(operator.name(), "output", format!("{shape:?}"), array.shape()));
+        }
+    }
+    for (out, array) in outs.iter().enumerate().filter(|(_, (_, mode))| *mode == Mode::InPlace) {
+        let is_input = |&&(input, place): &&(usize, usize)| {
+            let same =
+                |array: &Array| Arc::ptr_eq(array.chunk(), ins[input].chunk()) && array.range() == ins[input].range();
+            place == out && array.0.is_some_and(same)
+        };
+        if !operator.in_place(Pass::Forward).iter().any(|pair| is_input(&pair)) {
+            return Err(Error::Use(format!("`{}` cannot write output {out} in place of an input", operator.name())));
         }
     }
     let run = Arc::clone(operator);

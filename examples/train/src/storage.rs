@@ -27,9 +27,9 @@ pub struct Statistics {
     pub peak: usize,
     /// Bytes that are kept for later.
     pub kept: usize,
-    /// How many pieces were allocated.
+    /// How many pieces of the host's memory were allocated. The driver of a GPU has counts of its own.
     pub allocated: u64,
-    /// How many pieces were used again.
+    /// How many pieces of the host's memory were used again.
     pub reused: u64,
 }
 

@@ -65,6 +65,10 @@ fn modes_of_writing() {
         invoke_into(&operator, &[&y], &[(Some(&y), Mode::InPlace)], false)?;
         assert_eq!(y.to_vec()?, [0.0, 1.0, 16.0]);
         invoke_into(&operator, &[&x], &[(None, Mode::Null)], false)?;
+        // The place of the left input may be taken, and not that of the right one.
+        let add: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
+        let error = invoke_into(&add, &[&x, &y], &[(Some(&y), Mode::InPlace)], false).unwrap_err();
+        assert_eq!(error.to_string(), "`add` cannot write output 0 in place of an input");
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! The gradients of each operator are those that finite differences give, with each mode of writing.
+//! The gradients of each operator are those of finite differences, with each mode of writing.
 
 mod support;
 

@@ -72,7 +72,7 @@ fn a_graph_and_a_tape_compute_the_same_bits() {
     });
 }
 
-/// The gradients of the whole graph are those that finite differences give.
+/// The gradients of the whole graph are those of finite differences.
 #[test]
 fn gradients_of_a_graph() {
     let engine = Engine::builder().workers(2).build().expect("an engine");
