@@ -168,6 +168,8 @@ pub mod guide {
     pub mod latency {}
     #[doc = include_str!("guide/gpus.md")]
     pub mod gpus {}
+    #[doc = include_str!("guide/tensors.md")]
+    pub mod tensors {}
     #[doc = include_str!("guide/seeing.md")]
     pub mod seeing {}
     #[doc = include_str!("guide/hangs.md")]

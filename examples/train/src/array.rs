@@ -1,0 +1,375 @@
+//! Arrays: a shape, and a place in a chunk. Every operation is pushed, and returns an array at once.
+//!
+//! | here | in the engine |
+//! |---|---|
+//! | an operation on arrays | a [`Task`]: one push that names the chunks' variables |
+//! | a slice, another shape | the same variable |
+//! | [`Array::wait_to_read`] | `Engine::wait_to_read` of the variable |
+//! | [`Array::to_vec`] | an operation that reads the variable, and its handle |
+//! | a copy between devices | a copy in memory of the host, and one by the device |
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use raddle::{BoxError, OpHandle, Token};
+
+use crate::{
+    Shape,
+    error::Error,
+    kernels::{self, Matrix},
+    operator::Operator,
+    runtime::Runtime,
+    simple::{self, Binary, Unary},
+    storage::{Chunk, Memory},
+    task::{Mode, Task},
+    volume,
+};
+
+/// An array of `f32`. Clones are handles of the same array.
+#[derive(Clone)]
+pub struct Array {
+    runtime: Arc<Runtime>,
+    chunk: Arc<Chunk>,
+    start: usize,
+    shape: Shape,
+}
+
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Array").field("shape", &self.shape).field("device", &self.runtime.device()).finish()
+    }
+}
+
+impl Array {
+    /// Returns an array without values. The first operation on it must write them.
+    ///
+    /// # Errors
+    /// The GPU has no memory left.
+    pub fn new(runtime: &Arc<Runtime>, shape: &[usize]) -> Result<Self, Error> {
+        let chunk = runtime.allocate(volume(shape))?;
+        Ok(Self { runtime: Arc::clone(runtime), chunk, start: 0, shape: shape.into() })
+    }
+
+    /// Returns an array with these values.
+    ///
+    /// # Errors
+    /// Their number is not that of the shape; the GPU has no memory left.
+    #[track_caller]
+    pub fn from_vec(runtime: &Arc<Runtime>, shape: &[usize], values: Vec<f32>) -> Result<Self, Error> {
+        if values.len() != volume(shape) {
+            return Err(Error::shape("from_vec", "values", format!("{shape:?}"), &[values.len()]));
+        }
+        let array = Self::new(runtime, shape)?;
+        if let Memory::Host(block) = array.chunk.memory() {
+            let op = runtime.engine().op("from_vec");
+            op.push(block.overwrite(), move |block| block.values_mut().copy_from_slice(&values))?;
+        } else {
+            array.copy_from(&Self::from_vec(&runtime.host(), shape, values)?)?;
+        }
+        Ok(array)
+    }
+
+    /// Returns an array in which all values are the same.
+    ///
+    /// # Errors
+    /// The GPU has no memory left; the engine refuses a push.
+    #[track_caller]
+    pub fn full(runtime: &Arc<Runtime>, shape: &[usize], value: f32) -> Result<Self, Error> {
+        let array = Self::new(runtime, shape)?;
+        array.fill(value)?;
+        Ok(array)
+    }
+
+    /// Returns an array with numbers from the normal distribution, from the runtime's next generator.
+    ///
+    /// # Errors
+    /// The GPU has no memory left; the engine refuses a push.
+    #[track_caller]
+    pub fn normal(runtime: &Arc<Runtime>, shape: &[usize], deviation: f32) -> Result<Self, Error> {
+        let array = Self::new(runtime, shape)?;
+        let mut task = Task::new("normal", vec![]).out(&array, Mode::Write);
+        task.random = true;
+        task.push(runtime, move |mut views| {
+            views.outs[0].values.iter_mut().for_each(|value| *value = deviation * views.random.normal());
+        })?;
+        Ok(array)
+    }
+
+    /// Returns the shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Returns the number of values.
+    pub fn len(&self) -> usize {
+        volume(&self.shape)
+    }
+
+    /// Returns whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns where the array is.
+    pub fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
+    /// Returns the memory that the array shares with its slices.
+    pub fn chunk(&self) -> &Arc<Chunk> {
+        &self.chunk
+    }
+
+    /// Returns the place in the chunk.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.len() == self.chunk.len()
+    }
+
+    /// Returns some of the entries of the first axis. They share the memory and its variable with the array.
+    ///
+    /// # Errors
+    /// The range is not within the first axis.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, Error> {
+        let &[count, ref rest @ ..] = &self.shape[..] else {
+            return Err(Error::shape("slice", "array", "of one axis or more", &self.shape));
+        };
+        if range.start > range.end || range.end > count {
+            return Err(Error::shape("slice", "array", format!("[{} or more, ..]", range.end), &self.shape));
+        }
+        let shape = [&[range.len()], rest].concat();
+        Ok(Self { start: self.start + range.start * volume(rest), shape, ..self.clone() })
+    }
+
+    /// Returns the same values in another shape. They share the memory and its variable with the array.
+    ///
+    /// # Errors
+    /// The shape has another number of values.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Self, Error> {
+        if volume(shape) != self.len() {
+            return Err(Error::shape("reshape", "array", format!("of {} values", volume(shape)), &self.shape));
+        }
+        Ok(Self { shape: shape.into(), ..self.clone() })
+    }
+
+    /// Returns a part of a chunk as an array.
+    pub fn within(runtime: &Arc<Runtime>, chunk: &Arc<Chunk>, shape: &[usize]) -> Self {
+        debug_assert!(volume(shape) <= chunk.len(), "the part is larger than the chunk");
+        Self { runtime: Arc::clone(runtime), chunk: Arc::clone(chunk), start: 0, shape: shape.into() }
+    }
+
+    // ----------------------------------------------------------------------------------------------------- values ----
+
+    /// Waits for all operations that write the array.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub fn wait_to_read(&self) -> Result<(), Error> {
+        Ok(self.runtime.engine().wait_to_read(self.chunk.token())?)
+    }
+
+    /// Waits for all operations on the array.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub fn wait_to_write(&self) -> Result<(), Error> {
+        Ok(self.runtime.engine().wait_for_var(self.chunk.token())?)
+    }
+
+    /// Waits for the values, and returns a copy.
+    ///
+    /// # Errors
+    /// An operation before has failed.
+    #[track_caller]
+    pub fn to_vec(&self) -> Result<Vec<f32>, Error> {
+        Ok(self.look("to_vec", [], |values| Ok(values.to_vec()))?.wait()?)
+    }
+
+    /// Pushes an operation of the host that looks at the values and mutates some tokens, and returns a handle to its result.
+    ///
+    /// # Errors
+    /// The engine refuses a push.
+    #[track_caller]
+    pub fn look<'t, R: Send + 'static>(
+        &self,
+        name: &'static str,
+        tokens: impl IntoIterator<Item = &'t Token>,
+        f: impl FnOnce(&[f32]) -> Result<R, BoxError> + Send + 'static,
+    ) -> Result<OpHandle<R>, Error> {
+        let engine = self.runtime.engine();
+        let Memory::Host(block) = self.chunk.memory() else {
+            let there = Self::new(&self.runtime.host(), &self.shape)?;
+            there.copy_from(self)?;
+            return there.look(name, tokens, f);
+        };
+        let (range, tokens): (_, Vec<_>) = (self.range(), tokens.into_iter().collect());
+        Ok(engine.op(name).writes(tokens).try_submit(block.read(), move |block| f(&block.values()?[range]))?)
+    }
+
+    /// Sets all values.
+    ///
+    /// # Errors
+    /// The engine refuses the push.
+    #[track_caller]
+    pub fn fill(&self, value: f32) -> Result<(), Error> {
+        let task = Task::new("fill", vec![]).out(self, Mode::Write);
+        task.push(&self.runtime, move |mut views| views.outs[0].values.fill(value))
+    }
+
+    /// Copies the values of an array, which may be on another device.
+    ///
+    /// # Errors
+    /// The shapes differ; the GPU has no memory left; the engine refuses a push.
+    #[track_caller]
+    pub fn copy_from(&self, source: &Self) -> Result<(), Error> {
+        if self.shape != source.shape {
+            return Err(Error::shape("copy", "source", format!("{:?}", self.shape), &source.shape));
+        }
+        let engine = self.runtime.engine();
+        match (source.chunk.memory(), self.chunk.memory()) {
+            // A copy of the device moves whole buffers.
+            (Memory::Gpu(_), Memory::Host(_)) if !source.is_whole() => {
+                let whole = Self::new(&source.runtime, &source.shape)?;
+                whole.copy_from(source)?;
+                self.copy_from(&whole)
+            }
+            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => {
+                let whole = Self::new(&self.runtime, &self.shape)?;
+                whole.copy_from(source)?;
+                self.copy_from(&whole)
+            }
+            (Memory::Gpu(from), Memory::Host(to)) => {
+                let (gpu, range) = (source.runtime.device(), self.range());
+                let stage = engine.pinned_var::<f32>(gpu, self.len())?;
+                engine.op("copy from device").on(gpu).copy_from_device(from, &stage)?;
+                engine.op("unstage").push((stage.read(), to.write()), move |(from, to)| {
+                    to.values_mut()[range].copy_from_slice(from);
+                })?;
+                Ok(())
+            }
+            (Memory::Host(from), Memory::Gpu(to)) => {
+                let (gpu, range) = (self.runtime.device(), source.range());
+                let stage = engine.pinned_var::<f32>(gpu, self.len())?;
+                engine.op("stage").try_push((from.read(), stage.write()), move |(from, to)| {
+                    to.copy_from_slice(&from.values()?[range]);
+                    Ok(())
+                })?;
+                engine.op("copy to device").on(gpu).copy_to_device(&stage, to)?;
+                Ok(())
+            }
+            _ => Task::new("copy", vec![source]).out(self, Mode::Write).push(&self.runtime, |mut views| {
+                let Some((out, from)) = views.outs.first_mut().zip(views.ins.first()) else { return };
+                out.values.copy_from_slice(from.values);
+            }),
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------- operations ----
+
+    /// Applies a simple function, such as `simple::RELU`, to each value.
+    ///
+    /// # Errors
+    /// The engine refuses the push.
+    #[track_caller]
+    pub fn map(&self, function: &'static Unary, scalar: f32) -> Result<Self, Error> {
+        let operator: Arc<dyn Operator> = Arc::new(function.with(scalar));
+        crate::operator::invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
+    }
+
+    /// Combines two arrays of one shape by a simple function, such as `simple::ADD`.
+    ///
+    /// # Errors
+    /// The shapes differ; the engine refuses the push.
+    #[track_caller]
+    pub fn combine(&self, function: &'static Binary, other: &Self) -> Result<Self, Error> {
+        let operator: Arc<dyn Operator> = Arc::new(function.operator());
+        crate::operator::invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
+    }
+
+    /// Adds another array to this one, in place.
+    ///
+    /// # Errors
+    /// The shapes differ; the engine refuses the push.
+    #[track_caller]
+    pub fn add_assign(&self, other: &Self) -> Result<(), Error> {
+        let operator: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
+        crate::operator::invoke_into(&operator, &[self, other], &[(Some(self), Mode::InPlace)], false)
+    }
+
+    /// Multiplies two matrices.
+    ///
+    /// # Errors
+    /// The shapes do not fit; the engine refuses the push.
+    #[track_caller]
+    pub fn matmul(&self, other: &Self) -> Result<Self, Error> {
+        let &[rows, inner] = &self.shape[..] else {
+            return Err(Error::shape("matmul", "left", "that of a matrix", &self.shape));
+        };
+        let &[other_inner, columns] = &other.shape[..] else {
+            return Err(Error::shape("matmul", "right", "that of a matrix", &other.shape));
+        };
+        if inner != other_inner {
+            return Err(Error::shape("matmul", "right", format!("[{inner}, _] for {:?}", self.shape), &other.shape));
+        }
+        let product = Self::new(&self.runtime, &[rows, columns])?;
+        Task::new("matmul", vec![self, other]).out(&product, Mode::Write).push(&self.runtime, move |mut views| {
+            let (a, b) = (Matrix::new(views.ins[0].values, inner), Matrix::new(views.ins[1].values, columns));
+            kernels::multiply(a, b, views.outs[0].values, false);
+        })?;
+        Ok(product)
+    }
+
+    /// Reduces the last axis by a function of its values.
+    #[track_caller]
+    fn reduce(&self, name: &'static str, f: impl Fn(&[f32]) -> f32 + Send + Sync + 'static) -> Result<Self, Error> {
+        let Some((&count, rest)) = self.shape.split_last().filter(|(count, _)| **count > 0) else {
+            return Err(Error::shape(name, "array", "of one axis or more, with values", &self.shape));
+        };
+        let result = Self::new(&self.runtime, rest)?;
+        Task::new(name, vec![self]).out(&result, Mode::Write).push(&self.runtime, move |mut views| {
+            let rows = views.ins[0].values.chunks_exact(count);
+            views.outs[0].values.iter_mut().zip(rows).for_each(|(result, row)| *result = f(row));
+        })?;
+        Ok(result)
+    }
+
+    /// Adds up the values of the last axis, in their order.
+    ///
+    /// # Errors
+    /// The array has no axis; the engine refuses the push.
+    #[track_caller]
+    pub fn sum(&self) -> Result<Self, Error> {
+        self.reduce("sum", |row| row.iter().sum())
+    }
+
+    /// Returns the means of the last axis.
+    ///
+    /// # Errors
+    /// The array has no axis; the engine refuses the push.
+    #[track_caller]
+    pub fn mean(&self) -> Result<Self, Error> {
+        self.reduce("mean", |row| row.iter().sum::<f32>() / row.len() as f32)
+    }
+
+    /// Returns the largest values of the last axis.
+    ///
+    /// # Errors
+    /// The array has no axis; the engine refuses the push.
+    #[track_caller]
+    pub fn max(&self) -> Result<Self, Error> {
+        self.reduce("max", |row| row.iter().copied().fold(f32::NEG_INFINITY, f32::max))
+    }
+
+    /// Returns the places of the largest values of the last axis; the first of equal ones.
+    ///
+    /// # Errors
+    /// The array has no axis; the engine refuses the push.
+    #[track_caller]
+    pub fn argmax(&self) -> Result<Self, Error> {
+        self.reduce("argmax", |row| {
+            row.iter().enumerate().fold(0, |best, (i, v)| if *v > row[best] { i } else { best }) as f32
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! What can be wrong with a program of arrays.
+
+use std::{fmt, io};
+
+use raddle::{BuildError, DeviceError, PushError, WaitError};
+
+use crate::Shape;
+
+/// An argument whose shape does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// The argument, such as `weight`.
+    pub argument: String,
+    /// What its shape must be.
+    pub expected: String,
+    /// What its shape is.
+    pub found: Shape,
+}
+
+/// An error of this library.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The shape of an argument does not fit.
+    Shape {
+        /// The operator that was to be applied.
+        operator: String,
+        /// Its argument.
+        misfit: Misfit,
+    },
+    /// A name that is not known, or an argument without an array.
+    Key {
+        /// What is wrong with the name.
+        problem: String,
+        /// The name.
+        key: String,
+        /// The names that are known.
+        known: Vec<String>,
+    },
+    /// An operation was described in a way that cannot work.
+    Use(String),
+    /// A file with data cannot be used.
+    Data(String),
+    /// A loss is not a finite number.
+    Loss(String),
+    /// The engine refused an operation.
+    Push(PushError),
+    /// An operation has failed.
+    Wait(WaitError),
+    /// A device refused memory.
+    Device(DeviceError),
+    /// An engine could not be built.
+    Build(BuildError),
+    /// A file could not be read or written.
+    Io(io::Error),
+}
+
+impl Error {
+    /// Returns the error of an argument whose shape does not fit.
+    pub fn shape(operator: impl Into<String>, argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
+        let misfit = Misfit { argument: argument.into(), expected: expected.into(), found: found.into() };
+        Self::Shape { operator: operator.into(), misfit }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shape { operator, misfit: Misfit { argument, expected, found } } => {
+                write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, and is {found:?}")
+            }
+            Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; there are {}", known.join(", ")),
+            Self::Use(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
+            Self::Push(error) => error.fmt(f),
+            Self::Wait(error) => error.fmt(f),
+            Self::Device(error) => error.fmt(f),
+            Self::Build(error) => error.fmt(f),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+macro_rules! from {
+    ($($source:ident $variant:ident),+) => {
+        $(impl From<$source> for Error {
+            fn from(error: $source) -> Self {
+                Self::$variant(error)
+            }
+        })+
+    };
+}
+
+type IoError = io::Error;
+from!(PushError Push, WaitError Wait, DeviceError Device, BuildError Build, IoError Io);
+
+/// Records that an argument has the shape `expected`, or returns an error if another shape is known.
+pub fn settle(slot: &mut Option<Shape>, argument: &str, expected: Shape) -> Result<(), Misfit> {
+    match slot {
+        Some(found) if *found != expected => {
+            Err(Misfit { argument: argument.into(), expected: format!("{expected:?}"), found: found.clone() })
+        }
+        _ => {
+            *slot = Some(expected);
+            Ok(())
+        }
+    }
+}

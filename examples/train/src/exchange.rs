@@ -1,0 +1,359 @@
+//! Arrays that are added up over processes, by MPI.
+//!
+//! | here | in the engine |
+//! |---|---|
+//! | a key | two variables: the sum of this process, and the sums of all processes |
+//! | [`push`](Processes::push) | an operation that adds up the parts of this process, and one that is a future: it passes guards of both variables to the lane, and is woken when the values have arrived |
+//! | [`pull`](Processes::pull) | an operation that adds up the sums of all processes, in the order of their ranks |
+//! | the lane | a thread of its own, the only one that calls MPI: it starts collectives and polls them, those of the highest priority first |
+//!
+//! MPI demands that all processes start the collectives of one communicator in the same order. Each key has a communicator of
+//! its own, and its variables order its operations. So keys may be ready in another order in each process.
+//!
+//! MPI may write to the memory of a collective until that is complete, and no collective can be cancelled. If a process dies or
+//! hangs, the lane of each other process says so after a time limit, and ends its process.
+
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    fmt,
+    future::poll_fn,
+    mem::MaybeUninit,
+    process,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
+    task::{Poll, Waker},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use mpi::{
+    Count,
+    collective::CommunicatorCollectives,
+    datatype::PartitionMut,
+    ffi,
+    raw::AsRaw,
+    topology::{Communicator, SimpleCommunicator},
+};
+use raddle::{ReadGuard, WriteGuard};
+
+use crate::{
+    Mode, Runtime, Shape,
+    array::Array,
+    error::Error,
+    storage::{Block, Memory},
+    task::Task,
+    training::Processes,
+    volume,
+};
+
+/// How long the lane sleeps between two polls. Picked.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// The end of an operation, which the lane tells to its future.
+#[derive(Debug, Default)]
+struct Arrival(Mutex<(bool, Option<Waker>)>);
+
+impl Arrival {
+    fn tell(&self) {
+        let waker = {
+            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            state.0 = true;
+            state.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    async fn wait(&self) {
+        poll_fn(|cx| {
+            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if state.0 {
+                return Poll::Ready(());
+            }
+            state.1 = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// A collective to start. It owns the guards of its memory until it is complete.
+struct Job {
+    key: usize,
+    priority: i32,
+    from: ReadGuard<Block>,
+    to: WriteGuard<Block>,
+    arrival: Arc<Arrival>,
+}
+
+/// A collective that has been started.
+struct Flight {
+    job: Job,
+    request: ffi::MPI_Request,
+    started: Instant,
+}
+
+#[derive(Debug)]
+struct Key {
+    index: usize,
+    shape: Shape,
+    part: Array,
+    all: Array,
+}
+
+/// The sums of some arrays over all processes, by keys.
+pub struct Exchange {
+    runtime: Arc<Runtime>,
+    keys: BTreeMap<String, Key>,
+    rank: usize,
+    processes: usize,
+    /// `None` while it is dropped.
+    jobs: Option<Sender<Job>>,
+    lane: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, processes, keys, .. } = self;
+        let keys: Vec<_> = keys.keys().collect();
+        f.debug_struct("Exchange").field("rank", rank).field("processes", processes).field("keys", &keys).finish()
+    }
+}
+
+impl Exchange {
+    /// Creates the keys and the lane. All processes must call it with the same keys and shapes. Until this value is dropped,
+    /// no other thread may call MPI. The arrays are in memory of the host.
+    ///
+    /// # Errors
+    /// The keys or shapes of two processes differ: then all processes get an error.
+    pub fn init(
+        world: SimpleCommunicator,
+        runtime: &Arc<Runtime>,
+        keys: &[(String, Shape)],
+        limit: Duration,
+    ) -> Result<Self, Error> {
+        let (rank, processes) = (world.rank() as usize, world.size() as usize);
+        compare_keys(&world, keys)?;
+        let key = |(index, (name, shape)): (usize, &(String, Shape))| {
+            let part = Array::new(runtime, shape)?;
+            let all = Array::new(runtime, &[processes, volume(shape)])?;
+            Ok((name.clone(), Key { index, shape: shape.clone(), part, all }))
+        };
+        let (runtime, keys) = (Arc::clone(runtime), keys.iter().enumerate().map(key).collect::<Result<_, Error>>()?);
+        let names: Vec<String> = by_index(&keys).into_iter().cloned().collect();
+        // In the order of the keys, which is the same in all processes.
+        let communicators = names.iter().map(|_| world.duplicate()).collect();
+        let (jobs, received) = channel();
+        let lane = Lane { rank, names, communicators, limit, waiting: Vec::new(), flying: Vec::new() };
+        let lane = thread::Builder::new().name("mpi".into()).spawn(move || lane.run(&received))?;
+        Ok(Self { runtime, keys, rank, processes, jobs: Some(jobs), lane: Some(lane) })
+    }
+
+    fn key(&self, name: &str) -> Result<&Key, Error> {
+        let known = || by_index(&self.keys).into_iter().cloned().collect();
+        let unknown = || Error::Key { problem: "no such key".into(), key: name.into(), known: known() };
+        self.keys.get(name).ok_or_else(unknown)
+    }
+}
+
+impl Processes for Exchange {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn count(&self) -> usize {
+        self.processes
+    }
+
+    fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error> {
+        let Key { index, shape, part, all } = self.key(key)?;
+        if let Some(array) = parts.iter().find(|array| array.shape() != shape) {
+            return Err(Error::shape("push", key, format!("{shape:?}"), array.shape()));
+        }
+        let mut sum = Task::new(format!("aggregate {key}"), parts.to_vec()).out(part, Mode::Write);
+        sum.priority = priority;
+        sum.push(&self.runtime, |mut views| {
+            let (ins, out) = (&views.ins, &mut views.outs[0]);
+            out.fill(|i| ins.iter().map(|part| part.values[i]).sum());
+        })?;
+        let (Memory::Host(from), Memory::Host(to)) = (part.chunk().memory(), all.chunk().memory()) else {
+            return Err(Error::Use("values are exchanged in memory of the host".into()));
+        };
+        let lane = self.jobs.clone();
+        let (key, op) = (*index, self.runtime.engine().op(format!("exchange {key}")));
+        op.priority(priority).try_push_future((from.read(), to.overwrite()), move |(from, to)| async move {
+            from.values()?; // the sum is there
+            let arrival = Arc::new(Arrival::default());
+            let job = Job { key, priority, from, to, arrival: Arc::clone(&arrival) };
+            lane.and_then(|lane| lane.send(job).ok()).ok_or("the lane of MPI has ended")?;
+            arrival.wait().await;
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error> {
+        let Key { shape, all, .. } = self.key(key)?;
+        if into.shape() != shape {
+            return Err(Error::shape("pull", key, format!("{shape:?}"), into.shape()));
+        }
+        let mut sum = Task::new(format!("pull {key}"), vec![all]).out(into, Mode::Write);
+        sum.priority = priority;
+        sum.push(&self.runtime, |mut views| {
+            let (all, out) = (views.ins[0].values, &mut views.outs[0]);
+            let len = out.values.len();
+            out.fill(|i| all[i..].iter().step_by(len).sum());
+        })
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        // Operations that are pending still use the lane.
+        let _ = self.runtime.engine().wait_for_all();
+        drop(self.jobs.take());
+        if let Some(lane) = self.lane.take() {
+            let _ = lane.join();
+        }
+    }
+}
+
+/// Returns the names of keys in the order of `init`.
+fn by_index(keys: &BTreeMap<String, Key>) -> Vec<&String> {
+    let mut names: Vec<_> = keys.iter().collect();
+    names.sort_by_key(|(_, key)| key.index);
+    names.into_iter().map(|(name, _)| name).collect()
+}
+
+/// Returns an error in all processes if they do not have the same keys and shapes.
+fn compare_keys(world: &SimpleCommunicator, keys: &[(String, Shape)]) -> Result<(), Error> {
+    let own: String = keys.iter().map(|(name, shape)| format!("`{name}` {shape:?}\n")).collect();
+    let mut counts = vec![0 as Count; world.size() as usize];
+    world.all_gather_into(&(own.len() as Count), &mut counts[..]);
+    let starts: Vec<Count> = counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count))).collect();
+    let mut texts = vec![0u8; counts.iter().sum::<Count>() as usize];
+    world.all_gather_varcount_into(own.as_bytes(), &mut PartitionMut::new(&mut texts[..], &counts[..], &starts[..]));
+    let text = |rank: usize| String::from_utf8_lossy(&texts[starts[rank] as usize..][..counts[rank] as usize]);
+    let first = text(0);
+    let Some(other) = (1..counts.len()).find(|&rank| text(rank) != first) else { return Ok(()) };
+    let text = text(other);
+    let (mut ours, mut theirs) = (first.lines(), text.lines());
+    loop {
+        let (a, b) = (ours.next(), theirs.next());
+        if a != b {
+            let [a, b] = [a, b].map(|line| line.unwrap_or("no more keys"));
+            return Err(Error::Use(format!(
+                "the keys of the processes differ: rank 0 has {a}, and rank {other} has {b}"
+            )));
+        }
+    }
+}
+
+/// The thread that calls MPI.
+struct Lane {
+    rank: usize,
+    names: Vec<String>,
+    /// One for each key.
+    communicators: Vec<SimpleCommunicator>,
+    limit: Duration,
+    waiting: Vec<Job>,
+    flying: Vec<Flight>,
+}
+
+// SAFETY: the handles of communicators and requests are used by the thread of the lane only, once it has started; before, the
+// thread that creates the lane uses them.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    fn run(mut self, jobs: &Receiver<Job>) {
+        loop {
+            if self.flying.is_empty() {
+                match jobs.recv() {
+                    Ok(job) => self.waiting.push(job),
+                    Err(_) => return,
+                }
+            }
+            self.waiting.extend(jobs.try_iter());
+            // All are started at once: a process must not wait for a key that another process has not reached.
+            let mut waiting = std::mem::take(&mut self.waiting);
+            waiting.sort_by_key(|job| Reverse(job.priority));
+            waiting.into_iter().for_each(|job| self.start(job));
+            if !self.poll() {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Starts the collective of a job.
+    fn start(&mut self, mut job: Job) {
+        let values = job.from.values().expect("the operation has looked at them");
+        let (from, count) = (values.as_ptr(), values.len() as Count);
+        let to = job.to.values_mut().as_mut_ptr();
+        let (kind, communicator) =
+            (<f32 as mpi::datatype::Equivalence>::equivalent_datatype(), &self.communicators[job.key]);
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: `from` points to `count` values, and `to` to `count` values for each process, as `Exchange::init` has
+        // allocated them. The guards in `job` keep both there, and keep other operations from them, until the collective is
+        // complete: `poll` drops the job only then, and a process whose collective does not complete ends. All processes have
+        // the same counts, since `compare_keys` has found the same shapes.
+        unsafe {
+            ffi::MPI_Iallgather(
+                from.cast(),
+                count,
+                kind.as_raw(),
+                to.cast(),
+                count,
+                kind.as_raw(),
+                communicator.as_raw(),
+                request.as_mut_ptr(),
+            );
+        }
+        // SAFETY: the call has written the request; its errors end the process.
+        let request = unsafe { request.assume_init() };
+        self.flying.push(Flight { job, request, started: Instant::now() });
+    }
+
+    /// Ends the operations whose collectives are complete. Returns whether there were any.
+    fn poll(&mut self) -> bool {
+        let before = self.flying.len();
+        let mut index = 0;
+        while index < self.flying.len() {
+            let flight = &mut self.flying[index];
+            let mut is_complete = 0;
+            // SAFETY: a constant of the library, which is initialised.
+            let ignored = unsafe { ffi::RSMPI_STATUS_IGNORE };
+            // SAFETY: the request is that of a collective which was started and has not been found complete so far, and MPI
+            // does not write to a status that is ignored.
+            unsafe { ffi::MPI_Test(&raw mut flight.request, &raw mut is_complete, ignored) };
+            if is_complete == 0 {
+                if flight.started.elapsed() > self.limit {
+                    self.give_up(index);
+                }
+                index += 1;
+                continue;
+            }
+            let Job { from, to, arrival, .. } = self.flying.swap_remove(index).job;
+            drop((from, to));
+            arrival.tell();
+        }
+        self.flying.len() < before
+    }
+
+    /// Ends this process, and all others that MPI reaches.
+    fn give_up(&self, index: usize) -> ! {
+        let Flight { job, started, .. } = &self.flying[index];
+        let (name, seconds) = (&self.names[job.key], started.elapsed().as_secs());
+        let late = format!("rank {}: `{name}` has not arrived from all processes for {seconds} s", self.rank);
+        // In one piece, since all processes may write at once.
+        let line = format!("raddle-train: {late}: one has died or hangs\n");
+        eprint!("{line}");
+        match self.communicators.first() {
+            Some(communicator) => communicator.abort(3),
+            None => process::exit(3),
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Executors: a graph with arrays. Everything is decided when it is bound; a step only pushes operators.
+//!
+//! | here | in the engine |
+//! |---|---|
+//! | [`Executor::bind`] | an [`Operator`](raddle::Operator) for each operation, with its variables and its function |
+//! | [`Executor::forward`], [`Executor::backward`] | one push for each operator; they return at once |
+//! | values that share a buffer | operations on one variable, which run in the order of their pushes |
+//! | two steps in a row | pushes on the same variables: the second waits where it must, and not as a whole |
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::Arc,
+};
+
+use crate::{
+    Shape,
+    array::Array,
+    error::Error,
+    operator::{Operator, Pass, Request, backward_reads},
+    plan::{Use, plan},
+    runtime::Runtime,
+    simple,
+    symbol::{Entry, Graph, Symbol},
+    task::{Mode, Prepared, Task},
+    volume,
+};
+
+/// Arrays by the names of arguments.
+pub type Arrays = BTreeMap<String, Array>;
+
+/// The arrays that take gradients, by the names of arguments, and how they take them.
+pub type Gradients = BTreeMap<String, (Array, Mode)>;
+
+/// What the plan of the memory has saved, for the values that are not arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The number of values.
+    pub values: usize,
+    /// Their bytes.
+    pub value_bytes: usize,
+    /// The number of buffers that hold them.
+    pub buffers: usize,
+    /// Their bytes.
+    pub buffer_bytes: usize,
+    /// How many values take the place of an input.
+    pub in_place: usize,
+}
+
+impl fmt::Display for MemoryUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { values, value_bytes, buffers, buffer_bytes, in_place } = self;
+        let (value_kib, buffer_kib) = (value_bytes >> 10, buffer_bytes >> 10);
+        write!(f, "{values} values of {value_kib} KiB in {buffers} buffers of {buffer_kib} KiB, {in_place} in place")
+    }
+}
+
+/// A graph with arrays, whose operations are ready to be pushed.
+#[derive(Debug)]
+pub struct Executor {
+    forward: Vec<Prepared>,
+    backward: Vec<Prepared>,
+    outputs: Vec<Array>,
+    arguments: Arrays,
+    memory: MemoryUse,
+}
+
+/// A value of the graph: the output of a node, or a gradient.
+#[derive(Debug)]
+struct Value {
+    shape: Shape,
+    /// The array of an argument.
+    array: Option<Array>,
+}
+
+/// An operation of the graph.
+#[derive(Debug)]
+struct Step {
+    name: String,
+    operator: Arc<dyn Operator>,
+    pass: Pass,
+    reads: Vec<usize>,
+    writes: Vec<(Option<usize>, Mode)>,
+    request: Request,
+}
+
+/// The operations of a graph, before they have memory.
+#[derive(Debug, Default)]
+struct Program {
+    values: Vec<Value>,
+    steps: Vec<Step>,
+}
+
+impl Program {
+    fn value(&mut self, shape: &[usize], array: Option<Array>) -> usize {
+        self.values.push(Value { shape: shape.into(), array });
+        self.values.len() - 1
+    }
+
+    /// Adds the forward pass, and returns the values of the outputs of all nodes.
+    fn forward(&mut self, graph: &Graph, shapes: &[Vec<Shape>], arguments: &Arrays) -> Result<Vec<Vec<usize>>, Error> {
+        let mut ids: Vec<Vec<usize>> = Vec::new();
+        for (node, shapes_of_node) in graph.nodes.iter().zip(shapes) {
+            let outs: Vec<usize> = match &node.operator {
+                Some(_) => shapes_of_node.iter().map(|shape| self.value(shape, None)).collect(),
+                None => {
+                    let missing = || Error::Key {
+                        problem: "no array for an argument".into(),
+                        key: node.name.clone(),
+                        known: arguments.keys().cloned().collect(),
+                    };
+                    let array = arguments.get(&node.name).ok_or_else(missing)?.clone();
+                    vec![self.value(&shapes_of_node[0], Some(array))]
+                }
+            };
+            if let Some(operator) = &node.operator {
+                let ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
+                self.steps.push(Step {
+                    name: node.name.clone(),
+                    operator: Arc::clone(operator),
+                    pass: Pass::Forward,
+                    reads: node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect(),
+                    writes: outs.iter().map(|&out| (Some(out), Mode::Write)).collect(),
+                    request: operator.request(Pass::Forward, &ins),
+                });
+            }
+            ids.push(outs);
+        }
+        Ok(ids)
+    }
+
+    /// Adds the backward pass, from the first output of the graph to the arguments with gradients.
+    fn backward(&mut self, graph: &Graph, ids: &[Vec<usize>], start: Array, gradients: &Gradients) {
+        let mut needed: Vec<bool> = Vec::new();
+        for node in &graph.nodes {
+            let count = node.operator.as_ref().map_or(0, |operator| operator.differentiable());
+            let by_input = node.ins.iter().take(count).any(|entry| needed[entry.node]);
+            needed.push(by_input || node.operator.is_none() && gradients.contains_key(&node.name));
+        }
+        let head = graph.heads[0];
+        self.values.push(Value { shape: start.shape().into(), array: Some(start) });
+        let start = self.values.len() - 1;
+        let mut gradient_of: HashMap<usize, usize> = [(ids[head.node][head.output], start)].into();
+        for (index, node) in graph.nodes.iter().enumerate().rev().filter(|(index, _)| needed[*index]) {
+            let Some((operator, &gradient)) = node.operator.as_ref().zip(gradient_of.get(&ids[index][0])) else {
+                continue;
+            };
+            let ins: Vec<usize> = node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect();
+            let outs: Vec<_> = ids[index].iter().copied().map(Some).collect();
+            let shapes: Vec<_> = ins.iter().map(|&value| self.values[value].shape.clone()).collect();
+            let (mut writes, mut sums) = (Vec::new(), Vec::new());
+            for (place, (&Entry { node: input, .. }, &value)) in node.ins.iter().zip(&ins).enumerate() {
+                if place >= operator.differentiable() || !needed[input] {
+                    writes.push((None, Mode::Null));
+                    continue;
+                }
+                let shape = &shapes[place];
+                let write = match gradient_of.get(&value) {
+                    // An operation that uses the value twice adds the second gradient by an operation of its own.
+                    Some(&known) if writes.iter().any(|(written, _)| *written == Some(known)) => {
+                        let other = self.value(shape, None);
+                        sums.push((known, other));
+                        (Some(other), Mode::Write)
+                    }
+                    Some(&known) => (Some(known), Mode::Add),
+                    None => {
+                        let (array, mode) = gradients
+                            .get(&graph.nodes[input].name)
+                            .filter(|_| graph.nodes[input].operator.is_none())
+                            .map_or((None, Mode::Write), |(array, mode)| (Some(array.clone()), *mode));
+                        let new = self.value(shape, array);
+                        gradient_of.insert(value, new);
+                        (Some(new), mode)
+                    }
+                };
+                writes.push(write);
+            }
+            self.steps.push(Step {
+                name: format!("{} backward", node.name),
+                operator: Arc::clone(operator),
+                pass: Pass::Backward,
+                reads: backward_reads(&**operator, gradient, &ins, &outs),
+                writes,
+                request: operator.request(Pass::Backward, &shapes),
+            });
+            for (sum, other) in sums {
+                self.steps.push(Step {
+                    name: format!("{} backward, sum", node.name),
+                    operator: Arc::new(simple::ADD.operator()),
+                    pass: Pass::Forward,
+                    reads: vec![sum, other],
+                    writes: vec![(Some(sum), Mode::InPlace)],
+                    request: Request::default(),
+                });
+            }
+        }
+    }
+
+    /// Leaves out outputs that nothing reads.
+    fn drop_unused(&mut self, kept: &[usize]) {
+        let mut used: Vec<bool> = self.values.iter().map(|value| value.array.is_some()).collect();
+        kept.iter().for_each(|&value| used[value] = true);
+        self.steps.iter().flat_map(|step| &step.reads).for_each(|&value| used[value] = true);
+        for write in self.steps.iter_mut().flat_map(|step| &mut step.writes) {
+            if write.0.is_some_and(|value| !used[value]) {
+                *write = (None, Mode::Null);
+            }
+        }
+    }
+
+    /// Decides which values share memory, and returns the arrays of all values.
+    fn allocate(&mut self, runtime: &Arc<Runtime>, kept: &[usize]) -> Result<(Vec<Option<Array>>, MemoryUse), Error> {
+        let size = |value: &Value| value.array.is_none().then(|| volume(&value.shape));
+        let sizes: Vec<_> = self.values.iter().map(size).collect();
+        let mut uses = Vec::new();
+        for step in &self.steps {
+            let mut writes = Vec::new();
+            let mut pairs = Vec::new();
+            for (place, &(value, mode)) in step.writes.iter().enumerate() {
+                let Some(value) = value else { continue };
+                let of_place = step.operator.in_place(step.pass).iter().filter(|pair| pair.1 == place);
+                pairs.extend(of_place.map(|pair| (pair.0, writes.len())));
+                writes.push((value, mode == Mode::Write));
+            }
+            uses.push(Use { reads: step.reads.clone(), writes, in_place: pairs });
+        }
+        let plan = plan(&sizes, &uses, kept);
+        for &(step, value) in &plan.in_place {
+            let writes = self.steps[step].writes.iter_mut();
+            writes.filter(|(written, _)| *written == Some(value)).for_each(|(_, mode)| *mode = Mode::InPlace);
+        }
+        let chunks = plan.buffers.iter().map(|&size| runtime.allocate(size)).collect::<Result<Vec<_>, _>>()?;
+        let place = |(value, buffer): (&Value, &Option<usize>)| {
+            let planned = buffer.map(|buffer| Array::within(runtime, &chunks[buffer], &value.shape));
+            value.array.clone().or(planned)
+        };
+        let arrays = self.values.iter().zip(&plan.buffer_of).map(place).collect();
+        let planned = || sizes.iter().zip(&plan.buffer_of).filter(|(_, buffer)| buffer.is_some());
+        let memory = MemoryUse {
+            values: planned().count(),
+            value_bytes: 4 * planned().filter_map(|(size, _)| *size).sum::<usize>(),
+            buffers: plan.buffers.len(),
+            buffer_bytes: 4 * plan.buffers.iter().sum::<usize>(),
+            in_place: plan.in_place.len(),
+        };
+        Ok((arrays, memory))
+    }
+}
+
+impl Executor {
+    /// Binds the graph of some symbols to arrays: those of all arguments, and those that take the gradients of the first
+    /// symbol, with [`Mode::Write`] or [`Mode::Add`]. Without gradients, the executor does not train.
+    ///
+    /// # Errors
+    /// A name is not an argument, or an argument has no array; shapes do not fit; an array is on another device.
+    pub fn bind(
+        symbols: &[&Symbol],
+        runtime: &Arc<Runtime>,
+        arguments: &Arrays,
+        gradients: &Gradients,
+    ) -> Result<Self, Error> {
+        let graph = Graph::of(symbols);
+        graph.check_names(gradients.keys())?;
+        let known = arguments.iter().map(|(name, array)| (name.clone(), array.shape().to_vec())).collect();
+        let shapes = graph.infer(&known)?;
+        for (name, (array, _)) in gradients {
+            if known.get(name).is_some_and(|shape| shape != array.shape()) {
+                return Err(Error::shape("gradient", name, format!("{:?}", known[name]), array.shape()));
+            }
+        }
+        let training = !gradients.is_empty();
+        let mut program = Program::default();
+        let ids = program.forward(&graph, &shapes, arguments)?;
+        let forward_steps = program.steps.len();
+        if let (true, Some(head)) = (training, graph.heads.first()) {
+            let start = Array::full(runtime, &shapes[head.node][head.output], 1.0)?;
+            program.backward(&graph, &ids, start, gradients);
+        }
+        let kept: Vec<usize> = graph.heads.iter().map(|head| ids[head.node][head.output]).collect();
+        program.drop_unused(&kept);
+        let (arrays, memory) = program.allocate(runtime, &kept)?;
+
+        let array = |value: usize| {
+            let none = || Error::Use("a value of the graph has no memory".into());
+            arrays[value].as_ref().ok_or_else(none)
+        };
+        let mut operators = Vec::new();
+        for step in program.steps {
+            let ins = step.reads.iter().map(|&value| array(value)).collect::<Result<Vec<_>, _>>()?;
+            let outs = step.writes.iter().map(|&(value, mode)| Ok((value.map(array).transpose()?, mode)));
+            let outs = outs.collect::<Result<Vec<_>, Error>>()?;
+            let Request { temporary, random } = step.request;
+            let task = Task { outs, temporary, random, training, ..Task::new(step.name, ins) };
+            let operator = step.operator;
+            operators.push(match step.pass {
+                Pass::Forward => task.operator(runtime, move |views| operator.forward(views))?,
+                Pass::Backward => task.operator(runtime, move |views| operator.backward(views))?,
+            });
+        }
+        let backward = operators.split_off(forward_steps);
+        let outputs = kept.iter().map(|&value| array(value).cloned()).collect::<Result<_, _>>()?;
+        Ok(Self { forward: operators, backward, outputs, arguments: arguments.clone(), memory })
+    }
+
+    /// Pushes the forward pass.
+    ///
+    /// # Errors
+    /// The engine refuses the pushes.
+    #[track_caller]
+    pub fn forward(&self) -> Result<(), Error> {
+        for operator in &self.forward {
+            operator.push()?;
+        }
+        Ok(())
+    }
+
+    /// Pushes the backward pass.
+    ///
+    /// # Errors
+    /// The engine refuses the pushes.
+    #[track_caller]
+    pub fn backward(&self) -> Result<(), Error> {
+        for operator in &self.backward {
+            operator.push()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the arrays of the symbols.
+    pub fn outputs(&self) -> &[Array] {
+        &self.outputs
+    }
+
+    /// Returns the array of an argument.
+    ///
+    /// # Errors
+    /// The graph has no such argument.
+    pub fn argument(&self, name: &str) -> Result<&Array, Error> {
+        let known = || self.arguments.keys().cloned().collect();
+        let missing = || Error::Key { problem: "no such argument".into(), key: name.into(), known: known() };
+        self.arguments.get(name).ok_or_else(missing)
+    }
+
+    /// Returns what the plan of the memory has saved.
+    pub fn memory(&self) -> MemoryUse {
+        self.memory
+    }
+}

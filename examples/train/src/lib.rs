@@ -1,0 +1,54 @@
+//! A small tensor library on raddle, and a net that it trains: what a tensor system needs, each piece on variables.
+//!
+//! | module | holds | in the engine |
+//! |---|---|---|
+//! | [`storage`] | memory, pooled | a variable for each piece; freed by its deletion |
+//! | [`resource`] | random generators, temporary space | variables that operations mutate |
+//! | [`array`](mod@array) | arrays whose operations are lazy | one push for each operation |
+//! | [`task`] | from arrays to an operation | the accesses of a push, and slices for its function |
+//! | [`operator`] | layers with gradients | no variables: a description |
+//! | [`simple`] | functions of one value or two | the same, in a few lines each |
+//! | [`symbol`] | graphs without values | nothing |
+//! | [`executor`] | graphs with arrays, and planned memory | operators that are made once and pushed often |
+//! | [`tape`] | gradients without a graph | one push for each operation |
+//! | [`data`] | batches that are made in advance | operations in a ring of slots |
+//! | [`net`], [`training`] | the net, and its training | a step is pushed as a whole, with priorities and a token for failures |
+//! | `exchange`, with the feature `mpi` | sums over processes | futures, and a thread that polls collectives |
+//! | [`report`] | what is printed | what a trace says about overlap |
+#![warn(unreachable_pub)]
+
+pub mod array;
+pub mod data;
+pub mod error;
+#[cfg(feature = "mpi")]
+pub mod exchange;
+pub mod executor;
+pub mod kernels;
+pub mod net;
+pub mod operator;
+mod plan;
+pub mod report;
+pub mod resource;
+pub mod runtime;
+pub mod simple;
+pub mod storage;
+pub mod symbol;
+pub mod tape;
+pub mod task;
+pub mod training;
+
+pub use array::Array;
+pub use error::Error;
+pub use executor::{Arrays, Executor, Gradients};
+pub use runtime::Runtime;
+pub use symbol::Symbol;
+pub use tape::Tape;
+pub use task::Mode;
+
+/// The sizes of the axes of an array.
+pub type Shape = Vec<usize>;
+
+/// Returns the number of values of a shape.
+pub fn volume(shape: &[usize]) -> usize {
+    shape.iter().product()
+}

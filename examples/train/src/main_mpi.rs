@@ -1,0 +1,150 @@
+//! Trains the net for handwritten digits by several processes, each of which computes one part of each batch.
+//!
+//! ```text
+//! apt-get install libopenmpi-dev openmpi-bin libclang-dev
+//! cargo build --release -p raddle-train --features mpi
+//! mpirun -n 4 --oversubscribe target/release/raddle-train-mpi --compare
+//! ```
+
+#![forbid(unsafe_code)]
+
+use std::{
+    fs::File,
+    io::BufWriter,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use mpi::{Threading, topology::Communicator};
+use raddle::{Device, Engine, Recorder};
+use raddle_train::{
+    Error, Runtime,
+    data::Images,
+    exchange::Exchange,
+    report,
+    training::{Options, Processes, Trainer},
+};
+
+/// Trains a net on handwritten digits by several processes
+#[derive(Parser)]
+#[command(name = "raddle-train-mpi")]
+struct Arguments {
+    /// How often each image is used
+    #[arg(long, default_value_t = 5)]
+    epochs: usize,
+
+    /// Number of images in a step, of all processes together
+    #[arg(long, default_value_t = Options::default().batch)]
+    batch: usize,
+
+    /// Rate of learning in the first epoch
+    #[arg(long, default_value_t = Options::default().rate)]
+    rate: f32,
+
+    /// Number of worker threads in each process
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+
+    /// Seconds after which a process that does not answer is given up
+    #[arg(long, default_value_t = 8)]
+    limit: u64,
+
+    /// Let the first process train alone as well, and compare the bits
+    #[arg(long)]
+    compare: bool,
+
+    /// Where each process writes a trace of the last epoch; its rank is appended
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let Some((universe, Threading::Serialized | Threading::Multiple)) =
+        mpi::initialize_with_threading(Threading::Serialized)
+    else {
+        eprintln!("raddle-train-mpi: MPI does not allow calls from another thread than the first");
+        return ExitCode::FAILURE;
+    };
+    let world = universe.world();
+    match run(&arguments, &world) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // In one piece, since all processes may write at once.
+            let line = format!("raddle-train-mpi: rank {}: {error}\n", world.rank());
+            eprint!("{line}");
+            // All processes find the same errors in the data and in the losses. If this is the only one, the others must not
+            // wait for it; if not, they have time to say so.
+            std::thread::sleep(Duration::from_millis(500));
+            world.abort(1)
+        }
+    }
+}
+
+fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Result<(), Error> {
+    let count = world.size() as usize;
+    let &Arguments { epochs, batch, rate, .. } = arguments;
+    let options = Options { epochs, batch, rate, shards: count, ..Options::default() };
+    let images = Images::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")));
+    let images = Arc::new(images?);
+    let recorder = arguments.trace.as_ref().map(|_| Recorder::with_capacity(16 << 20));
+    let mut builder = Engine::builder().workers(arguments.workers);
+    if let Some(recorder) = &recorder {
+        builder = builder.recorder(recorder);
+    }
+    let engine = builder.build()?;
+
+    let host = Runtime::new(&engine, Device::Cpu, 0);
+    let limit = Duration::from_secs(arguments.limit);
+    let exchange =
+        Exchange::init(mpi::topology::SimpleCommunicator::world(), &host, &Trainer::keys(&images, options)?, limit)?;
+    let is_first = exchange.rank() == 0;
+    let rank = exchange.rank();
+    let exchange: Arc<dyn Processes> = Arc::new(exchange);
+    let mut trainer = Trainer::with_processes(&engine, Device::Cpu, &images, options, Some(exchange))?;
+    let start = Instant::now();
+    for epoch in 0..epochs {
+        if let (Some(recorder), true) = (&recorder, epoch + 1 == epochs) {
+            drop(recorder.take());
+        }
+        let loss = trainer.epoch(epoch, |_, _| {})?;
+        if let (Some(recorder), Some(path), true) = (&recorder, &arguments.trace, epoch + 1 == epochs) {
+            write_trace(recorder, path, rank)?;
+        }
+        let accuracy = 100.0 * report::accuracy(&trainer.test()?);
+        if is_first {
+            println!("epoch {:>2}  loss {loss:.4}  test {accuracy:.2} %", epoch + 1);
+        }
+    }
+    let bits = trainer.bits()?;
+    if is_first {
+        println!("{count} processes, {epochs} epochs in {:.1} s", start.elapsed().as_secs_f32());
+    }
+    if is_first && arguments.compare {
+        let mut alone = Trainer::new(&engine, Device::Cpu, &images, options)?;
+        for epoch in 0..epochs {
+            alone.epoch(epoch, |_, _| {})?;
+        }
+        if alone.bits()? != bits {
+            return Err(Error::Use("one process with the same batches gets other bits".into()));
+        }
+        println!("one process with the same batches gets the same bits");
+    }
+    Ok(())
+}
+
+/// Writes the trace of an epoch, and says what was on its way during the backward pass.
+fn write_trace(recorder: &Recorder, path: &Path, rank: usize) -> Result<(), Error> {
+    let trace = recorder.take();
+    let mut path = path.to_owned().into_os_string();
+    path.push(format!(".{rank}"));
+    trace.write_perfetto(&mut BufWriter::new(File::create(path)?))?;
+    let overlap = report::overlap(&trace, |name| name.starts_with("exchange ") && name != "exchange loss");
+    let example = overlap.example.map_or(String::new(), |(a, b)| format!(", such as `{a}` beside `{b}`"));
+    let (overlapping, count) = (overlap.overlapping, overlap.count);
+    println!("rank {rank}: {overlapping} of {count} exchanges were on their way during a backward pass{example}");
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! The net for handwritten digits, and where its parameters begin.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    Shape, Symbol,
+    array::Array,
+    error::Error,
+    executor::Arrays,
+    operator::{Convolution, Dropout, FullyConnected, Pooling, PoolingKind, SoftmaxCrossEntropy},
+    runtime::Runtime,
+    simple, volume,
+};
+
+/// Returns the loss of a net of two convolutions and two layers. Its arguments are `data`, `label`, and the parameters;
+/// its second output is the probabilities. `batch` is the number of examples over which the loss is the mean.
+pub fn digits(classes: usize, batch: usize, dropout: f32) -> Symbol {
+    let relu = |name: &str, x: &Symbol| Symbol::apply(simple::RELU.with(0.0), name, &[x]);
+    let drop = |name: &str, x: &Symbol| Symbol::apply(Dropout { share: dropout }, name, &[x]);
+    let data = Symbol::variable("data");
+    let x = Symbol::apply(Convolution { filters: 16, size: 3, pad: 1 }, "conv1", &[&data]);
+    let x = relu("relu1", &x);
+    let x = Symbol::apply(Convolution { filters: 32, size: 3, pad: 1 }, "conv2", &[&x]);
+    let x = relu("relu2", &x);
+    let x = Symbol::apply(Pooling { size: 2, kind: PoolingKind::Max }, "pool", &[&x]);
+    let x = if dropout > 0.0 { drop("dropout1", &x) } else { x };
+    let x = Symbol::apply(FullyConnected { outputs: 64 }, "full1", &[&x]);
+    let x = relu("relu3", &x);
+    let x = if dropout > 0.0 { drop("dropout2", &x) } else { x };
+    let x = Symbol::apply(FullyConnected { outputs: classes }, "full2", &[&x]);
+    let scale = 1.0 / batch as f32;
+    Symbol::apply(SoftmaxCrossEntropy { scale }, "loss", &[&x, &Symbol::variable("label")])
+}
+
+/// Returns the names of the parameters of a net, from its first layer to its last.
+pub fn parameters(net: &Symbol) -> Vec<String> {
+    net.arguments().into_iter().filter(|name| name != "data" && name != "label").collect()
+}
+
+/// Returns arrays for the parameters of a net: normally distributed weights (He), and biases of zero.
+///
+/// # Errors
+/// The shapes do not fit; the device has no memory left; the engine refuses a push.
+pub fn initial(net: &Symbol, runtime: &Arc<Runtime>, data: &[usize]) -> Result<Arrays, Error> {
+    let shapes: BTreeMap<String, Shape> = net.infer_shapes(&[("data".into(), data.into())].into())?;
+    let array = |name: String| {
+        let shape = &shapes[&name];
+        let array = if name.ends_with("_bias") {
+            Array::full(runtime, shape, 0.0)?
+        } else {
+            Array::normal(runtime, shape, (2.0 / volume(&shape[1..]) as f32).sqrt())?
+        };
+        Ok((name, array))
+    };
+    parameters(net).into_iter().map(array).collect()
+}

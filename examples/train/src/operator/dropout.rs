@@ -1,0 +1,69 @@
+//! Drops some of the values while a net is trained.
+
+use super::{Needs, Operator, Pass, Request, known};
+use crate::{
+    Shape,
+    error::Misfit,
+    task::{View, Views},
+};
+
+/// In training, sets each value to zero with a probability, and enlarges the others so that the mean remains. Otherwise it
+/// changes nothing.
+///
+/// The second output is what each value was multiplied by.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// The probability.
+    pub share: f32,
+}
+
+impl Operator for Dropout {
+    fn name(&self) -> &'static str {
+        "Dropout"
+    }
+
+    fn arguments(&self) -> &'static [&'static str] {
+        &["data"]
+    }
+
+    fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
+        let data = known(inputs, 0, "data")?;
+        Ok(vec![data.clone(), data])
+    }
+
+    fn request(&self, pass: Pass, _: &[Shape]) -> Request {
+        Request { temporary: 0, random: pass == Pass::Forward }
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { inputs: &[], outputs: &[1] }
+    }
+
+    fn in_place(&self, _: Pass) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn forward(&self, mut views: Views<'_>) {
+        let (random, training) = (&mut views.random, views.training);
+        let [out, factors] = &mut views.outs[..] else { return };
+        if !training {
+            out.map(views.ins[0], |value| value);
+            factors.fill(|_| 1.0);
+            return;
+        }
+        let kept = 1.0 / (1.0 - self.share);
+        let mut draw = || if random.uniform() < self.share { 0.0 } else { kept };
+        if factors.is_needed() {
+            factors.values.iter_mut().for_each(|factor| *factor = draw());
+            let factors = View { values: factors.values, shape: factors.shape };
+            out.map2(views.ins[0], factors, |value, factor| value * factor);
+        } else {
+            out.map(views.ins[0], |value| value * draw());
+        }
+    }
+
+    fn backward(&self, mut views: Views<'_>) {
+        let [gradient, factors] = [views.ins[0], views.ins[1]];
+        views.outs[0].map2(gradient, factors, |gradient, factor| gradient * factor);
+    }
+}

@@ -1,0 +1,95 @@
+//! Makes images smaller.
+
+use super::{Needs, Operator, known, misfit};
+use crate::{
+    Shape,
+    error::Misfit,
+    task::{Mode, Views},
+};
+
+/// What becomes of the pixels of a square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolingKind {
+    /// The largest value; the first of equal ones.
+    Max,
+    /// The mean.
+    Mean,
+}
+
+/// Replaces each square of `size` by `size` pixels by one. Data are `[examples, channels, rows, columns]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Pooling {
+    /// Rows and columns of a square.
+    pub size: usize,
+    /// What becomes of its pixels.
+    pub kind: PoolingKind,
+}
+
+impl Pooling {
+    /// Returns the places of the pixels of the square for a place in the result, in data of this shape.
+    fn square(&self, data: &[usize], place: usize) -> impl Iterator<Item = usize> + use<> {
+        let (size, width) = (self.size, data[3]);
+        let columns = width / size;
+        // The rows of all images are one sequence, since squares do not reach over the end of an image.
+        let corner = place / columns * size * width + place % columns * size;
+        (0..size * size).map(move |i| corner + i / size * width + i % size)
+    }
+
+    /// Returns the place of the largest value of a square.
+    fn largest(&self, values: &[f32], data: &[usize], place: usize) -> usize {
+        let first = self.square(data, place).next().unwrap_or(0);
+        self.square(data, place).fold(first, |best, i| if values[i] > values[best] { i } else { best })
+    }
+}
+
+impl Operator for Pooling {
+    fn name(&self) -> &'static str {
+        "Pooling"
+    }
+
+    fn arguments(&self) -> &'static [&'static str] {
+        &["data"]
+    }
+
+    fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
+        let data = known(inputs, 0, "data")?;
+        match data[..] {
+            [count, channels, height, width] if height % self.size == 0 && width % self.size == 0 => {
+                Ok(vec![vec![count, channels, height / self.size, width / self.size]])
+            }
+            _ => Err(misfit("data", format!("[_, _, a multiple of {0}, a multiple of {0}]", self.size), &data)),
+        }
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { inputs: &[0], outputs: &[] }
+    }
+
+    fn forward(&self, mut views: Views<'_>) {
+        let (data, out) = (views.ins[0], &mut views.outs[0]);
+        match self.kind {
+            PoolingKind::Max => out.fill(|place| data.values[self.largest(data.values, data.shape, place)]),
+            PoolingKind::Mean => {
+                let share = 1.0 / (self.size * self.size) as f32;
+                out.fill(|place| self.square(data.shape, place).map(|i| data.values[i]).sum::<f32>() * share);
+            }
+        }
+    }
+
+    fn backward(&self, mut views: Views<'_>) {
+        let ([gradient, data], out) = ([views.ins[0], views.ins[1]], &mut views.outs[0]);
+        if out.mode == Mode::Null {
+            return;
+        }
+        out.begin_sum();
+        for (place, gradient) in gradient.values.iter().enumerate() {
+            match self.kind {
+                PoolingKind::Max => out.values[self.largest(data.values, data.shape, place)] += gradient,
+                PoolingKind::Mean => {
+                    let share = gradient / (self.size * self.size) as f32;
+                    self.square(data.shape, place).for_each(|i| out.values[i] += share);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The loss of a classification.
+
+use super::{Needs, Operator, known, misfit};
+use crate::{
+    Shape,
+    error::{Misfit, settle},
+    task::Views,
+};
+
+/// The sum over all examples of `-ln(probability of the label)`, times a scale. Data are `[examples, classes]`.
+///
+/// The second output is the probabilities ("softmax").
+#[derive(Clone, Copy, Debug)]
+pub struct SoftmaxCrossEntropy {
+    /// One over the number of examples in a batch, even if this operator sees a part of the batch.
+    pub scale: f32,
+}
+
+impl Operator for SoftmaxCrossEntropy {
+    fn name(&self) -> &'static str {
+        "SoftmaxCrossEntropy"
+    }
+
+    fn arguments(&self) -> &'static [&'static str] {
+        &["data", "label"]
+    }
+
+    fn differentiable(&self) -> usize {
+        1
+    }
+
+    fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
+        let data = known(inputs, 0, "data")?;
+        let &[count, _] = &data[..] else { return Err(misfit("data", "[examples, classes]", &data)) };
+        settle(&mut inputs[1], "label", vec![count])?;
+        Ok(vec![vec![1], data])
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { inputs: &[1], outputs: &[1] }
+    }
+
+    fn forward(&self, mut views: Views<'_>) {
+        let [data, label] = [views.ins[0], views.ins[1]];
+        let [loss, probabilities] = &mut views.outs[..] else { return };
+        let classes = data.shape[1];
+        let mut sum = 0.0;
+        for (example, row) in data.values.chunks_exact(classes).enumerate() {
+            let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let total: f32 = row.iter().map(|value| (value - largest).exp()).sum();
+            sum -= row[label.values[example] as usize] - largest - total.ln();
+            if probabilities.is_needed() {
+                let out = probabilities.values[example * classes..].iter_mut();
+                out.zip(row).for_each(|(out, value)| *out = (value - largest).exp() / total);
+            }
+        }
+        loss.fill(|_| sum * self.scale);
+    }
+
+    fn backward(&self, mut views: Views<'_>) {
+        let [gradient, label, probabilities] = [views.ins[0], views.ins[1], views.ins[2]];
+        let (classes, scale) = (probabilities.shape[1], gradient.values[0] * self.scale);
+        views.outs[0].fill(|i| {
+            let is_label = label.values[i / classes] as usize == i % classes;
+            scale * (probabilities.values[i] - if is_label { 1.0 } else { 0.0 })
+        });
+    }
+}

@@ -1,0 +1,104 @@
+//! Random generators and temporary space: what operations need besides arrays.
+//!
+//! Each is a variable that an operation *mutates*. So two operations never use one at the same time, and the order of the
+//! pushes decides which numbers each gets: results do not depend on the number of workers. There are several of each,
+//! which are handed out in turn, so that operations need not wait for each other.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use raddle::{Device, Engine, Var};
+
+use crate::{
+    error::Error,
+    storage::{Chunk, Pool},
+};
+
+/// How many generators and how many temporary spaces a device has. Picked.
+const COPIES: usize = 4;
+
+/// A random generator: `SplitMix64`, by Steele, Lea and Flood.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Returns a generator for a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Returns another generator, for one operation. A kernel of a GPU may run later than the next operation begins.
+    pub fn fork(&mut self) -> Self {
+        Self(self.next())
+    }
+
+    /// Returns a number from 0 to 1, which is excluded.
+    pub fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// Returns a number below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (((self.next() >> 32) * bound as u64) >> 32) as usize
+    }
+
+    /// Returns a number from the normal distribution (by Box and Muller).
+    pub fn normal(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        radius * (std::f32::consts::TAU * self.uniform()).cos()
+    }
+}
+
+/// The resources of one device.
+#[derive(Debug)]
+pub struct Resources {
+    generators: Vec<Var<Random>>,
+    next_generator: AtomicUsize,
+    temporary: Mutex<(usize, [Option<Arc<Chunk>>; COPIES])>,
+}
+
+impl Resources {
+    /// Returns the resources of a device. The numbers of its generators follow from `seed`.
+    pub fn new(engine: &Engine, seed: u64) -> Self {
+        let mut seeds = Random::new(seed);
+        let generators = (0..COPIES).map(|_| engine.var(seeds.fork()).named("random")).collect();
+        Self { generators, next_generator: AtomicUsize::new(0), temporary: Mutex::default() }
+    }
+
+    /// Returns the next generator, for an operation to mutate.
+    pub fn random(&self) -> Var<Random> {
+        // Relaxed: the numbers must only be distinct; a program that pushes from one thread gets the same every time.
+        self.generators[self.next_generator.fetch_add(1, Relaxed) % COPIES].clone()
+    }
+
+    /// Returns temporary space for at least `len` values, for an operation to mutate.
+    ///
+    /// # Errors
+    /// The GPU has no memory left.
+    pub fn temporary(
+        &self,
+        engine: &Engine,
+        device: Device,
+        pool: &Arc<Pool>,
+        len: usize,
+    ) -> Result<Arc<Chunk>, Error> {
+        let mut temporary = self.temporary.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, spaces) = &mut *temporary;
+        *next = (*next + 1) % COPIES;
+        match &spaces[*next] {
+            Some(space) if space.len() >= len => Ok(Arc::clone(space)),
+            // A smaller one is deleted after the operations that use it.
+            _ => Ok(Arc::clone(spaces[*next].insert(Arc::new(Chunk::new(engine, device, pool, len)?)))),
+        }
+    }
+}

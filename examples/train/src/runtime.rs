@@ -1,0 +1,74 @@
+//! A device with its memory and its resources: where arrays live.
+
+use std::sync::Arc;
+
+use raddle::{Device, Engine};
+
+use crate::{
+    error::Error,
+    resource::Resources,
+    storage::{Chunk, Pool, Statistics},
+};
+
+/// A device of an engine, its memory, its random generators and its temporary space.
+///
+/// One device may have several, each with generators of its own.
+#[derive(Debug)]
+pub struct Runtime {
+    engine: Engine,
+    device: Device,
+    pool: Arc<Pool>,
+    resources: Resources,
+    /// For values on their way between the host and a GPU.
+    host: Option<Arc<Self>>,
+}
+
+impl Runtime {
+    /// Returns a runtime for a device of the engine.
+    pub fn new(engine: &Engine, device: Device, seed: u64) -> Arc<Self> {
+        let resources = Resources::new(engine, seed);
+        let host = (device != Device::Cpu).then(|| Self::new(engine, Device::Cpu, seed));
+        Arc::new(Self { engine: engine.clone(), device, pool: Arc::default(), resources, host })
+    }
+
+    /// Returns a runtime of the host: this one, or one that belongs to it.
+    pub fn host(self: &Arc<Self>) -> Arc<Self> {
+        Arc::clone(self.host.as_ref().unwrap_or(self))
+    }
+
+    /// Returns the engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns the generators and the temporary space.
+    pub fn resources(&self) -> &Resources {
+        &self.resources
+    }
+
+    /// Returns what the pool of the memory has done so far.
+    pub fn statistics(&self) -> Statistics {
+        self.pool.statistics()
+    }
+
+    /// Returns memory for `len` values.
+    ///
+    /// # Errors
+    /// The GPU has no memory left.
+    pub fn allocate(&self, len: usize) -> Result<Arc<Chunk>, Error> {
+        Ok(Arc::new(Chunk::new(&self.engine, self.device, &self.pool, len)?))
+    }
+
+    /// Returns temporary space for at least `len` values, which an operation mutates.
+    ///
+    /// # Errors
+    /// The GPU has no memory left.
+    pub fn temporary(&self, len: usize) -> Result<Arc<Chunk>, Error> {
+        self.resources.temporary(&self.engine, self.device, &self.pool, len)
+    }
+}

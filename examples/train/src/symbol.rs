@@ -1,0 +1,157 @@
+//! Symbols: a graph of operators that has no values yet.
+//!
+//! ```
+//! use raddle_train::{Symbol, operator::FullyConnected, simple};
+//!
+//! # fn main() -> Result<(), raddle_train::Error> {
+//! let data = Symbol::variable("data");
+//! let layer = Symbol::apply(FullyConnected { outputs: 5 }, "layer", &[&data]);
+//! let net = Symbol::apply(simple::RELU.with(0.0), "active", &[&layer]);
+//! assert_eq!(net.arguments(), ["data", "layer_weight", "layer_bias"]);
+//! let shapes = net.infer_shapes(&[("data".into(), vec![8, 3])].into())?;
+//! assert_eq!(shapes["layer_weight"], [5, 3]);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use crate::{
+    Shape,
+    error::Error,
+    operator::{Operator, misfit},
+};
+
+#[derive(Debug)]
+struct Node {
+    name: String,
+    /// `None` for a variable of the graph: a place for an array.
+    operator: Option<Arc<dyn Operator>>,
+    ins: Vec<Symbol>,
+}
+
+/// An output of a node, and with it the graph that it depends on.
+#[derive(Clone, Debug)]
+pub struct Symbol {
+    node: Arc<Node>,
+    output: usize,
+}
+
+impl Symbol {
+    /// Returns a place for an array.
+    pub fn variable(name: &str) -> Self {
+        Self { node: Arc::new(Node { name: name.into(), operator: None, ins: Vec::new() }), output: 0 }
+    }
+
+    /// Applies an operator. Inputs that are missing become variables: `weight` of `conv1` is `conv1_weight`.
+    pub fn apply(operator: impl Operator, name: &str, ins: &[&Self]) -> Self {
+        let missing = operator.arguments().iter().skip(ins.len());
+        let missing = missing.map(|argument| Self::variable(&format!("{name}_{argument}")));
+        let ins = ins.iter().copied().cloned().chain(missing).collect();
+        Self { node: Arc::new(Node { name: name.into(), operator: Some(Arc::new(operator)), ins }), output: 0 }
+    }
+
+    /// Returns another output of the same operator.
+    pub fn output(&self, output: usize) -> Self {
+        Self { output, ..self.clone() }
+    }
+
+    /// Returns the names of all variables, in the order of their first use.
+    pub fn arguments(&self) -> Vec<String> {
+        Graph::of(&[self]).variables().map(|(_, name)| name.into()).collect()
+    }
+
+    /// Returns the shapes of all variables, from some of them.
+    ///
+    /// # Errors
+    /// A name is not a variable; shapes do not fit; the shapes of some variables do not follow.
+    pub fn infer_shapes(&self, known: &BTreeMap<String, Shape>) -> Result<BTreeMap<String, Shape>, Error> {
+        let graph = Graph::of(&[self]);
+        let shapes = graph.infer(known)?;
+        Ok(graph.variables().map(|(node, name)| (name.into(), shapes[node][0].clone())).collect())
+    }
+}
+
+/// An output of a node of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Entry {
+    pub(crate) node: usize,
+    pub(crate) output: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct GraphNode {
+    pub(crate) name: String,
+    pub(crate) operator: Option<Arc<dyn Operator>>,
+    pub(crate) ins: Vec<Entry>,
+}
+
+/// The nodes that some symbols depend on, each behind its inputs.
+#[derive(Debug, Default)]
+pub(crate) struct Graph {
+    pub(crate) nodes: Vec<GraphNode>,
+    pub(crate) heads: Vec<Entry>,
+}
+
+impl Graph {
+    pub(crate) fn of(symbols: &[&Symbol]) -> Self {
+        fn visit(symbol: &Symbol, nodes: &mut Vec<GraphNode>, seen: &mut HashMap<*const Node, usize>) -> Entry {
+            let key = Arc::as_ptr(&symbol.node);
+            if let Some(&node) = seen.get(&key) {
+                return Entry { node, output: symbol.output };
+            }
+            let Node { name, operator, ins } = &*symbol.node;
+            let ins = ins.iter().map(|input| visit(input, nodes, seen)).collect();
+            nodes.push(GraphNode { name: name.clone(), operator: operator.clone(), ins });
+            seen.insert(key, nodes.len() - 1);
+            Entry { node: nodes.len() - 1, output: symbol.output }
+        }
+        let (mut nodes, mut seen) = (Vec::new(), HashMap::new());
+        let heads = symbols.iter().map(|symbol| visit(symbol, &mut nodes, &mut seen)).collect();
+        Self { nodes, heads }
+    }
+
+    /// The variables, with their names.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (usize, &str)> {
+        let variables = self.nodes.iter().enumerate().filter(|(_, node)| node.operator.is_none());
+        variables.map(|(index, node)| (index, node.name.as_str()))
+    }
+
+    /// Returns an error for names that are not variables.
+    pub(crate) fn check_names<'n>(&self, names: impl IntoIterator<Item = &'n String>) -> Result<(), Error> {
+        let known: Vec<String> = self.variables().map(|(_, name)| name.into()).collect();
+        match names.into_iter().find(|name| !known.contains(name)) {
+            Some(key) => Err(Error::Key { problem: "no such argument".into(), key: key.clone(), known }),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the shapes of the outputs of all nodes.
+    pub(crate) fn infer(&self, known: &BTreeMap<String, Shape>) -> Result<Vec<Vec<Shape>>, Error> {
+        self.check_names(known.keys())?;
+        let mut shapes: Vec<Vec<Option<Shape>>> = Vec::new();
+        for node in &self.nodes {
+            let Some(operator) = &node.operator else {
+                shapes.push(vec![known.get(&node.name).cloned()]);
+                continue;
+            };
+            let mut ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
+            let outs = operator
+                .infer(&mut ins)
+                .map_err(|misfit| Error::Shape { operator: format!("{} ({})", node.name, operator.name()), misfit })?;
+            // The operator may have found the shapes of variables.
+            for (entry, shape) in node.ins.iter().zip(ins) {
+                shapes[entry.node][entry.output] = shape;
+            }
+            shapes.push(outs.into_iter().map(Some).collect());
+        }
+        let complete = |(node, shapes): (&GraphNode, Vec<Option<Shape>>)| {
+            let unknown = || Error::Shape { operator: "graph".into(), misfit: misfit(&node.name, "known", &[]) };
+            shapes.into_iter().map(|shape| shape.ok_or_else(unknown)).collect()
+        };
+        self.nodes.iter().zip(shapes).map(complete).collect()
+    }
+}

@@ -1,0 +1,451 @@
+//! From arrays to an operation of the engine: which variables it names, and what its function gets.
+//!
+//! Arrays may share a chunk, and so a variable. A [`Task`] names each variable once: to mutate it if an output lies in
+//! it, and to read it otherwise. The function gets slices, one for each array, whatever they share.
+//!
+//! | array | the variable is declared by | the function gets |
+//! |---|---|---|
+//! | input | `read()` | `&[f32]` |
+//! | output | `write()`; `overwrite()` if the old content of the whole chunk is of no use | `&mut [f32]` |
+//! | input and output, [`Mode::InPlace`] | `write()` | `&mut [f32]`, which holds the input |
+//! | input in the chunk of another output | `write()` | `&[f32]`: a copy, made when the operation runs |
+//! | temporary space, random generator | `overwrite()` | `&mut [f32]`, [`Random`] |
+//!
+//! The same function runs on a worker, and as a kernel of the simulated GPU.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use raddle::{BoxError, Device, DeviceVec, GpuStream, Name, Token, Var};
+
+use crate::{
+    Shape,
+    array::Array,
+    error::Error,
+    resource::Random,
+    runtime::Runtime,
+    storage::{Block, Chunk, Memory},
+};
+
+/// How an operation writes an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Not at all: it is not needed.
+    Null,
+    /// The result replaces the old values.
+    Write,
+    /// The memory holds an input, or values that are to be changed; the result replaces them.
+    InPlace,
+    /// The result is added to the old values.
+    Add,
+}
+
+/// An input, as the function of an operation gets it.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The values. There are none if an output with [`Mode::InPlace`] holds them.
+    pub values: &'a [f32],
+    /// The shape.
+    pub shape: &'a [usize],
+}
+
+/// An output, as the function of an operation gets it.
+#[derive(Debug)]
+pub struct Out<'a> {
+    /// The values. There are none with [`Mode::Null`].
+    pub values: &'a mut [f32],
+    /// The shape.
+    pub shape: &'a [usize],
+    /// What to do with the result.
+    pub mode: Mode,
+}
+
+impl Out<'_> {
+    /// Stores the results of a function of an index.
+    pub fn fill(&mut self, f: impl Fn(usize) -> f32) {
+        match self.mode {
+            Mode::Null => {}
+            Mode::Write | Mode::InPlace => self.values.iter_mut().zip(0..).for_each(|(y, i)| *y = f(i)),
+            Mode::Add => self.values.iter_mut().zip(0..).for_each(|(y, i)| *y += f(i)),
+        }
+    }
+
+    /// Stores a function of each value of `x`, which may be held here.
+    pub fn map(&mut self, x: View<'_>, mut f: impl FnMut(f32) -> f32) {
+        match self.mode {
+            Mode::Null => {}
+            Mode::Write => self.values.iter_mut().zip(x.values).for_each(|(y, &x)| *y = f(x)),
+            Mode::Add => self.values.iter_mut().zip(x.values).for_each(|(y, &x)| *y += f(x)),
+            Mode::InPlace => self.values.iter_mut().for_each(|y| *y = f(*y)),
+        }
+    }
+
+    /// Stores a function of each value of `a`, which may be held here, and of `b`.
+    pub fn map2(&mut self, a: View<'_>, b: View<'_>, f: impl Fn(f32, f32) -> f32) {
+        let pairs = a.values.iter().zip(b.values);
+        match self.mode {
+            Mode::Null => {}
+            Mode::Write => self.values.iter_mut().zip(pairs).for_each(|(y, (&a, &b))| *y = f(a, b)),
+            Mode::Add => self.values.iter_mut().zip(pairs).for_each(|(y, (&a, &b))| *y += f(a, b)),
+            Mode::InPlace => self.values.iter_mut().zip(b.values).for_each(|(y, &b)| *y = f(*y, b)),
+        }
+    }
+
+    /// Sets all values to zero, unless the result is to be added to them. Then everything can be added.
+    pub fn begin_sum(&mut self) {
+        if self.mode == Mode::Write {
+            self.values.fill(0.0);
+        }
+    }
+
+    /// Returns whether the output is needed.
+    pub fn is_needed(&self) -> bool {
+        self.mode != Mode::Null
+    }
+}
+
+/// What the function of an operation gets.
+#[derive(Debug)]
+pub struct Views<'a> {
+    /// The inputs.
+    pub ins: Vec<View<'a>>,
+    /// The outputs.
+    pub outs: Vec<Out<'a>>,
+    /// Temporary space, with unspecified content.
+    pub temporary: &'a mut [f32],
+    /// A generator of its own. Without a request, it is always the same.
+    pub random: Random,
+    /// Whether the operation is a part of training.
+    pub training: bool,
+}
+
+/// An operation on arrays.
+#[derive(Debug)]
+pub struct Task<'a> {
+    /// Its name, for traces and errors.
+    pub name: Name,
+    /// What it reads.
+    pub ins: Vec<&'a Array>,
+    /// What it writes. An array is needed unless the mode is [`Mode::Null`].
+    pub outs: Vec<(Option<&'a Array>, Mode)>,
+    /// How much temporary space it needs.
+    pub temporary: usize,
+    /// Whether it needs a random generator.
+    pub random: bool,
+    /// Whether it is a part of training.
+    pub training: bool,
+    /// The engine's priority.
+    pub priority: i32,
+    /// Operations on these come first. If one of them has failed, this operation does not run.
+    pub after: Vec<&'a Token>,
+}
+
+/// Where the values of an input are.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Read(usize),
+    Written(usize),
+    /// In an output with [`Mode::InPlace`].
+    Held,
+}
+
+/// How the slices of an operation lie in its chunks.
+#[derive(Debug, Default)]
+struct Layout {
+    ins: Vec<(Place, Range<usize>, Shape)>,
+    outs: Vec<(Mode, Shape)>,
+    /// For each chunk that is mutated, the outputs in it, in the order of their places. The number behind the last output
+    /// stands for the temporary space.
+    cuts: Vec<Vec<(usize, Range<usize>)>>,
+    training: bool,
+}
+
+impl Layout {
+    /// Calls `f` with the slices of an operation in the chunks that it reads and those that it mutates.
+    fn call(&self, reads: &[&[f32]], writes: Vec<&mut [f32]>, random: Random, f: &impl Fn(Views<'_>)) {
+        let copies: Vec<Vec<f32>> = (self.ins.iter())
+            .map(|(place, range, _)| match *place {
+                Place::Written(chunk) => writes[chunk][range.clone()].to_vec(),
+                Place::Read(_) | Place::Held => Vec::new(),
+            })
+            .collect();
+        let ins = self.ins.iter().zip(&copies).map(|((place, range, shape), copy)| match *place {
+            Place::Read(chunk) => View { values: &reads[chunk][range.clone()], shape },
+            Place::Written(_) | Place::Held => View { values: copy, shape },
+        });
+        let mut slices: Vec<&mut [f32]> = (0..=self.outs.len()).map(|_| Default::default()).collect();
+        for (mut rest, cuts) in writes.into_iter().zip(&self.cuts) {
+            let mut at = 0;
+            for (out, range) in cuts {
+                let (slice, behind) = rest[range.start - at..].split_at_mut(range.len());
+                (slices[*out], rest, at) = (slice, behind, range.end);
+            }
+        }
+        let temporary = slices.pop().unwrap_or_default();
+        let outs = slices.into_iter().zip(&self.outs).map(|(values, (mode, shape))| Out { values, shape, mode: *mode });
+        f(Views { ins: ins.collect(), outs: outs.collect(), temporary, random, training: self.training });
+    }
+
+    /// [`call`](Self::call) on a worker.
+    fn on_host(
+        &self,
+        reads: Vec<&Block>,
+        writes: Vec<&mut Block>,
+        random: Vec<&mut Random>,
+        f: &impl Fn(Views<'_>),
+    ) -> Result<(), BoxError> {
+        let reads = reads.into_iter().map(Block::values).collect::<Result<Vec<_>, _>>()?;
+        let writes = writes.into_iter().map(Block::values_mut).collect();
+        self.call(&reads, writes, fork(random), f);
+        Ok(())
+    }
+}
+
+/// Returns a generator for the run of an operation.
+fn fork(random: Vec<&mut Random>) -> Random {
+    random.into_iter().next().map_or_else(|| Random::new(0), Random::fork)
+}
+
+/// How many chunks a kernel reads at most.
+const READS: usize = 6;
+
+/// How many chunks a kernel mutates at most.
+const WRITES: usize = 4;
+
+/// [`Layout::call`] as a kernel of the simulated GPU.
+///
+/// A kernel gets a tuple of up to six arguments, or of such tuples, and no `Vec`. If there are fewer chunks to read, the
+/// first one fills the tuple up.
+fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
+    work: &Arc<(Layout, F)>,
+    stream: &mut GpuStream,
+    reads: &[&DeviceVec<f32>],
+    writes: Vec<&mut DeviceVec<f32>>,
+    random: Vec<&mut Random>,
+) -> Result<(), BoxError> {
+    let mut gpu = stream.simulated().ok_or("arrays have kernels for the simulated GPU only")?;
+    let (work, random, count) = (Arc::clone(work), fork(random), reads.len());
+    macro_rules! launch {
+        ($($write:ident)+) => {{
+            let [$($write),+] = <[_; _]>::try_from(writes).map_err(|_| "the count of chunks was matched")?;
+            match reads {
+                [] => gpu.launch(Duration::ZERO, ($($write,)+), move |($($write,)+)| {
+                    work.0.call(&[], vec![$($write),+], random, &work.1);
+                }),
+                [first, ..] => {
+                    let at = |i| reads.get(i).copied().unwrap_or(*first);
+                    let reads = (at(0), at(1), at(2), at(3), at(4), at(5));
+                    gpu.launch(Duration::ZERO, (reads, ($($write,)+)), move |((a, b, c, d, e, f), ($($write,)+))| {
+                        work.0.call(&[a, b, c, d, e, f][..count], vec![$($write),+], random, &work.1);
+                    })
+                }
+            }
+        }};
+    }
+    match writes.len() {
+        0 => return Ok(()), // nothing is needed
+        1 => launch!(a1),
+        2 => launch!(a1 a2),
+        3 => launch!(a1 a2 a3),
+        4 => launch!(a1 a2 a3 a4),
+        _ => return Err("the plan of an operation refuses more".into()),
+    }?;
+    Ok(())
+}
+
+/// The variables of an operation, each once, and its layout in them.
+struct Plan {
+    layout: Layout,
+    reads: Vec<Arc<Chunk>>,
+    /// With whether the old content is of no use.
+    writes: Vec<(Arc<Chunk>, bool)>,
+    random: Option<Var<Random>>,
+}
+
+/// Returns the index of a chunk in a list, to which it is added if it is not there.
+fn index_of<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
+    list.iter().position(is_it).unwrap_or_else(|| {
+        list.push(new());
+        list.len() - 1
+    })
+}
+
+impl<'a> Task<'a> {
+    /// Returns an operation with a name and inputs.
+    pub fn new(name: impl Into<Name>, ins: Vec<&'a Array>) -> Self {
+        let (outs, after) = (Vec::new(), Vec::new());
+        Self { name: name.into(), ins, outs, temporary: 0, random: false, training: false, priority: 0, after }
+    }
+
+    /// Adds an output.
+    pub fn out(mut self, array: &'a Array, mode: Mode) -> Self {
+        self.outs.push((Some(array), mode));
+        self
+    }
+
+    fn plan(&self, runtime: &Runtime) -> Result<Plan, Error> {
+        let mut layout = Layout { training: self.training, ..Layout::default() };
+        let mut writes: Vec<(Arc<Chunk>, bool)> = Vec::new();
+        let mut find = |chunk: &Arc<Chunk>, cuts: &mut Vec<_>| {
+            let index = index_of(&mut writes, |(other, _)| Arc::ptr_eq(other, chunk), || (Arc::clone(chunk), false));
+            cuts.resize_with(cuts.len().max(index + 1), Vec::new);
+            index
+        };
+        for (out, &(array, mode)) in self.outs.iter().enumerate() {
+            let (Some(array), true) = (array, mode != Mode::Null) else {
+                layout.outs.push((Mode::Null, Shape::new()));
+                continue;
+            };
+            self.check_device(array, runtime)?;
+            let index = find(array.chunk(), &mut layout.cuts);
+            layout.cuts[index].push((out, array.range()));
+            layout.outs.push((mode, array.shape().into()));
+        }
+        if self.temporary > 0 {
+            let index = find(&runtime.temporary(self.temporary)?, &mut layout.cuts);
+            layout.cuts[index].push((self.outs.len(), 0..self.temporary));
+        }
+        for cuts in &mut layout.cuts {
+            cuts.sort_by_key(|(_, range)| range.start);
+            if cuts.windows(2).any(|pair| pair[0].1.end > pair[1].1.start) {
+                return Err(Error::Use(format!("`{}`: two outputs share memory", self.name)));
+            }
+        }
+        let mut reads: Vec<Arc<Chunk>> = Vec::new();
+        let mut held = vec![false; self.outs.len()];
+        for &array in &self.ins {
+            self.check_device(array, runtime)?;
+            let place = match writes.iter().position(|(chunk, _)| Arc::ptr_eq(chunk, array.chunk())) {
+                None => {
+                    let is_it = |chunk: &Arc<Chunk>| Arc::ptr_eq(chunk, array.chunk());
+                    Place::Read(index_of(&mut reads, is_it, || Arc::clone(array.chunk())))
+                }
+                Some(index) => {
+                    let in_place = |&&(out, ref range): &&(usize, Range<usize>)| {
+                        out < held.len() && !held[out] && layout.outs[out].0 == Mode::InPlace && *range == array.range()
+                    };
+                    match layout.cuts[index].iter().find(in_place) {
+                        Some(&(out, _)) => {
+                            held[out] = true;
+                            Place::Held
+                        }
+                        None => Place::Written(index),
+                    }
+                }
+            };
+            layout.ins.push((place, array.range(), array.shape().into()));
+        }
+        for (index, (chunk, is_overwritten)) in writes.iter_mut().enumerate() {
+            let cuts = &layout.cuts[index];
+            let is_read = layout.ins.iter().any(|(place, ..)| matches!(place, Place::Written(at) if *at == index));
+            let is_new = |out: usize| layout.outs.get(out).is_none_or(|(mode, _)| *mode == Mode::Write);
+            let is_temporary = cuts.iter().any(|&(out, _)| out == self.outs.len());
+            let covered: usize = cuts.iter().map(|(_, range)| range.len()).sum();
+            let is_whole = covered == chunk.len() || is_temporary;
+            *is_overwritten = !is_read && is_whole && cuts.iter().all(|&(out, _)| is_new(out));
+        }
+        if runtime.device() != Device::Cpu && (reads.len() > READS || writes.len() > WRITES) {
+            let (name, reads, writes) = (&self.name, reads.len(), writes.len());
+            let counts =
+                format!("reads {reads} chunks and mutates {writes}, and a kernel reads {READS} and mutates {WRITES}");
+            return Err(Error::Use(format!("`{name}` {counts} at most")));
+        }
+        Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.resources().random()) })
+    }
+
+    fn check_device(&self, array: &Array, runtime: &Runtime) -> Result<(), Error> {
+        let (expected, found) = (runtime.device(), array.runtime().device());
+        if expected == found {
+            return Ok(());
+        }
+        Err(Error::Use(format!("`{}` runs on {expected}, and an array is on {found}: copy it there", self.name)))
+    }
+}
+
+/// The handles of the variables of chunks in memory of the host.
+fn host<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<Block>> {
+    chunks.into_iter().filter_map(|chunk| match chunk.memory() {
+        Memory::Host(block) => Some(block),
+        Memory::Gpu(_) => None,
+    })
+}
+
+/// The handles of the variables of chunks in memory of a GPU.
+fn gpu<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<DeviceVec<f32>>> {
+    chunks.into_iter().filter_map(|chunk| match chunk.memory() {
+        Memory::Gpu(values) => Some(values),
+        Memory::Host(_) => None,
+    })
+}
+
+/// Pushes an operation, or creates an operator of the engine: both are described in the same way.
+macro_rules! describe {
+    ($task:ident, $plan:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
+        let Plan { layout, reads, writes, random } = $plan;
+        let random: Vec<_> = random.iter().map(Var::overwrite).collect();
+        let op = $runtime.engine().op($task.name).priority($task.priority).reads($task.after);
+        if let Device::Cpu = $runtime.device() {
+            let reads: Vec<_> = host(&reads).map(Var::read).collect();
+            let writes = host(writes.iter().map(|(chunk, _)| chunk)).zip(&writes).map(access).collect::<Vec<_>>();
+            op.$on_host((reads, writes, random), move |(reads, writes, random)| {
+                layout.on_host(reads, writes, random, &$f)
+            })?
+        } else {
+            let reads: Vec<_> = gpu(&reads).map(Var::read).collect();
+            let writes = gpu(writes.iter().map(|(chunk, _)| chunk)).zip(&writes).map(access).collect::<Vec<_>>();
+            let work = Arc::new((layout, $f));
+            op.on($runtime.device()).$on_gpu((reads, writes, random), move |stream, (reads, writes, random)| {
+                on_gpu(&work, stream, &reads, writes, random)
+            })?
+        }
+    }};
+}
+
+/// Declares how a variable is mutated.
+fn access<'v, T: Send + 'static>(
+    (variable, (_, is_overwritten)): (&'v Var<T>, &(Arc<Chunk>, bool)),
+) -> raddle::Write<'v, T> {
+    if *is_overwritten { variable.overwrite() } else { variable.write() }
+}
+
+impl Task<'_> {
+    /// Pushes the operation.
+    ///
+    /// # Errors
+    /// Arrays are on another device, or outputs share memory; the engine refuses the push.
+    #[track_caller]
+    pub fn push(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<(), Error> {
+        let plan = self.plan(runtime)?;
+        describe!(self, plan, runtime, f, try_push, try_launch);
+        Ok(())
+    }
+
+    /// Creates an operator of the engine, which can be pushed often.
+    ///
+    /// # Errors
+    /// Arrays are on another device, or outputs share memory; the engine refuses the variables.
+    pub fn operator(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<Prepared, Error> {
+        let plan = self.plan(runtime)?;
+        let chunks = plan.reads.iter().chain(plan.writes.iter().map(|(chunk, _)| chunk)).cloned().collect();
+        let operator = describe!(self, plan, runtime, f, try_operator, try_launch_operator);
+        Ok(Prepared { operator, _chunks: chunks })
+    }
+}
+
+/// An operation on arrays that can be pushed often.
+#[derive(Debug)]
+pub struct Prepared {
+    operator: raddle::Operator,
+    /// An operator of the engine keeps its variables, but a [`Chunk`] deletes the variable of a GPU's memory explicitly.
+    _chunks: Vec<Arc<Chunk>>,
+}
+
+impl Prepared {
+    /// Pushes the operation once more.
+    ///
+    /// # Errors
+    /// The engine refuses the push.
+    #[track_caller]
+    pub fn push(&self) -> Result<(), Error> {
+        Ok(self.operator.push()?)
+    }
+}

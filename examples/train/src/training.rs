@@ -1,0 +1,430 @@
+//! Training: each batch is split among several executors, whose gradients are added up in a fixed order.
+//!
+//! A step is pushed as a whole, without a wait:
+//!
+//! ```text
+//!   decode ─► augment ─► copy ─► forward ─► backward of the last layer ─► ... ─► backward of the first layer
+//!                                   │                    │                                  │
+//!                                 check ───────► update of the last layer   ...   update of the first layer
+//! ```
+//!
+//! | here | in the engine |
+//! |---|---|
+//! | an update while other layers are still backward | operations on different variables |
+//! | a parameter that is updated after its gradients, and before the next forward pass | operations on its variables |
+//! | the first layers first | priorities of the updates: the next forward pass needs these parameters first |
+//! | a loss that is not finite changes no parameter | `check` fails, and with it a token that the updates read |
+//! | the same bits on any number of workers | each sum has a fixed order, and each generator is a variable |
+
+use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
+
+use raddle::{Device, Engine, OpHandle, Token, WaitError};
+
+use crate::{
+    Mode, Shape, Symbol, Tape,
+    array::Array,
+    data::{Batch, Images, Loader},
+    error::Error,
+    executor::{Arrays, Executor, Gradients, MemoryUse},
+    net,
+    runtime::Runtime,
+    task::{Prepared, Task},
+};
+
+/// How many steps are pushed before the first of them is waited for. Picked.
+const WINDOW: usize = 4;
+
+/// The name of the operation that looks at the losses.
+const CHECK: &str = "check";
+
+/// The key of the loss among processes.
+const LOSS: &str = "loss";
+
+/// How many batches are made in advance. Picked.
+const AHEAD: usize = 4;
+
+/// How to train.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How often each image is used.
+    pub epochs: usize,
+    /// The number of images in a step.
+    pub batch: usize,
+    /// The number of executors that share a batch. Their number is a part of the result, unlike that of workers.
+    pub shards: usize,
+    /// The rate of learning in the first epoch. It falls with the epochs.
+    pub rate: f32,
+    /// The share of values that are dropped.
+    pub dropout: f32,
+    /// Where all random numbers come from.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { epochs: 20, batch: 64, shards: 2, rate: 0.08, dropout: 0.2, seed: 1 }
+    }
+}
+
+/// Processes that train one net together: each computes some of the parts of a batch.
+pub trait Processes: fmt::Debug + Send + Sync {
+    /// Returns the number of this process.
+    fn rank(&self) -> usize;
+
+    /// Returns the number of processes.
+    fn count(&self) -> usize;
+
+    /// Adds up arrays of this process in their order, and pushes the operation that brings the sum to all processes.
+    ///
+    /// # Errors
+    /// The key is unknown, or the shape of an array is another one; the engine refuses a push.
+    fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error>;
+
+    /// Pushes the operation that adds up the sums of all processes, in the order of their ranks.
+    ///
+    /// # Errors
+    /// The key is unknown, or the shape of the array is another one; the engine refuses the push.
+    fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error>;
+}
+
+/// A part of a batch, and what computes its gradients.
+#[derive(Debug)]
+struct Shard {
+    executor: Executor,
+    arguments: Arrays,
+    gradients: Gradients,
+}
+
+/// An update of a parameter.
+#[derive(Debug)]
+struct Update {
+    name: String,
+    priority: i32,
+    operator: Prepared,
+    /// Where the gradient of all processes arrives.
+    sum: Option<Array>,
+}
+
+/// A net in training.
+#[derive(Debug)]
+pub struct Trainer {
+    options: Options,
+    net: Symbol,
+    runtime: Arc<Runtime>,
+    host: Arc<Runtime>,
+    images: Arc<Images>,
+    loader: Loader,
+    parameters: Arrays,
+    shards: Vec<Shard>,
+    rate: Array,
+    updates: Vec<Update>,
+    /// The losses of all shards, in memory of the host.
+    losses: Array,
+    processes: Option<Arc<dyn Processes>>,
+    /// Where the loss of all processes arrives.
+    total: Option<Array>,
+    /// Fails with the first loss that is not finite.
+    sound: Token,
+    test: (Executor, Vec<usize>),
+}
+
+impl Trainer {
+    /// Prepares the training of the net for `images` on a device of the engine.
+    ///
+    /// # Errors
+    /// The batch cannot be split; the device has no memory left; the engine refuses a push.
+    pub fn new(engine: &Engine, device: Device, images: &Arc<Images>, options: Options) -> Result<Self, Error> {
+        Self::with_processes(engine, device, images, options, None)
+    }
+
+    /// Returns the keys that processes exchange, with the shapes of their arrays.
+    ///
+    /// # Errors
+    /// The shapes of the net do not fit.
+    pub fn keys(images: &Images, options: Options) -> Result<Vec<(String, Shape)>, Error> {
+        let net = net::digits(images.classes, options.batch, options.dropout);
+        let data = vec![options.batch, 1, images.size[0], images.size[1]];
+        let mut shapes = net.infer_shapes(&[("data".into(), data)].into())?;
+        let parameters = net::parameters(&net).into_iter().filter_map(|name| shapes.remove_entry(&name));
+        Ok(parameters.chain([(LOSS.into(), vec![1])]).collect())
+    }
+
+    /// Prepares the part of this process in the training by several processes.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn with_processes(
+        engine: &Engine,
+        device: Device,
+        images: &Arc<Images>,
+        options: Options,
+        processes: Option<Arc<dyn Processes>>,
+    ) -> Result<Self, Error> {
+        let Options { epochs, batch, shards, dropout, seed, .. } = options;
+        if epochs == 0 || batch == 0 {
+            return Err(Error::Use(format!("{epochs} epochs with batches of {batch} teach nothing")));
+        }
+        if shards == 0 || batch % shards != 0 {
+            return Err(Error::Use(format!("a batch of {batch} cannot be split into {shards} equal parts")));
+        }
+        let (rank, count) = processes.as_ref().map_or((0, 1), |processes| (processes.rank(), processes.count()));
+        if shards % count != 0 {
+            return Err(Error::Use(format!("{count} processes cannot compute {shards} equal parts of a batch")));
+        }
+        let own = rank * shards / count..(rank + 1) * shards / count;
+        let (learn, test) = images.split();
+        let host = Runtime::new(engine, Device::Cpu, seed);
+        let runtime = Runtime::new(engine, device, seed.wrapping_add(1));
+        let loader = Loader::new(images, &host, learn, batch, epochs, AHEAD)?;
+        let [rows, columns] = images.size;
+        let part = [batch / shards, 1, rows, columns];
+        let net = net::digits(images.classes, batch, dropout);
+        let parameters = net::initial(&net, &runtime, &part)?;
+
+        let shard = |index: usize| {
+            // Generators of its own, so that a part of a batch gets the same numbers wherever it is computed.
+            let own = Runtime::new(engine, device, seed.wrapping_add(2 + index as u64));
+            let mut arguments = parameters.clone();
+            arguments.insert("data".into(), Array::new(&own, &part)?);
+            arguments.insert("label".into(), Array::new(&own, &part[..1])?);
+            let gradient =
+                |(name, array): (&String, &Array)| Ok((name.clone(), (Array::new(&own, array.shape())?, Mode::Write)));
+            let gradients = parameters.iter().map(gradient).collect::<Result<Gradients, Error>>()?;
+            let executor = Executor::bind(&[&net], &own, &arguments, &gradients)?;
+            Ok(Shard { executor, arguments, gradients })
+        };
+        let shards = own.map(shard).collect::<Result<Vec<_>, Error>>()?;
+
+        let (sound, rate) = (engine.token().named("sound"), Array::full(&runtime, &[1], options.rate)?);
+        let names = net::parameters(&net);
+        let mut updates = Vec::new();
+        // The backward pass ends with the first layer.
+        for (layer, name) in names.iter().enumerate().rev() {
+            let parameter = &parameters[name];
+            let momentum = Array::full(&runtime, parameter.shape(), 0.0)?;
+            let sum = processes.as_ref().map(|_| Array::new(&runtime, parameter.shape())).transpose()?;
+            let gradients = match &sum {
+                Some(sum) => vec![sum],
+                None => shards.iter().map(|shard| &shard.gradients[name].0).collect(),
+            };
+            let mut update = Task::new(format!("update {name}"), [&rate].into_iter().chain(gradients).collect())
+                .out(parameter, Mode::InPlace)
+                .out(&momentum, Mode::InPlace);
+            let priority = (names.len() - layer) as i32;
+            update.priority = priority;
+            update.after = vec![&sound];
+            let operator = update.operator(&runtime, |mut views| {
+                let rate = views.ins[0].values[0];
+                let [parameter, momentum] = &mut views.outs[..] else { return };
+                for (i, (parameter, momentum)) in parameter.values.iter_mut().zip(&mut *momentum.values).enumerate() {
+                    let gradient: f32 = views.ins[1..].iter().map(|shard| shard.values[i]).sum();
+                    *momentum = 0.9 * *momentum - rate * (gradient + 1e-4 * *parameter);
+                    *parameter += *momentum;
+                }
+            })?;
+            updates.push(Update { name: name.clone(), priority, operator, sum });
+        }
+        let losses = Array::new(&host, &[shards.len()])?;
+        let total = processes.as_ref().map(|_| Array::new(&host, &[1])).transpose()?;
+
+        let tested = images.arrays(&host, &test)?;
+        let mut arguments = parameters.clone();
+        arguments.insert("data".into(), Array::new(&runtime, tested.images.shape())?);
+        arguments["data"].copy_from(&tested.images)?;
+        arguments.insert("label".into(), Array::new(&runtime, &[test.len()])?);
+        arguments["label"].copy_from(&tested.classes)?;
+        let test = (Executor::bind(&[&net.output(1)], &runtime, &arguments, &Gradients::new())?, test);
+        let images = Arc::clone(images);
+        Ok(Self {
+            options,
+            net,
+            runtime,
+            host,
+            images,
+            loader,
+            parameters,
+            shards,
+            rate,
+            updates,
+            losses,
+            processes,
+            total,
+            sound,
+            test,
+        })
+    }
+
+    /// Returns the number of steps of an epoch.
+    pub fn steps(&self) -> usize {
+        self.loader.per_epoch()
+    }
+
+    /// Returns what the plan of the memory of each shard has saved.
+    pub fn memory(&self) -> MemoryUse {
+        self.shards[0].executor.memory()
+    }
+
+    /// Returns where the parameters and the shared memory are, and where the batches are made.
+    pub fn runtimes(&self) -> [&Arc<Runtime>; 2] {
+        [&self.runtime, &self.host]
+    }
+
+    /// Pushes the copies of the parts of a batch to their shards.
+    fn distribute(&self, batch: &Batch) -> Result<(), Error> {
+        let part = self.options.batch / self.options.shards;
+        let first = self.processes.as_ref().map_or(0, |processes| processes.rank() * self.shards.len());
+        for (index, shard) in (first..).zip(&self.shards) {
+            let range = index * part..(index + 1) * part;
+            shard.arguments["data"].copy_from(&batch.images.slice(range.clone())?)?;
+            shard.arguments["label"].copy_from(&batch.classes.slice(range)?)?;
+        }
+        Ok(())
+    }
+
+    /// Pushes the forward pass, the backward pass and the updates, and returns the loss to come.
+    fn push_step(&self) -> Result<OpHandle<f32>, Error> {
+        for (index, shard) in self.shards.iter().enumerate() {
+            shard.executor.forward()?;
+            self.losses.slice(index..index + 1)?.copy_from(&shard.executor.outputs()[0])?;
+        }
+        for shard in &self.shards {
+            shard.executor.backward()?;
+        }
+        self.finish_step()
+    }
+
+    /// Pushes the exchange with other processes, the check of the losses, and the updates.
+    fn finish_step(&self) -> Result<OpHandle<f32>, Error> {
+        let mut losses = &self.losses;
+        if let (Some(processes), Some(total)) = (&self.processes, &self.total) {
+            let parts = (0..self.shards.len()).map(|index| self.losses.slice(index..index + 1));
+            let parts = parts.collect::<Result<Vec<_>, _>>()?;
+            processes.push(LOSS, i32::MAX, &parts.iter().collect::<Vec<_>>())?;
+            processes.pull(LOSS, i32::MAX, total)?;
+            losses = total;
+        }
+        let loss = losses.look(CHECK, [&self.sound], |losses| {
+            let loss: f32 = losses.iter().sum();
+            if loss.is_finite() { Ok(loss) } else { Err(format!("the loss is {loss}").into()) }
+        })?;
+        for Update { name, priority, operator, sum } in &self.updates {
+            if let (Some(processes), Some(sum)) = (&self.processes, sum) {
+                let gradients: Vec<_> = self.shards.iter().map(|shard| &shard.gradients[name].0).collect();
+                processes.push(name, *priority, &gradients)?;
+                processes.pull(name, *priority, sum)?;
+            }
+            operator.push()?;
+        }
+        Ok(loss)
+    }
+
+    /// Trains for one epoch, and returns the mean loss. `done` is called after each step, with its number and its loss.
+    ///
+    /// # Errors
+    /// A loss is not finite: the error names the step, and the layer where it began; an operation has failed.
+    pub fn epoch(&mut self, epoch: usize, mut done: impl FnMut(usize, f32)) -> Result<f32, Error> {
+        let progress = epoch as f32 / self.options.epochs as f32;
+        self.rate.fill(self.options.rate * 0.5 * (1.0 + (std::f32::consts::PI * progress).cos()))?;
+        let mut pending: VecDeque<OpHandle<f32>> = VecDeque::new();
+        let (mut sum, mut pushed) = (0.0, 0);
+        for step in 0..self.steps() {
+            while pushed < self.steps().min(step + WINDOW) {
+                let batch = self.loader.next()?.ok_or_else(|| Error::Use("all batches were used".into()))?;
+                self.distribute(&batch)?;
+                pending.push_back(self.push_step()?);
+                pushed += 1;
+            }
+            let Some(loss) = pending.pop_front() else { break };
+            let loss = loss.wait().map_err(|error| self.explain(epoch, step, error))?;
+            sum += loss;
+            done(step, loss);
+        }
+        Ok(sum / self.steps() as f32)
+    }
+
+    /// Finds out where a loss that is not finite comes from. The updates of its step did not run, so the parameters are
+    /// those that it was computed with.
+    fn explain(&self, epoch: usize, step: usize, error: WaitError) -> Error {
+        if !matches!(&error, WaitError::Failed(failed) if failed.name() == CHECK) {
+            return Error::Wait(error);
+        }
+        let look = || {
+            // Everything that was pushed meanwhile is skipped.
+            let _ = self.runtime.engine().wait_for_all();
+            let arrays = self.parameters.values().chain(self.shards.iter().flat_map(|shard| shard.arguments.values()));
+            for array in arrays {
+                self.runtime.engine().clear_error(array.chunk().token())?;
+            }
+            for shard in &self.shards {
+                let mut tape = Tape::new();
+                tape.apply_all(&self.net, &shard.arguments)?;
+                if let Some(name) = tape.first_not_finite()? {
+                    return Ok::<_, Error>(format!("that of `{name}`"));
+                }
+            }
+            Ok("none of a batch that followed".into())
+        };
+        let first = look().unwrap_or_else(|error| format!("unknown ({error})"));
+        Error::Loss(format!(
+            "epoch {}, step {}: {error}; the first result that is not finite is {first}",
+            epoch + 1,
+            step + 1
+        ))
+    }
+
+    /// Returns the true class and the found class of each image of the test, with its number.
+    ///
+    /// # Errors
+    /// An operation has failed.
+    pub fn test(&self) -> Result<Vec<(usize, usize, usize)>, Error> {
+        let (executor, numbers) = &self.test;
+        executor.forward()?;
+        let found = executor.outputs()[0].argmax()?.to_vec()?;
+        let truth = |number: &usize| usize::from(self.images.example(*number).0);
+        Ok(numbers.iter().zip(found).map(|(number, found)| (*number, truth(number), found as usize)).collect())
+    }
+
+    /// Returns the bits of all parameters.
+    ///
+    /// # Errors
+    /// An operation has failed.
+    pub fn bits(&self) -> Result<Vec<u32>, Error> {
+        let mut bits = Vec::new();
+        for array in self.parameters.values() {
+            bits.extend(array.to_vec()?.into_iter().map(f32::to_bits));
+        }
+        Ok(bits)
+    }
+
+    /// Returns the seconds that a step takes by the executors, and by a tape. The steps are real: they change the
+    /// parameters.
+    ///
+    /// # Errors
+    /// An operation has failed.
+    pub fn compare(&self, steps: u32) -> Result<[f64; 2], Error> {
+        let mut seconds = [0.0; 2];
+        for (kind, seconds) in seconds.iter_mut().enumerate() {
+            // The first step takes memory that the others use again.
+            for step in 0..=steps {
+                let start = Instant::now();
+                let loss = if kind == 0 { self.push_step()? } else { self.push_imperative_step()? };
+                loss.wait()?;
+                self.runtime.engine().wait_for_all()?;
+                *seconds += if step == 0 { 0.0 } else { start.elapsed().as_secs_f64() / f64::from(steps) };
+            }
+        }
+        Ok(seconds)
+    }
+
+    /// Does the same as [`push_step`](Self::push_step) with arrays alone.
+    fn push_imperative_step(&self) -> Result<OpHandle<f32>, Error> {
+        for (index, shard) in self.shards.iter().enumerate() {
+            let mut tape = Tape::new();
+            let loss = tape.apply_all(&self.net, &shard.arguments)?;
+            self.losses.slice(index..index + 1)?.copy_from(&loss)?;
+            let pairs: Vec<_> = self.parameters.iter().map(|(name, array)| (array, &shard.gradients[name].0)).collect();
+            tape.backward(&pairs)?;
+        }
+        self.finish_step()
+    }
+}

@@ -1,0 +1,216 @@
+//! Arrays, their memory and their resources, on every kind of engine and on the simulated GPU.
+
+mod support;
+
+use std::sync::{Arc, Mutex, mpsc};
+
+use raddle::{Device, Engine, EngineKind};
+use raddle_train::{
+    Array, Error, Mode, Runtime,
+    operator::{Convolution, FullyConnected, Operator, invoke, invoke_into},
+    simple,
+    task::Task,
+};
+use support::{bits, everywhere, numbers};
+
+type Tested = Result<(), Error>;
+
+fn test_everywhere(test: impl Fn(&Arc<Runtime>) -> Tested) {
+    everywhere(|runtime| test(runtime).expect("the test passes"));
+}
+
+fn iota(runtime: &Arc<Runtime>, shape: &[usize]) -> Result<Array, Error> {
+    Array::from_vec(runtime, shape, (0..shape.iter().product()).map(|i: usize| i as f32).collect())
+}
+
+#[test]
+fn elementwise_products_and_reductions() {
+    test_everywhere(|runtime| {
+        let (a, b) = (iota(runtime, &[2, 3])?, iota(runtime, &[3, 2])?);
+        assert_eq!(a.matmul(&b)?.to_vec()?, [10.0, 13.0, 28.0, 40.0]);
+        let c = b.reshape(&[2, 3])?;
+        assert_eq!(a.combine(&simple::MULTIPLY, &c)?.sum()?.to_vec()?, [5.0, 50.0]);
+        assert_eq!(a.combine(&simple::SUBTRACT, &c)?.to_vec()?, [0.0; 6]);
+        assert_eq!((a.max()?.to_vec()?, a.mean()?.to_vec()?), (vec![2.0, 5.0], vec![1.0, 4.0]));
+        assert_eq!(a.map(&simple::SCALE, -1.0)?.argmax()?.to_vec()?, [0.0, 0.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn slices_share_the_variable() {
+    test_everywhere(|runtime| {
+        let array = iota(runtime, &[4, 2])?;
+        let (front, back) = (array.slice(0..2)?, array.slice(2..4)?);
+        assert_eq!(front.chunk().token(), back.chunk().token());
+        // All in one variable: an operation that reads one part and mutates another, and one that reads both.
+        front.add_assign(&back)?;
+        assert_eq!(array.to_vec()?, [4.0, 6.0, 8.0, 10.0, 4.0, 5.0, 6.0, 7.0]);
+        back.copy_from(&front)?;
+        back.add_assign(&back)?;
+        assert_eq!(array.to_vec()?, [4.0, 6.0, 8.0, 10.0, 8.0, 12.0, 16.0, 20.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn modes_of_writing() {
+    test_everywhere(|runtime| {
+        let operator: Arc<dyn Operator> = Arc::new(simple::SQUARE.with(0.0));
+        let (x, y) = (iota(runtime, &[3])?, Array::full(runtime, &[3], 10.0)?);
+        invoke_into(&operator, &[&x], &[(Some(&y), Mode::Add)], false)?;
+        assert_eq!(y.to_vec()?, [10.0, 11.0, 14.0]);
+        invoke_into(&operator, &[&x], &[(Some(&y), Mode::Write)], false)?;
+        assert_eq!(y.to_vec()?, [0.0, 1.0, 4.0]);
+        invoke_into(&operator, &[&y], &[(Some(&y), Mode::InPlace)], false)?;
+        assert_eq!(y.to_vec()?, [0.0, 1.0, 16.0]);
+        invoke_into(&operator, &[&x], &[(None, Mode::Null)], false)?;
+        // The place of the left input may be taken, and not that of the right one.
+        let add: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
+        let error = invoke_into(&add, &[&x, &y], &[(Some(&y), Mode::InPlace)], false).unwrap_err();
+        assert_eq!(error.to_string(), "`add` cannot write output 0 in place of an input");
+        Ok(())
+    });
+}
+
+/// The copy of a slice, and into a slice, in both directions.
+#[test]
+fn copies_between_devices() {
+    test_everywhere(|runtime| {
+        let host = Runtime::new(runtime.engine(), Device::Cpu, 0);
+        let (there, here) = (Array::full(runtime, &[6], 9.0)?, iota(&host, &[6])?);
+        there.slice(1..4)?.copy_from(&here.slice(2..5)?)?;
+        here.slice(0..2)?.copy_from(&there.slice(2..4)?)?;
+        assert_eq!(there.to_vec()?, [9.0, 2.0, 3.0, 4.0, 9.0, 9.0]);
+        assert_eq!(here.to_vec()?, [3.0, 4.0, 2.0, 3.0, 4.0, 5.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn operations_return_before_they_run() {
+    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let (go, wait) = mpsc::channel();
+    let wait = Mutex::new(wait);
+    let array = Array::new(&runtime, &[2]).expect("memory");
+    let task = Task::new("slow", vec![]).out(&array, Mode::Write);
+    task.push(&runtime, move |mut views| {
+        wait.lock().expect("it is not poisoned").recv().expect("the test sends");
+        views.outs[0].values.fill(2.0);
+    })
+    .expect("it is pushed");
+    let sum = array.add_assign(&array).and_then(|()| array.sum()).expect("it is pushed");
+    drop(array);
+    assert_eq!(runtime.statistics().allocated, 0, "memory is taken when an operation runs");
+    go.send(()).expect("the operation waits");
+    assert_eq!(sum.to_vec().expect("it does not fail"), [8.0]);
+}
+
+/// A program that drops its arrays at once needs little memory, and waits for nothing.
+#[test]
+fn memory_is_freed_in_order_and_used_again() {
+    test_everywhere(|runtime| {
+        let mut sum = Array::full(runtime, &[1000], 0.0)?;
+        for i in 0..100 {
+            sum = sum.combine(&simple::ADD, &Array::full(runtime, &[1000], i as f32)?)?;
+        }
+        assert_eq!(sum.to_vec()?, [4950.0; 1000]);
+        sum.wait_to_write()?;
+        drop(sum);
+        runtime.engine().wait_for_all()?;
+        let statistics = runtime.statistics();
+        assert_eq!(statistics.live, 0, "all memory is free: {statistics:?}");
+        if runtime.device() == Device::Cpu {
+            assert_eq!(statistics.allocated + statistics.reused, 201, "{statistics:?}");
+            // Where operations run when they are pushed, three pieces are in use at a time.
+            assert!(runtime.engine().kind() != EngineKind::Naive || statistics.allocated == 3, "{statistics:?}");
+            assert_eq!(statistics.kept, 4096 * statistics.allocated as usize);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn random_numbers_depend_on_the_seed_alone() {
+    let numbers = |runtime: &Arc<Runtime>| {
+        let arrays: Vec<_> = (0..8).map(|_| Array::normal(runtime, &[50], 2.0).expect("memory")).collect();
+        arrays.iter().flat_map(|array| bits(&array.to_vec().expect("it does not fail"))).collect::<Vec<_>>()
+    };
+    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let expected = numbers(&Runtime::new(&engine, Device::Cpu, 7));
+    assert_ne!(expected, numbers(&Runtime::new(&engine, Device::Cpu, 8)));
+    everywhere(|runtime| assert_eq!(numbers(runtime), expected));
+}
+
+/// Four convolutions use four temporary spaces, a fifth one uses the first again.
+#[test]
+fn temporary_space_is_shared_and_grows() {
+    test_everywhere(|runtime| {
+        let operator: Arc<dyn Operator> = Arc::new(Convolution { filters: 1, size: 3, pad: 1 });
+        let mut results = Vec::new();
+        for size in [4, 5, 6, 7, 8, 4] {
+            let data = Array::full(runtime, &[1, 1, size, size], 1.0)?;
+            let weight = Array::full(runtime, &[1, 1, 3, 3], 1.0)?;
+            let bias = Array::full(runtime, &[1], 0.5)?;
+            results.push((size, invoke(&operator, &[&data, &weight, &bias], false)?.swap_remove(0)));
+        }
+        for (size, result) in results {
+            let values = result.to_vec()?;
+            assert_eq!((values[0], values[1], values[size + 1]), (4.5, 6.5, 9.5), "for size {size}");
+        }
+        Ok(())
+    });
+}
+
+/// The matrix of windows against the definition.
+#[test]
+fn a_convolution_is_what_it_is_defined_to_be() {
+    test_everywhere(|runtime| {
+        let (image, kernel) = (numbers(2 * 5 * 4, 1), numbers(3 * 2 * 3 * 3, 2));
+        let operator: Arc<dyn Operator> = Arc::new(Convolution { filters: 3, size: 3, pad: 1 });
+        let data = Array::from_vec(runtime, &[1, 2, 5, 4], image.clone())?;
+        let weight = Array::from_vec(runtime, &[3, 2, 3, 3], kernel.clone())?;
+        let result = invoke(&operator, &[&data, &weight, &Array::full(runtime, &[3], 0.0)?], false)?[0].to_vec()?;
+        for (i, result) in result.into_iter().enumerate() {
+            let (filter, y, x) = (i / 20, i / 4 % 5, i % 4);
+            let mut sum = 0.0;
+            for (j, weight) in kernel[filter * 18..][..18].iter().enumerate() {
+                let (channel, row, column) = (j / 9, y + j / 3 % 3, x + j % 3);
+                if (1..=5).contains(&row) && (1..=4).contains(&column) {
+                    sum += weight * image[channel * 20 + (row - 1) * 4 + column - 1];
+                }
+            }
+            assert!((result - sum).abs() < 1e-4, "{result} is not {sum} at {i}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_named() {
+    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let array = |shape: &[usize]| Array::full(&runtime, shape, 0.0).expect("memory");
+    let layer: Arc<dyn Operator> = Arc::new(FullyConnected { outputs: 4 });
+    let error = invoke(&layer, &[&array(&[2, 3]), &array(&[4, 5]), &array(&[4])], false).unwrap_err();
+    assert_eq!(error.to_string(), "`FullyConnected`: the shape of `weight` must be [4, 3], and is [4, 5]");
+    let error = array(&[2, 3]).matmul(&array(&[2, 3])).unwrap_err();
+    assert_eq!(error.to_string(), "`matmul`: the shape of `right` must be [3, _] for [2, 3], and is [2, 3]");
+    let error = array(&[2]).combine(&simple::ADD, &array(&[3])).unwrap_err();
+    assert_eq!(error.to_string(), "`add`: the shape of `right` must be [2], and is [3]");
+    assert!(array(&[2]).slice(1..3).is_err() && array(&[2]).reshape(&[3]).is_err());
+    assert!(Array::from_vec(&runtime, &[2], vec![1.0]).is_err());
+    let error = Array::new(&runtime, &[2]).and_then(|array| array.to_vec()).unwrap_err();
+    assert!(error.to_string().contains("an array is read that has no values"), "{error}");
+    engine.clear_errors();
+}
+
+#[test]
+fn arrays_of_other_devices_are_refused() {
+    let engine = support::engine(support::PLACES[6]);
+    let (host, gpu) = (Runtime::new(&engine, Device::Cpu, 0), Runtime::new(&engine, Device::Gpu(0), 0));
+    let (here, there) = (Array::full(&host, &[2], 1.0).expect("memory"), Array::full(&gpu, &[2], 1.0).expect("memory"));
+    let error = here.combine(&simple::ADD, &there).unwrap_err();
+    assert!(matches!(error, Error::Use(_)), "{error}");
+}

@@ -1,0 +1,172 @@
+//! Graphs: shapes, gradients, memory, and the same bits as arrays on a tape.
+
+mod support;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use raddle::{Device, Engine};
+use raddle_train::{
+    Array, Arrays, Error, Executor, Gradients, Mode, Runtime, Symbol, Tape,
+    operator::{Convolution, Dropout, FullyConnected, Pooling, PoolingKind, SoftmaxCrossEntropy},
+    simple, volume,
+};
+use support::{bits, everywhere, numbers};
+
+/// A small net with a branch.
+fn net() -> Symbol {
+    let data = Symbol::variable("data");
+    let conv = Symbol::apply(Convolution { filters: 3, size: 3, pad: 1 }, "conv", &[&data]);
+    let active = Symbol::apply(simple::RELU.with(0.0), "relu", &[&conv]);
+    let curved = Symbol::apply(simple::SMOOTH_L1.with(1.5), "smooth", &[&active]);
+    let product = Symbol::apply(simple::MULTIPLY.operator(), "product", &[&active, &active]);
+    let sum = Symbol::apply(simple::ADD.operator(), "sum", &[&curved, &product]);
+    let pool = Symbol::apply(Pooling { size: 2, kind: PoolingKind::Max }, "pool", &[&sum]);
+    let hidden = Symbol::apply(FullyConnected { outputs: 8 }, "hidden", &[&pool]);
+    let hidden = Symbol::apply(simple::TANH.with(0.0), "tanh", &[&hidden]);
+    let out = Symbol::apply(FullyConnected { outputs: 4 }, "out", &[&hidden]);
+    let label = Symbol::variable("label");
+    Symbol::apply(SoftmaxCrossEntropy { scale: 0.5 }, "loss", &[&out, &label])
+}
+
+/// Arrays for all arguments of a graph, and arrays for the gradients of those with a `_` in their names.
+fn arrays(net: &Symbol, runtime: &Arc<Runtime>) -> Result<(Arrays, Gradients), Error> {
+    let shapes = net.infer_shapes(&[("data".into(), vec![2, 2, 4, 6])].into())?;
+    let mut arguments = Arrays::new();
+    let mut gradients = Gradients::new();
+    for ((name, shape), seed) in shapes.into_iter().zip(1..) {
+        let values = if name == "label" { vec![3.0, 1.0] } else { numbers(volume(&shape), seed) };
+        let scale = if values.len() > 20 { 1.0 / values.len() as f32 } else { 1.0 };
+        let values = values.into_iter().map(|value| value * if name == "label" { 1.0 } else { scale }).collect();
+        arguments.insert(name.clone(), Array::from_vec(runtime, &shape, values)?);
+        if name.contains('_') {
+            gradients.insert(name, (Array::new(runtime, &shape)?, Mode::Write));
+        }
+    }
+    Ok((arguments, gradients))
+}
+
+#[test]
+fn a_graph_and_a_tape_compute_the_same_bits() {
+    everywhere(|runtime| {
+        let net = net();
+        let (arguments, gradients) = arrays(&net, runtime).expect("the shapes fit");
+        let executor = Executor::bind(&[&net], runtime, &arguments, &gradients).expect("the shapes fit");
+        // Twice without a wait: the second step comes after the first.
+        for _ in 0..2 {
+            executor.forward().and_then(|()| executor.backward()).expect("they are pushed");
+        }
+        let mut tape = Tape::new();
+        let loss = tape.apply_all(&net, &arguments).expect("the shapes fit");
+        let other: Vec<_> = gradients
+            .iter()
+            .map(|(name, (array, _))| (&arguments[name], Array::new(runtime, array.shape()).expect("memory")))
+            .collect();
+        let pairs: Vec<_> = other.iter().map(|(array, gradient)| (*array, gradient)).collect();
+        tape.backward(&pairs).expect("they are pushed");
+        let values = |array: &Array| bits(&array.to_vec().expect("it does not fail"));
+        assert_eq!(values(&executor.outputs()[0]), values(&loss));
+        for ((name, (gradient, _)), (_, other)) in gradients.iter().zip(&other) {
+            assert_eq!(values(gradient), values(other), "the gradients of {name}");
+            assert!(gradient.to_vec().expect("it does not fail").iter().any(|value| value.abs() > 1e-6), "{name}");
+        }
+    });
+}
+
+/// The gradients of the whole graph are those of finite differences.
+#[test]
+fn gradients_of_a_graph() {
+    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let net = net();
+    let (arguments, gradients) = arrays(&net, &runtime).expect("the shapes fit");
+    let executor = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes fit");
+    executor.forward().and_then(|()| executor.backward()).expect("they are pushed");
+    let loss = || {
+        executor.forward().expect("it is pushed");
+        f64::from(executor.outputs()[0].to_vec().expect("it does not fail")[0])
+    };
+    for (name, (gradient, _)) in &gradients {
+        let gradient = gradient.to_vec().expect("it does not fail");
+        let array = arguments[name].reshape(&[gradient.len()]).expect("the number of values is the same");
+        let values = array.to_vec().expect("it does not fail");
+        for (i, gradient) in gradient.iter().enumerate().step_by(1 + gradient.len() / 12) {
+            let at = |value| {
+                array.slice(i..i + 1).and_then(|value_at| value_at.fill(value)).expect("it is pushed");
+                loss()
+            };
+            let expected = (at(values[i] + 0.01) - at(values[i] - 0.01)) / 0.02;
+            at(values[i]);
+            assert!((f64::from(*gradient) - expected).abs() < 0.01, "{name} {i}: {gradient} is not {expected}");
+        }
+    }
+}
+
+#[test]
+fn values_share_memory_where_they_can() {
+    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let data = Symbol::variable("data");
+    let net = (0..6).fold(data, |x, i| Symbol::apply(simple::TANH.with(0.0), &format!("tanh{i}"), &[&x]));
+    let data = Array::full(&runtime, &[100], 0.5).expect("memory");
+    let arguments: Arrays = [("data".into(), data)].into();
+    let predict = Executor::bind(&[&net], &runtime, &arguments, &Gradients::new()).expect("the shapes fit");
+    let memory = predict.memory();
+    assert_eq!((memory.values, memory.buffers, memory.in_place), (6, 1, 5), "{memory}");
+    let gradient = Array::new(&runtime, &[100]).expect("memory");
+    let gradients = [("data".into(), (gradient.clone(), Mode::Add))].into();
+    gradient.fill(1.0).expect("it is pushed");
+    let train = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes fit");
+    let memory = train.memory();
+    // Six results are needed later; the gradients need one more buffer, since each takes the place of the one before.
+    assert_eq!((memory.values, memory.buffers, memory.in_place), (11, 7, 4), "{memory}");
+    train.forward().and_then(|()| train.backward()).expect("they are pushed");
+    let (mut y, mut slope) = (0.5f32, 1.0f32);
+    for _ in 0..6 {
+        y = y.tanh();
+        slope *= 1.0 - y * y;
+    }
+    let value = gradient.to_vec().expect("it does not fail")[0];
+    assert!((value - 1.0 - slope).abs() < 1e-5, "{value} is not 1 + {slope}");
+    predict.forward().expect("it is pushed");
+    let values = predict.outputs()[0].to_vec().expect("it does not fail");
+    assert!(values.iter().all(|value| (value - y).abs() < 1e-5));
+}
+
+/// Nothing reads the factors of a dropout that does not train, and a graph of probabilities has no use for the loss.
+#[test]
+fn outputs_that_nothing_needs_have_no_memory() {
+    everywhere(|runtime| {
+        let data = Symbol::variable("data");
+        let net = Symbol::apply(Dropout { share: 0.5 }, "dropout", &[&data]);
+        let loss = Symbol::apply(SoftmaxCrossEntropy { scale: 1.0 }, "loss", &[&net]);
+        let arguments = [
+            ("data".into(), Array::full(runtime, &[2, 4], 3.0).expect("memory")),
+            ("loss_label".into(), Array::full(runtime, &[2], 3.0).expect("memory")),
+        ];
+        let executor = Executor::bind(&[&loss.output(1)], runtime, &arguments.into(), &Gradients::new());
+        let executor = executor.expect("the shapes fit");
+        assert_eq!(executor.memory().values, 2);
+        executor.forward().expect("it is pushed");
+        assert_eq!(executor.outputs()[0].to_vec().expect("it does not fail"), [0.25; 8]);
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let net = net();
+    let known = [("data".into(), vec![2, 2, 4, 6]), ("hidden_weight".into(), vec![8, 17])];
+    let error = net.infer_shapes(&known.into()).unwrap_err();
+    assert_eq!(error.to_string(), "`hidden (FullyConnected)`: the shape of `weight` must be [8, 18], and is [8, 17]");
+    let error = net.infer_shapes(&[("data".into(), vec![2, 2, 4, 5])].into()).unwrap_err();
+    assert!(error.to_string().starts_with("`pool (Pooling)`: the shape of `data` must be [_, _, a mul"), "{error}");
+    let error = net.infer_shapes(&BTreeMap::new()).unwrap_err();
+    assert!(error.to_string().contains("`conv (Convolution)`: the shape of `data` must be known"), "{error}");
+    let error = net.infer_shapes(&[("dat".into(), vec![1])].into()).unwrap_err();
+    assert!(error.to_string().starts_with("no such argument: `dat`; there are data, conv_weight"), "{error}");
+    let (mut arguments, gradients) = arrays(&net, &runtime).expect("the shapes fit");
+    arguments.remove("conv_bias");
+    let error = Executor::bind(&[&net], &runtime, &arguments, &gradients).unwrap_err();
+    assert!(error.to_string().starts_with("no array for an argument: `conv_bias`"), "{error}");
+}

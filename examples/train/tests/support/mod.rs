@@ -1,0 +1,48 @@
+//! Engines of every kind, and numbers to test with.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::sync::Arc;
+
+use raddle::{Device, Engine, EngineKind, SimulatedGpu, simulated::Clock};
+use raddle_train::{Runtime, resource::Random};
+
+/// Where a test runs: the kind of engine, its workers, and the device.
+pub const PLACES: [(EngineKind, usize, Device); 7] = [
+    (EngineKind::Naive, 1, Device::Cpu),
+    (EngineKind::Pooled, 2, Device::Cpu),
+    (EngineKind::PerDevice, 1, Device::Cpu),
+    (EngineKind::PerDevice, 2, Device::Cpu),
+    (EngineKind::PerDevice, 4, Device::Cpu),
+    (EngineKind::Naive, 1, Device::Gpu(0)),
+    (EngineKind::PerDevice, 2, Device::Gpu(0)),
+];
+
+/// Returns an engine for a place.
+pub fn engine((kind, workers, _): (EngineKind, usize, Device)) -> Engine {
+    let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(3).build();
+    Engine::builder().kind(kind).workers(workers).gpu(gpu).build().expect("an engine")
+}
+
+/// Calls a test at each place.
+pub fn everywhere(test: impl Fn(&Arc<Runtime>)) {
+    for place in PLACES {
+        eprintln!("{place:?}");
+        let engine = engine(place);
+        test(&Runtime::new(&engine, place.2, 7));
+        engine.wait_for_all().expect("no operation fails");
+    }
+}
+
+/// Returns numbers that are at least a tenth apart from each other and from the places where functions have kinks.
+pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut random = Random::new(seed);
+    let mut numbers: Vec<f32> = (0..count).map(|i| (i as f32 - count as f32 / 2.0) * 0.1 + 0.05).collect();
+    (1..count).for_each(|i| numbers.swap(i, random.below(i + 1)));
+    numbers
+}
+
+/// Returns the bits of numbers.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}

@@ -1,0 +1,205 @@
+//! Batches, and the training of the net.
+
+mod support;
+
+use std::{
+    collections::HashSet,
+    path::Path,
+    sync::{Arc, mpsc},
+};
+
+use raddle::{Device, Engine, EngineKind, Recorder};
+use raddle_train::{
+    Error, Runtime,
+    data::{Images, Loader},
+    report,
+    training::{Options, Trainer},
+};
+use support::{PLACES, bits, engine};
+
+fn bytes() -> Vec<u8> {
+    std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")).expect("the file is there")
+}
+
+fn images() -> Arc<Images> {
+    Arc::new(Images::parse(bytes()).expect("the file is complete"))
+}
+
+#[test]
+fn a_file_that_is_cut_or_damaged_is_refused() {
+    let problem = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = bytes();
+        change(&mut bytes);
+        Images::parse(bytes).expect_err("the file is damaged")
+    };
+    assert_eq!(
+        problem(&|bytes| bytes.truncate(9000)),
+        "the file has 9000 bytes, and 1797 images need 116829: it was cut or joined"
+    );
+    assert_eq!(problem(&|bytes| bytes.truncate(12)), "the file ends within its header, after 12 bytes");
+    assert_eq!(problem(&|bytes| bytes[5000] ^= 1), "the file is damaged: its hash is another one");
+    assert!(problem(&|bytes| bytes[0] = 0).starts_with("this is not a packed file of images"));
+    assert!(problem(&|bytes| bytes.push(0)).contains("cut or joined"));
+    let error = Images::open(Path::new("no/such/file")).unwrap_err();
+    assert!(error.to_string().starts_with("no/such/file: "), "{error}");
+}
+
+#[test]
+fn the_split_is_fixed() {
+    let (learn, test) = images().split();
+    assert_eq!((learn.len(), test.len(), &test[..3]), (1438, 359, &[4, 9, 14][..]));
+}
+
+/// Each epoch has the same images in another order, and the bits of all batches are those of the seed.
+#[test]
+fn batches_depend_on_the_seed_alone() {
+    let images = images();
+    let batches = |engine: &Engine| {
+        let runtime = Runtime::new(engine, Device::Cpu, 5);
+        let mut loader = Loader::new(&images, &runtime, (0..60).collect(), 20, 2, 3).expect("enough images");
+        let (mut classes, mut pixels) = (Vec::new(), Vec::new());
+        while let Some(batch) = loader.next().expect("it is pushed") {
+            classes.extend(batch.classes.to_vec().expect("it does not fail"));
+            pixels.extend(bits(&batch.images.to_vec().expect("it does not fail")));
+        }
+        (classes, pixels)
+    };
+    let (mut classes, pixels) = batches(&engine(PLACES[0]));
+    assert_eq!((classes.len(), pixels.len()), (120, 120 * 64));
+    assert!(pixels.iter().collect::<HashSet<_>>().len() > 1000, "the images are moved");
+    for place in &PLACES[1..5] {
+        assert_eq!(batches(&engine(*place)), (classes.clone(), pixels.clone()));
+    }
+    let mut second = classes.split_off(60);
+    assert_ne!(classes, second);
+    [&mut classes, &mut second].iter_mut().for_each(|epoch| epoch.sort_by(f32::total_cmp));
+    assert_eq!(classes, second);
+}
+
+/// A batch that is still read is not overwritten, and the loader does not wait for its reader.
+#[test]
+fn batches_are_made_ahead_up_to_the_bound() {
+    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let runtime = Runtime::new(&engine, Device::Cpu, 5);
+    let mut loader = Loader::new(&images(), &runtime, (0..100).collect(), 10, 1, 3).expect("enough images");
+    let first = loader.next().expect("it is pushed").expect("it is the first");
+    let versions = |batch: &raddle_train::data::Batch| batch.images.chunk().token().version();
+    let (go, wait) = mpsc::channel::<()>();
+    let read = first.images.look("slow", [], move |values| {
+        wait.recv()?;
+        Ok(values.to_vec())
+    });
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        made.push(loader.next().expect("it is pushed").expect("there are ten"));
+    }
+    made[1].images.wait_to_read().expect("it does not fail");
+    // The fourth batch was pushed, and needs the slot of the first.
+    assert_eq!(made[2].images.chunk().token(), first.images.chunk().token());
+    assert_eq!(versions(&first), 1, "the reader has not finished");
+    go.send(()).expect("the reader waits");
+    let read = read.expect("it is pushed").wait().expect("it does not fail");
+    assert_ne!(first.images.to_vec().expect("it does not fail"), read, "the slot is used again");
+    assert!(versions(&first) > 1);
+}
+
+/// The same bits on every kind of engine, for any number of workers, and on the simulated GPU.
+#[test]
+fn the_bits_of_the_parameters_do_not_depend_on_the_engine() {
+    let images = images();
+    let options = Options { epochs: 1, batch: 96, shards: 3, ..Options::default() };
+    let train = |place: (EngineKind, usize, Device)| {
+        let engine = engine(place);
+        let mut trainer = Trainer::new(&engine, place.2, &images, options).expect("the options fit");
+        let loss = trainer.epoch(0, |_, _| {}).expect("it does not fail");
+        (loss.to_bits(), trainer.bits().expect("it does not fail"))
+    };
+    let expected = train(PLACES[0]);
+    for place in &PLACES[1..] {
+        assert!(train(*place) == expected, "{place:?}");
+    }
+}
+
+/// In a random order of what is ready, too.
+#[test]
+fn no_order_is_missing() {
+    let images = images();
+    let options = Options { epochs: 1, batch: 240, shards: 2, ..Options::default() };
+    let train = |seed| {
+        let engine = Engine::builder().workers(2).shuffle(seed).build().expect("an engine");
+        let mut trainer = Trainer::new(&engine, Device::Cpu, &images, options).expect("the options fit");
+        trainer.epoch(0, |_, _| {}).expect("it does not fail");
+        trainer.bits().expect("it does not fail")
+    };
+    let expected = train(0);
+    (1..5).for_each(|seed| assert!(train(seed) == expected, "{seed}"));
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_training_and_changes_nothing() {
+    for place in PLACES {
+        let engine = engine(place);
+        let options = Options { epochs: 2, rate: 1e3, ..Options::default() };
+        let mut trainer = Trainer::new(&engine, place.2, &images(), options).expect("the options fit");
+        let error = trainer.epoch(0, |_, _| {}).unwrap_err();
+        assert!(matches!(error, Error::Loss(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("epoch 1, step ") && text.contains("`check`"), "{text}");
+        assert!(text.contains("the loss is NaN; the first result that is not finite is that of `"), "{text}");
+        // The gradients of that step are not numbers.
+        let bits = trainer.bits().expect("the errors were cleared");
+        assert!(bits.iter().all(|bits| !f32::from_bits(*bits).is_nan()), "{text}");
+    }
+}
+
+#[test]
+fn options_that_do_not_fit_are_refused() {
+    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let problem = |options| Trainer::new(&engine, Device::Cpu, &images(), options).unwrap_err().to_string();
+    let options = Options::default();
+    assert_eq!(problem(Options { batch: 65, ..options }), "a batch of 65 cannot be split into 2 equal parts");
+    assert_eq!(problem(Options { epochs: 0, ..options }), "0 epochs with batches of 64 teach nothing");
+    let problem = problem(Options { batch: 2000, ..options });
+    assert_eq!(problem, "4 batches of 2000 cannot be made of 1438 images");
+}
+
+/// The recorder sees updates beside the backward passes of other layers.
+#[test]
+fn updates_overlap_with_the_backward_pass() {
+    let recorder = Recorder::with_capacity(16 << 20);
+    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("an engine");
+    let options = Options { epochs: 5, batch: 240, ..Options::default() };
+    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options fit");
+    for epoch in 0..options.epochs {
+        trainer.epoch(epoch, |_, _| {}).expect("it does not fail");
+        let trace = recorder.take();
+        trace.check_order().expect("the engine keeps its rule");
+        let overlap = report::overlap(&trace, |name| name.starts_with("update "));
+        assert!(overlap.count > 0);
+        if let (Some((update, backward)), 1..) = (overlap.example, overlap.overlapping) {
+            assert!(update.starts_with("update ") && backward.ends_with(" backward"), "{update}, {backward}");
+            return;
+        }
+    }
+    panic!("no update ran beside a backward pass");
+}
+
+#[test]
+fn the_net_learns() {
+    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let options = Options { epochs: 4, ..Options::default() };
+    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options fit");
+    let losses: Vec<f32> = (0..4).map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("it does not fail")).collect();
+    assert!(losses[3] < losses[0] / 3.0, "{losses:?}");
+    let answers = trainer.test().expect("it does not fail");
+    assert!(report::accuracy(&answers) > 0.9, "{}", report::accuracy(&answers));
+    let table = report::confusion(&answers, 10);
+    assert_eq!((table.lines().count(), answers.len()), (11, 359));
+    let [bound, imperative] = trainer.compare(2).expect("it does not fail");
+    assert!(bound > 0.0 && imperative > 0.0);
+    let path = std::env::temp_dir().join(format!("raddle-train-{}.png", std::process::id()));
+    report::picture(&path, &images(), &answers[..9]).expect("it is written");
+    let picture = std::fs::read(&path).expect("it is there");
+    std::fs::remove_file(&path).expect("it is there");
+    assert!(picture.starts_with(b"\x89PNG"));
+}
