@@ -23,7 +23,7 @@ use std::{
 };
 
 use crate::{
-    notify::waiters::{IsOver, Ops, Waiters},
+    notify::waiters::{Goal, Inside, IsOver, Kind, Waiters},
     sync::{Condvar, Mutex, lock},
     tracker::OpRef,
 };
@@ -119,7 +119,9 @@ impl<T> Shuffler<T> {
 
     /// Calls `wait`, in which a thread outside the engine waits for it until `is_over`.
     pub fn during<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
-        self.outside.during(Ops::new(), NonNull::from(self).cast(), false, is_over, |_| {
+        let this = NonNull::from(self).cast();
+        let goal = Goal::Op { task: this, held_back_by: None };
+        self.outside.during(this, Inside::default(), goal, Kind::Refusable, is_over, |_| {
             let result = wait();
             self.note_active();
             result
@@ -129,7 +131,7 @@ impl<T> Shuffler<T> {
     /// Whether the program has pushed what it can for now: a thread outside waits for the engine, or nothing has been pushed
     /// there for a while.
     pub fn is_program_still(&self) -> bool {
-        if !self.outside.all_wait_still() {
+        if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;
         }
         let mut waits = false;
