@@ -6,17 +6,20 @@ use raddle_testkit as common;
 
 use std::{
     collections::HashSet,
+    future::Future,
+    pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
+    task::{Context, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
 
-use common::{Gate, MOMENT, PATIENCE, THREADED, hold, on_kinds, watched};
-use raddle::{Engine, EngineKind, Shutdown, blocking};
+use common::{Gate, MOMENT, PATIENCE, THREADED, hold, lock, on_kinds, watched};
+use raddle::{Engine, EngineKind, OpHandle, Shutdown, blocking};
 
 /// How many functions compute now, and how often there were too many.
 #[derive(Default)]
@@ -254,6 +257,138 @@ fn functions_that_wait_end_while_the_engine_is_stopped_and_started() {
                 engine.start().unwrap();
                 engine.wait_for_all().unwrap();
                 engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+            }
+        });
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- code of the program ----
+
+/// Computes for `time`, beside `most - 1` others at most.
+fn busy(computing: &Computing, most: usize, time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        computing.compute(most);
+    }
+}
+
+/// Wakers run in the end of an operation, here of the one that gives a worker to a function that has blocked.
+#[test]
+fn a_waker_does_not_compute_beside_the_function_that_has_got_its_worker() {
+    struct Computes(Arc<Computing>, mpsc::Sender<()>);
+    impl Wake for Computes {
+        fn wake(self: Arc<Self>) {
+            busy(&self.0, 1, MOMENT);
+            let _ = self.1.send(());
+        }
+    }
+    for kind in THREADED {
+        watched(move || {
+            let engine = Engine::builder().kind(kind).workers(1).pin(false).max_pending(2).build().unwrap();
+            for _ in 0..5 {
+                let computing = Arc::new(Computing::default());
+                let (blocks, ends, started) = (Gate::new(), Gate::new(), Gate::new());
+                let (gate, own) = (blocks.clone(), Arc::clone(&computing));
+                let blocked = move |()| {
+                    blocking(|| gate.pass());
+                    busy(&own, 1, MOMENT);
+                };
+                let (gate, at) = (ends.clone(), started.clone());
+                let beside = move |()| {
+                    at.open();
+                    gate.pass();
+                };
+                engine.op("blocked").push((), blocked).unwrap();
+                engine.op("beside").push((), beside).unwrap();
+                started.pass();
+                let (sender, woken) = mpsc::channel();
+                let waker = Waker::from(Arc::new(Computes(Arc::clone(&computing), sender)));
+                let mut room = pin!(engine.op("later").when_room());
+                assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                // Its function queues for the worker.
+                blocks.open();
+                thread::sleep(MOMENT);
+                ends.open();
+                woken.recv_timeout(PATIENCE).unwrap();
+                engine.wait_for_all().unwrap();
+                assert_eq!(computing.too_many.load(Relaxed), 0);
+            }
+        });
+    }
+}
+
+/// Nests operations of a naive engine until a push defers its operation, and calls `f` there with the handle of that.
+fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
+    type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
+    fn descend(engine: &Engine, f: &Deep) {
+        let (inside, inner, ran) = (engine.clone(), Arc::clone(f), Gate::new());
+        let opens = ran.clone();
+        let function = move |()| {
+            opens.open();
+            if lock(&inner).is_some() {
+                descend(&inside, &inner);
+            }
+        };
+        let next = engine.op("deep").submit((), function).unwrap();
+        if !ran.is_open() {
+            let f = lock(f).take();
+            f.expect("only one push is deferred")(next);
+        }
+    }
+    let f: Deep = Arc::new(Mutex::new(Some(Box::new(f))));
+    descend(engine, &f);
+    assert!(lock(&f).is_none(), "no push was deferred");
+}
+
+/// A poll runs what its thread has deferred. The stack is short there, so that another thread does it.
+#[test]
+fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
+    for kind in THREADED {
+        watched(move || {
+            let (engine, naive) = (common::engine(kind, 1), common::engine(EngineKind::Naive, 1));
+            let computing = Arc::new(Computing::default());
+            let (inside, own) = (engine.downgrade(), Arc::clone(&computing));
+            let outer = engine.op("outer").submit((), move |()| {
+                let f = move |mut next: OpHandle<()>| {
+                    let beside = Arc::clone(&own);
+                    inside.op("beside").push((), move |()| busy(&beside, 1, MOMENT)).unwrap();
+                    assert!(common::poll_once(&mut next).is_ready());
+                    busy(&own, 1, MOMENT);
+                };
+                at_the_first_deferred_push(&naive, f);
+            });
+            outer.unwrap().wait().unwrap();
+            engine.wait_for_all().unwrap();
+            assert_eq!(computing.too_many.load(Relaxed), 0);
+        });
+    }
+}
+
+/// A waker that the end of a stop's own operation calls is a part of the stop.
+#[test]
+fn no_waker_runs_after_a_stop() {
+    struct Computes(AtomicUsize);
+    impl Wake for Computes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+            thread::sleep(MOMENT);
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+    for kind in THREADED {
+        watched(move || {
+            let engine = Engine::builder().kind(kind).workers(2).pin(false).build().unwrap();
+            for _ in 0..10 {
+                let waker = Arc::new(Computes(AtomicUsize::new(0)));
+                thread::scope(|threads| {
+                    let stop = threads.spawn(|| engine.stop(None).unwrap());
+                    let mut all = pin!(engine.wait_for_all_async());
+                    let context = Waker::from(Arc::clone(&waker));
+                    let _ = all.as_mut().poll(&mut Context::from_waker(&context));
+                    stop.join().unwrap();
+                    assert_ne!(waker.0.load(Relaxed), 1, "a waker runs although the engine is stopped");
+                });
+                engine.start().unwrap();
             }
         });
     }

@@ -84,6 +84,52 @@ fn an_operation_is_claimed_again_without_the_check() {
     without(Step::ClaimOnce, one_claim_is_won);
 }
 
+/// The end of a scope abandons an operation that was cancelled, or that it cancels itself, while the turn of the operation
+/// comes: one of the two counts it out.
+fn one_counts_out_an_abandoned_operation() {
+    for is_cancelled in [false, true] {
+        model(COMPLETE, Flavour::Contract, move || {
+            let (claim, left) = (Arc::new(Claim::default()), Arc::new(AtomicUsize::new(0)));
+            if is_cancelled {
+                assert!(claim.cancel(Cancel::Quietly));
+            }
+            let (scope, scope_left) = (Arc::clone(&claim), Arc::clone(&left));
+            let scope = thread::spawn(move || {
+                let abandoned = scope.abandon(true);
+                if abandoned.is_some() {
+                    scope_left.fetch_add(1, Relaxed);
+                }
+                abandoned
+            });
+            let started = claim.start();
+            let is_abandoned = claim.settle();
+            if !is_abandoned {
+                left.fetch_add(1, Relaxed);
+            }
+            let abandoned = scope.join().unwrap();
+            assert_eq!(left.load(Relaxed), 1, "it is counted out once");
+            assert_eq!((is_abandoned, claim.settle()), (abandoned.is_some(), is_abandoned));
+            match started {
+                Ok(()) => assert!(abandoned.is_none() && !is_cancelled),
+                Err(Cancel::Loudly) => assert_eq!(abandoned, Some(true)),
+                Err(Cancel::Quietly) => assert_ne!(abandoned, Some(true)),
+            }
+        });
+    }
+}
+
+#[test]
+fn an_abandoned_operation_is_counted_out_once() {
+    one_counts_out_an_abandoned_operation();
+    must_fail("an_abandoned_operation_is_counted_out_twice_without_the_agreement", "it is counted out once");
+}
+
+#[test]
+#[ignore = "the twin of the model above, which must fail"]
+fn an_abandoned_operation_is_counted_out_twice_without_the_agreement() {
+    without(Step::SettleOnce, one_counts_out_an_abandoned_operation);
+}
+
 fn a_function_is_called_or_dropped() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();

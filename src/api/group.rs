@@ -156,8 +156,9 @@ impl Group {
     /// [`Engine::wait_for_all`] returns them. An operation that was skipped has failed with the failure that it was
     /// skipped for.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of the group, and also [`WaitError::TooManyWaiting`],
-    /// [`WaitError::OnDevice`] and [`WaitError::InDeletion`].
+    /// [`WaitError::WouldDeadlock`] inside an operation of the group, or that an operation of the group waits for,
+    /// [`WaitError::TooManyWaiting`],
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`].
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }

@@ -218,7 +218,7 @@ impl<R> OpHandle<R> {
 pub(super) fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {
-        Core::catch_up();
+        Core::catch_up_and_go_on();
         is_done()
     }
 }

@@ -104,8 +104,11 @@ impl Engine {
     /// have failed, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is dropped
     /// then.
     ///
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread
-    /// must not wait; `f` is not called then. [`WaitError::Refused`] in a forked child.
+    /// [`WaitError::WouldDeadlock`] if operations of the scope could not start before the call returns, and nothing but the ends
+    /// of scopes waits in between: those are cancelled, and fail what they mutate.
+    ///
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread must not
+    /// wait; `f` is not called then. [`WaitError::Refused`] in a forked child.
     ///
     /// # Panics
     /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic of an

@@ -15,6 +15,7 @@ use crate::{
     },
     engine::{
         acquire::Acquired,
+        core::Core,
         frame::{self, Call},
         result_job::{self, ResultJob},
         spec::{Entry, Refs, Spec},
@@ -212,7 +213,7 @@ impl Engine {
     fn check_wait_for<T>(&self, var: &Var<T>) -> Result<(), WaitError> {
         self.core().check_wait()?;
         let is_held = frame::holds(VarCell::queue_ptr(var.ptr()));
-        if is_held { Err(self.core().would_deadlock(var.token().cell().awaited())) } else { Ok(()) }
+        if is_held { Err(Core::would_deadlock(var.token().cell().awaited())) } else { Ok(()) }
     }
 }
 

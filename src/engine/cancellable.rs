@@ -13,7 +13,12 @@
 //! * The function: the thread that wins the claim.
 //! * The failure: made under its lock, by a canceller before it tries to claim the operation.
 //!
-//! There are no edges here: see the [claim](crate::notify::claim).
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `publish` | store in [`Place::publish`] | load in [`Cancellable::claim_ready`] | the lane and the record |
+//! | `cleared` | store in [`Cancellable::cancel`] | load in [`Cancellable::abandon`] | the drop of the function |
 
 use std::{panic::Location, ptr::NonNull, sync::Arc};
 
@@ -30,7 +35,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::{Acquire, Relaxed, Release},
-        atomic::{AtomicPtr, AtomicU8},
+        atomic::{AtomicBool, AtomicPtr, AtomicU8},
         cell::UnsafeCell,
         lock,
     },
@@ -48,6 +53,8 @@ pub struct Cancellable<F: ?Sized> {
     /// Called when the started operation is asked to stop.
     stop: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     place: Place,
+    /// The function was dropped by the canceller.
+    is_cleared: AtomicBool,
     f: UnsafeCell<F>,
 }
 
@@ -98,6 +105,11 @@ impl Place {
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
     }
 
+    /// What keeps the operation from entering a queue, or null. The pointer is to be compared.
+    pub(super) fn held_back_by(&self) -> &AtomicPtr<()> {
+        &self.held_back_by
+    }
+
     /// Whether `by` keeps the operation from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
         // Relaxed: only the thread that holds the operation back must see it.
@@ -124,6 +136,7 @@ impl<F> Cancellable<Option<F>> {
             name,
             location,
             place: Place::default(),
+            is_cleared: AtomicBool::new(false),
             f: UnsafeCell::new(Some(f)),
         }
     }
@@ -208,8 +221,38 @@ impl Cancellable<dyn Function> {
             failure.record(failures);
         }
         tell(failure);
-        // SAFETY: this thread has won the claim.
-        self.f.with_mut(|f| unsafe { &mut *f }.clear());
+        // SAFETY: (1): this thread has won the claim.
+        unsafe { self.clear() };
         true
+    }
+
+    /// Drops the function of an operation that was cancelled.
+    ///
+    /// # Safety
+    /// 1. This thread has won the claim.
+    unsafe fn clear(&self) {
+        // SAFETY: (1).
+        self.f.with_mut(|f| unsafe { &mut *f }.clear());
+        // Release (edge `cleared`): the drop of the function.
+        self.is_cleared.store(true, Release);
+    }
+
+    /// Cancels the operation loudly if it has not started, calls `tell` with its failure, and drops the function. Returns
+    /// whether the operation has not started, by this call or an earlier cancellation, and whether its scope may therefore
+    /// count it out. Then its turn does not.
+    pub(super) fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
+        let failure = self.failure();
+        // Acquire (edge `cleared`): the drop of the function, which comes before the end of the scope.
+        match self.claim.abandon(self.is_cleared.load(Acquire)) {
+            None => false,
+            Some(false) => true,
+            Some(true) => {
+                failure.record(failures);
+                tell(failure);
+                // SAFETY: (1): this thread has won the claim.
+                unsafe { self.clear() };
+                true
+            }
+        }
     }
 }

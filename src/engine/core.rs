@@ -23,7 +23,7 @@ use crate::{
     device::gpus::Gpus,
     engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::failures::Failures,
-    notify::{pending::PendingOps, waiters::Waiters},
+    notify::pending::PendingOps,
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
@@ -58,8 +58,6 @@ pub(crate) struct Core {
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
-    /// The threads that wait inside operations.
-    pub(super) waiters: Waiters,
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
@@ -108,7 +106,6 @@ impl Core {
             phase: CachePadded::new(AtomicU8::new(phase)),
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),
-            waiters: Waiters::default(),
             failures: Arc::default(),
             threads,
             gpus,

@@ -1,36 +1,59 @@
 //! Waits that would never return: an operation waits for one that stands behind it, directly or through others.
 //!
-//! A thread that waits inside an operation is in the list of [waiters](crate::notify::waiters). From time to time it
-//! walks forward from the operations that run on it: to the operations behind them, and from an operation that another
-//! waiter waits for to those that run on that waiter's thread. If it reaches the operation that it waits for itself,
-//! none of these operations can continue.
+//! A thread that waits inside operations is in a list of [waiters](crate::notify::waiters), which all engines share. From time
+//! to time it walks forward, from what its thread is [inside of](Inside):
 //!
-//! Each step of such a cycle lasts as long as the step before: an operation in a queue cannot start before the one
-//! ahead is complete, and the one ahead cannot complete while its thread waits. So the cycle is real if, after the
-//! walk, none of its waits is over and the awaited operation is not complete: then none of the operations that its
-//! waiters wait for was complete, and each record still belonged to the same operation. The youngest waiter ends the
-//! cycle, since it finds the others in the list. A walk may see an unfinished push, so walks are repeated.
+//! | from | to | because |
+//! |---|---|---|
+//! | an operation | those that stand behind it | they start when it is complete |
+//! | an operation | a waiter that waits for it, for its group, or for all operations of its engine | its wait ends when the operation has ended |
+//! | an operation whose epilogue runs | a waiter that waits for its group, or for all operations of its engine | it is counted out after the epilogue |
+//! | the function of a parent | a waiter that waits for one of its children | they enter their queues when it has returned |
+//! | a waiter | what its thread is inside of | that goes on when the wait is over |
 //!
-//! Tasks of other executors, waits for groups, and waits with a time limit are not followed.
+//! If it comes to its own wait, none of these can go on.
+//!
+//! Each step of such a cycle lasts as long as the step before: an operation in a queue cannot start before the one ahead is
+//! complete, and that cannot complete while its thread waits. So the cycle is real if the waits of all its waiters are not
+//! over after the walk: then none of the operations that they wait for was, and each record is known to be its own still. A
+//! walk may see a push that is not over, so it is repeated.
+//!
+//! # Who ends a cycle
+//!
+//! | its waiters | who | how |
+//! |---|---|---|
+//! | one has a time limit | the thread that walks, if its own wait is the one | its wait returns [`WaitError::WouldDeadlock`]; other walks do not follow waits with time limits |
+//! | some can be refused | the one of these that began to wait last | its wait returns `WouldDeadlock` |
+//! | all are at the end of a scope | the one that began to wait last | it gives up operations that cannot start; see [`engine::scope`](crate::engine::scope) |
+//!
+//! A walk finds some cycle through its own wait, not each. Of all waits that can be refused in cycles that share waits, the last
+//! one is the last one of each cycle that its own walk can find, so it ends that.
+//!
+//! # Not followed
+//!
+//! Tasks of other executors, futures of waits, guards, completions, and the shutdowns of other engines. In an engine's forked child nothing
+//! is found.
 
 use std::{
+    mem::offset_of,
     ptr::NonNull,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use crate::{
     engine::{core::Core, frame, task::Task},
     error::{
-        deadlock::{Awaited, Deadlock},
+        deadlock::{Awaited, Deadlock, Pushed},
         wait::WaitError,
     },
     memory::epoch,
     notify::{
         async_state::AsyncState,
         oneshot::Oneshot,
-        waiters::{Ops, Waiter},
+        pending::{PendingOps, Ticket},
+        waiters::{Goal, Inside, IsOver, Kind, Ops, Waiter, Waiters},
     },
+    sync::{atomic::AtomicPtr, fork::PerProcess},
     tracker::{Ahead, Op, OpRef, walk_blocked},
 };
 
@@ -47,12 +70,28 @@ const MAX_VISITED: usize = 100_000;
 /// few microseconds, less than handing a worker over takes.
 const MAX_NEAR: usize = 256;
 
-/// The operation that a thread waits for.
+/// The waiters of all engines of this process: operations of different engines can wait for each other.
+static WAITERS: PerProcess<Waiters> = PerProcess::new();
+
+fn waiters() -> &'static Waiters {
+    WAITERS.get(Waiters::default)
+}
+
+/// The one operation that a wait waits for.
+#[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     /// The task of the operation. The pointer identifies the operation until the operation is complete, and is never
     /// read.
     pub(super) task: NonNull<()>,
+    /// What keeps the operation from entering a queue, if anything may.
+    pub(super) held_back_by: Option<&'a AtomicPtr<()>>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
+}
+
+impl<'a> Target<'a> {
+    pub(super) fn goal(&self) -> Goal<'a> {
+        Goal::Op { task: self.task, held_back_by: self.held_back_by }
+    }
 }
 
 /// A reference that other threads may use, although the compiler cannot know that.
@@ -94,6 +133,29 @@ unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Tas
     ops.iter().map(|op| op.cast()).filter(move |op| !is_over(op))
 }
 
+/// The ticket of `op` in this count, if it is that of one of its groups.
+///
+/// # Safety
+/// 1. The operation was pending at some moment since the calling thread was pinned.
+unsafe fn ticket_in_group(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket> {
+    // SAFETY: (1): the record is not reused before this thread is unpinned.
+    unsafe { op.joined() }?.ticket_in(pending)
+}
+
+/// The ticket of `op` in this count, if it is that of one of its groups or that of its engine.
+///
+/// # Safety
+/// 1. The operation was pending at some moment since the calling thread was pinned.
+pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket> {
+    // A pending operation is marked with the address of its engine, or with the one behind that.
+    let engine = op.marked_by().addr() & !1;
+    if engine == std::ptr::from_ref(pending).addr().wrapping_sub(offset_of!(Core, pending)) {
+        return Some(op.task().ticket);
+    }
+    // SAFETY: (1).
+    unsafe { ticket_in_group(op, pending) }
+}
+
 /// Returns a function that tells any thread whether the result of a oneshot is set.
 pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> bool + Sync {
     // SAFETY: the thread that sets the result shares the oneshot already, and whether it is set is found under its
@@ -102,81 +164,276 @@ pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> boo
     move || oneshot.get().is_done()
 }
 
+/// When a thread looks for a cycle of waits.
+pub(super) struct Looks {
+    next: Instant,
+    pause: Duration,
+}
+
+impl Looks {
+    pub(super) fn new() -> Self {
+        Self { next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
+    }
+
+    /// When the thread looks next.
+    pub(super) fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Whether the thread is to look now.
+    pub(super) fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        if now < self.next {
+            return false;
+        }
+        self.pause = LAST_PAUSE.min(2 * self.pause);
+        self.next = now + self.pause;
+        true
+    }
+}
+
+/// A step of a walk: a waiter, and the step that it came from. The first is the waiter whose thread walks.
+struct Step {
+    number: u64,
+    kind: Kind,
+    from: usize,
+}
+
+/// A search for a cycle of waits.
+struct Walk {
+    own: u64,
+    /// Only ends of scopes are followed.
+    only_closing: bool,
+    steps: Vec<Step>,
+    /// The step that led to the own wait, and the operation that this waits for.
+    found: Option<(usize, NonNull<Op<Task>>)>,
+    /// Operations to visit, each with the step that it belongs to.
+    ahead: Ahead<Task>,
+}
+
+impl Walk {
+    /// Begins with what the calling thread is `inside` of.
+    fn from(waiter: &Waiter<'_>, inside: &Inside, only_closing: bool) -> Self {
+        let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
+        let mut walk = Self { own: waiter.number(), only_closing, steps: vec![own], found: None, ahead: Vec::new() };
+        // SAFETY: (1): they run on this thread.
+        walk.ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
+        walk.enter(inside, 0);
+        walk
+    }
+
+    /// Goes on from what the thread of a waiter is inside of, except for the operations that are not complete.
+    fn enter(&mut self, inside: &Inside, step: usize) {
+        let mut todo = vec![(inside.clone(), step)];
+        while let Some((inside, step)) = todo.pop() {
+            for &(op, in_group) in &inside.ended {
+                let op: NonNull<Op<Task>> = op.cast();
+                // SAFETY: the frame of the epilogue keeps the record, and its thread was in the list of waiters, or is this
+                // one, since this thread was pinned.
+                let known = unsafe { op.as_ref() };
+                let reaches = |goal: &Goal<'_>| {
+                    goal.covers(|pending| {
+                        // SAFETY: (1): its epilogue runs.
+                        let in_any = unsafe { ticket_in(known, pending) };
+                        // SAFETY: (1): its epilogue runs.
+                        in_any.filter(|_| in_group || unsafe { ticket_in_group(known, pending) }.is_none())
+                    })
+                };
+                self.reach(op, step, reaches, &mut todo);
+            }
+            for &family in &inside.families {
+                // The operation is not needed: the goal is one operation.
+                self.reach(NonNull::dangling(), step, |goal| goal.is_held_back_by(family), &mut todo);
+            }
+        }
+    }
+
+    /// Goes on to the waiters whose goal `reaches`, from `op`.
+    fn reach(
+        &mut self,
+        op: NonNull<Op<Task>>,
+        from: usize,
+        reaches: impl FnMut(&Goal<'_>) -> bool,
+        todo: &mut Vec<(Inside, usize)>,
+    ) {
+        let Self { own, only_closing, steps, found, ahead } = self;
+        waiters().each_for(Some(*own), reaches, |number, kind, inside| {
+            if number == *own {
+                found.get_or_insert((from, op));
+                return;
+            }
+            if *only_closing && kind != Kind::Closing || steps.iter().any(|step| step.number == number) {
+                return;
+            }
+            let step = steps.len();
+            steps.push(Step { number, kind, from });
+            // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not returned.
+            ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, step)));
+            todo.push((inside.clone(), step));
+        });
+    }
+
+    /// Visits an operation that is not complete.
+    fn visit(&mut self, op: &Op<Task>, from: usize) {
+        let Some(task) = identity(op) else { return };
+        let mut todo = Vec::new();
+        // SAFETY: (1): it was not complete at some moment since this thread was pinned.
+        let reaches = |goal: &Goal<'_>| goal.is_op(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
+        self.reach(NonNull::from(op), from, reaches, &mut todo);
+        todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
+    }
+
+    /// The waiters on the way to `step`, without the own one.
+    fn way_to(&self, mut step: usize) -> impl Iterator<Item = &Step> {
+        std::iter::from_fn(move || {
+            let at = &self.steps[step];
+            (step != 0).then(|| {
+                step = at.from;
+                at
+            })
+        })
+    }
+}
+
+/// A cycle of waits that the calling thread is to end.
+pub(super) struct Cycle {
+    /// The operation through which it comes back to the wait of the calling thread, if that waits for several.
+    pub(super) through: Option<Pushed>,
+}
+
+/// Looks for a cycle through the wait of the calling thread, which is `inside` of these operations, and which is to end it.
+pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) -> Option<Cycle> {
+    // Before operations are found to be incomplete.
+    let _pinned = epoch::pin();
+    let mut walk = Walk::from(waiter, inside, false);
+    let ahead = std::mem::take(&mut walk.ahead);
+    if walk.found.is_none() {
+        let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
+            walk.visit(op, from);
+            ahead.append(&mut walk.ahead);
+            walk.found.is_some()
+        };
+        // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
+        unsafe { walk_blocked(ahead, MAX_VISITED, look) };
+    }
+    let (from, op) = walk.found?;
+    let is_refusable = |step: &&Step| step.kind == Kind::Refusable;
+    let is_last = |step: &Step| step.number < waiter.number();
+    let ends_it = match waiter.kind() {
+        // Others do not follow a wait with a time limit, so it ends the cycle itself.
+        Kind::Timed => true,
+        Kind::Refusable => walk.way_to(from).filter(is_refusable).all(is_last),
+        Kind::Closing => walk.way_to(from).all(|step| step.kind == Kind::Closing && is_last(step)),
+    };
+    if !ends_it || !waiters().all_wait(walk.way_to(from).map(|step| step.number)) {
+        return None;
+    }
+    // SAFETY: if the goal is not a single operation, `visit` or `enter` has found this one, since this thread was pinned.
+    let pushed = |op: NonNull<Op<Task>>| unsafe { op.as_ref() }.task().pushed();
+    Some(Cycle { through: (!is_single).then(|| pushed(op)) })
+}
+
+/// The operations of this count that cannot start before the calling thread goes on, which waits at the end of a scope, if all
+/// waits in between are at the ends of scopes. Each with what identifies it, and its ticket.
+pub(super) fn blocked_members(
+    waiter: &Waiter<'_>,
+    inside: &Inside,
+    pending: &PendingOps,
+) -> Vec<(NonNull<()>, Ticket)> {
+    // Before operations are found to be incomplete.
+    let _pinned = epoch::pin();
+    let mut walk = Walk::from(waiter, inside, true);
+    let ahead = std::mem::take(&mut walk.ahead);
+    let mut blocked = Vec::new();
+    let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
+        // SAFETY: (1): it was not complete at some moment since this thread was pinned.
+        if let (Some(task), Some(ticket)) = (identity(op), unsafe { ticket_in_group(op, pending) }) {
+            blocked.push((task, ticket));
+        }
+        walk.visit(op, from);
+        ahead.append(&mut walk.ahead);
+        false
+    };
+    // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
+    unsafe { walk_blocked(ahead, MAX_VISITED, look) };
+    blocked
+}
+
 impl Core {
     /// Calls `wait`, which blocks until a time limit, until it returns something other than [`WaitError::TimedOut`], or
-    /// until `deadline`. Returns [`WaitError::WouldDeadlock`] if the operations on this thread would wait for ever.
-    pub(super) fn wait_watching<R, Q, T: ?Sized>(
-        self: &Arc<Self>,
-        oneshot: &Oneshot<Q, T>,
-        target: &Target<'_>,
+    /// until `deadline`. Returns [`WaitError::WouldDeadlock`] if the thread would wait for `goal` for ever. `describe` describes
+    /// a goal that is one operation.
+    pub(super) fn wait_watching<R>(
+        &self,
+        goal: Goal<'_>,
+        describe: Option<&dyn Fn() -> Awaited>,
+        is_over: &IsOver<'_>,
         deadline: Option<Instant>,
-        wait: impl Fn(&Oneshot<Q, T>, Option<Instant>) -> Result<R, WaitError>,
+        wait: impl Fn(Option<Instant>) -> Result<R, WaitError>,
     ) -> Result<R, WaitError> {
-        let ops = frame::running_ops(self);
-        if ops.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
+        let inside = frame::inside();
+        if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have no clock.
-            return wait(oneshot, deadline);
+            return wait(deadline);
         }
-        let is_over = is_done(oneshot);
-        self.waiters.during(ops.clone(), target.task, deadline.is_some(), &is_over, |waiter| {
-            let mut pause = FIRST_PAUSE;
+        let kind = if deadline.is_some() { Kind::Timed } else { Kind::Refusable };
+        waiters().during(self.engine(), inside.clone(), goal, kind, is_over, |waiter| {
+            let mut looks = Looks::new();
             loop {
-                let look_at = Instant::now() + pause;
-                let until = deadline.map_or(look_at, |deadline| deadline.min(look_at));
-                match wait(oneshot, Some(until)) {
+                let until = deadline.map_or(looks.next(), |deadline| deadline.min(looks.next()));
+                match wait(Some(until)) {
                     Err(WaitError::TimedOut) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
                     result => return result,
                 }
                 if self.is_forked() {
-                    return wait(oneshot, deadline);
+                    return wait(deadline);
                 }
-                if self.is_cycle(&ops, waiter, target.task) && !oneshot.is_done() {
-                    return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), (target.describe)())));
+                if !looks.is_due() {
+                    continue;
                 }
-                pause = LAST_PAUSE.min(2 * pause);
+                let Some(cycle) = find_cycle(waiter, &inside, describe.is_some()) else { continue };
+                if is_over() {
+                    continue;
+                }
+                let awaited = match (describe, cycle.through) {
+                    (Some(describe), _) => describe(),
+                    (None, Some(member)) => Awaited::Member(member),
+                    (None, None) => Awaited::All,
+                };
+                return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited)));
             }
         })
     }
 
-    /// Whether `target` cannot complete before the operations `ops`, which run on this thread, and this thread must end
-    /// the cycle: it is the youngest of the waiters in it, or its wait has a time limit.
-    fn is_cycle(&self, ops: &[NonNull<()>], waiter: &Waiter<'_>, target: NonNull<()>) -> bool {
-        // Pinned before operations are found to be incomplete.
-        let _pinned = epoch::pin();
-        // SAFETY: (1): `ops` run on this thread.
-        let ahead = unsafe { incomplete(ops) }.map(|op| (op, 0)).collect();
-        // The number of each waiter that the walk passes, and the step before it; step 0 is this thread.
-        let mut steps = vec![(waiter.number(), 0)];
-        let mut cycle = Vec::new();
-        let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
-            let Some(task) = identity(op) else { return false };
-            if task == target {
-                let mut step = from;
-                while step != 0 {
-                    cycle.push(steps[step].0);
-                    step = steps[step].1;
-                }
-                return true;
-            }
-            self.waiters.each_for(task, |number, ops| {
-                // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not
-                // returned.
-                ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, steps.len())));
-                steps.push((number, from));
-            });
-            false
-        };
-        // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
-        let found = unsafe { walk_blocked(ahead, MAX_VISITED, look) };
-        // Others do not follow a wait with a time limit, so it ends the cycle itself.
-        let ends_it = waiter.is_timed() || cycle.iter().all(|&number| number < waiter.number());
-        found && ends_it && self.waiters.all_wait(&cycle)
+    /// What identifies this engine to waiters.
+    pub(super) fn engine(&self) -> NonNull<()> {
+        NonNull::from(self).cast()
     }
 
-    /// Whether `target` cannot complete before the ready operation `op`, which this thread owns, as far as a short walk
-    /// finds.
-    pub(super) fn leads_to(&self, op: &OpRef<Task>, target: NonNull<()>) -> bool {
-        // Pinned before operations are found to be incomplete.
+    /// Calls `f` as [`Waiters::during`] does, for the end of a scope. Returns `None` if nothing depends on the calling thread.
+    pub(super) fn while_closing<R>(
+        &self,
+        inside: &Inside,
+        pending: &PendingOps,
+        is_over: &IsOver<'_>,
+        f: impl FnOnce(&Waiter<'_>) -> R,
+    ) -> R {
+        waiters().during(self.engine(), inside.clone(), Goal::Counted(pending, None), Kind::Closing, is_over, f)
+    }
+
+    /// Calls `found` with each waiter of any engine: what its thread is inside of, and what it waits for.
+    pub(super) fn each_waiter(found: impl FnMut(&Inside, &Goal<'_>)) {
+        waiters().each(found);
+    }
+
+    /// Whether no wait for this engine inside an operation is over whose thread has yet to run.
+    pub(super) fn all_wait_still(&self) -> bool {
+        waiters().all_wait_still(self.engine())
+    }
+
+    /// Whether `target` cannot complete before the ready operation `op`, which this thread owns, as far as a short walk finds.
+    pub(super) fn leads_to(op: &OpRef<Task>, target: NonNull<()>) -> bool {
+        // Before operations are found to be incomplete.
         let _pinned = epoch::pin();
         let mut ops = Ops::from_iter([NonNull::from(&**op).cast()]);
         // SAFETY: (1): this thread owns the operation.
@@ -191,9 +448,13 @@ impl Core {
         let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
         let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {
             let Some(task) = identity(op) else { return false };
-            // SAFETY: (1): `ops` run on the thread of a waiter that is in the list, so their functions have not
-            // returned.
-            self.waiters.each_for(task, |_, ops| ahead.extend(unsafe { incomplete(ops) }.map(|op| (op, 0))));
+            // SAFETY: (1): it was not complete at some moment since this thread was pinned.
+            let reaches =
+                |goal: &Goal<'_>| goal.is_op(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
+            waiters().each_for(None, reaches, |_, _, inside| {
+                // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not returned.
+                ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
+            });
             task == target
         };
         // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.

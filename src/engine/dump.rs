@@ -7,14 +7,18 @@
 
 use std::{collections::HashMap, ptr::NonNull};
 
+use smallvec::SmallVec;
+
 use crate::{
     device::gpus::FIRST_LANE,
     engine::{
         core::Core,
+        deadlock::ticket_in,
         task::{Task, flag},
         variable::VarCell,
     },
     memory::epoch,
+    notify::waiters::Goal,
     trace::{
         dump::{Dump, OpState, PendingAccess, PendingOp},
         event::{AccessMode, OpId},
@@ -64,11 +68,21 @@ impl Core {
                 dump.ops[later].waits_for.push(earlier);
             }
         }
-        self.waiters.each(|ops, target| {
-            let Some(&target) = by_task.get(&target.as_ptr()) else { return };
-            for op in ops {
+        Self::each_waiter(|inside, goal| {
+            let mut targets: SmallVec<[usize; 1]> = SmallVec::new();
+            match goal {
+                Goal::Op { task, .. } => targets.extend(by_task.get(&task.as_ptr()).copied()),
+                Goal::Counted(..) => targets.extend(by_record.iter().filter_map(|(record, &index)| {
+                    // SAFETY: (1): it was found marked since this thread was pinned.
+                    goal.covers(|pending| unsafe { ticket_in(record.cast().as_ref(), pending) }).then_some(index)
+                })),
+            }
+            if targets.is_empty() {
+                return;
+            }
+            for op in &inside.ops {
                 if let Some(&waiter) = by_record.get(op) {
-                    dump.ops[waiter].waits_for.push(target);
+                    dump.ops[waiter].waits_for.extend(targets.iter().copied().filter(|&target| target != waiter));
                     dump.ops[waiter].state = OpState::WaitingInside;
                 }
             }

@@ -8,6 +8,7 @@ use crate::{
         ending::{Completed, Epilogue, FnState},
         frame::{self, Call, Frame, Holds},
         group::Membership,
+        regain::regain_worker,
         spec::Spec,
         task::{Cleanup, FnJob, Task, flag},
         worker_thread,
@@ -129,6 +130,10 @@ impl Core {
         // register again, and be woken again, without end.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
+        }
+        // This thread may have given its worker away, to a function that has waited or to a stop.
+        if worker_thread::begin_code() {
+            regain_worker(None);
         }
         worker_thread::share_slot();
         frame::enter_after(self, || wakers.wake());

@@ -49,7 +49,11 @@ use crate::{
         task::{Task, flag},
     },
     error::deadlock::Pushed,
-    notify::{async_state::AsyncState, claim::Claim, waiters::Ops},
+    notify::{
+        async_state::AsyncState,
+        claim::Claim,
+        waiters::{Inside, Ops},
+    },
     sync::thread_static,
     testing::weaken::{Step, removed},
     tracker::{Op, VarQueue},
@@ -346,16 +350,15 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out the frames
-/// around a scope whose operation runs on this thread, since the scope knows them, if `counts` returns `true` for the
-/// frame of that operation.
-fn each_unknown(counts: impl Fn(&Frame) -> bool, mut look: impl FnMut(&Frame) -> bool) {
+/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out those that are
+/// known by an operation of a scope that was opened inside them.
+fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     let mut known_from = None;
     any_frame(|frame| {
         if known_from == Some(ptr::from_ref(frame).cast()) {
             return true;
         }
-        known_from = frame.known_from().filter(|_| counts(frame)).or(known_from);
+        known_from = frame.known_from().or(known_from);
         !look(frame)
     });
 }
@@ -384,7 +387,7 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
         frame.each_held(|held| names |= held == queue.cast());
         !names
     };
-    each_unknown(|_| true, look);
+    each_unknown(look);
     names
 }
 
@@ -448,16 +451,16 @@ pub(super) fn held_queues() -> HeldQueues {
         frame.each_held(|queue| held.push(queue));
         true
     };
-    each_unknown(|_| true, look);
+    each_unknown(look);
     held
 }
 
-/// Returns the operations of `core` that run on this thread and have not released their variables, and the parents of
-/// those that are children.
-pub(super) fn running_ops(core: &Core) -> Ops {
+/// The operations that run on this thread, for any engine, and have not released their variables; also the parents of
+/// children.
+pub(super) fn running_ops() -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
-        if frame.is_of(core) && frame.holds != Holds::Nothing && !frame.is_over() {
+        if frame.holds != Holds::Nothing && !frame.is_over() {
             ops.extend(frame.op.map(NonNull::cast));
             if let Some(family) = frame.limits().child_of {
                 // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed
@@ -467,18 +470,34 @@ pub(super) fn running_ops(core: &Core) -> Ops {
         }
         true
     };
-    // A scope knows only the operations of its own engine.
-    each_unknown(|frame| frame.is_of(core), look);
+    each_unknown(look);
     ops
 }
 
-/// Returns the name of the innermost operation of `core` that runs on this thread, and where it was pushed.
-pub(super) fn running_op(core: &Core) -> Option<Pushed> {
+/// What this thread is inside of.
+pub(super) fn inside() -> Inside {
+    let mut inside = Inside { ops: running_ops(), ..Inside::default() };
+    any_frame(|frame| {
+        if let (Some(op), Holds::Nothing) = (frame.op, frame.holds) {
+            let in_group = frame.limits().group.is_some();
+            // What starts an asynchronous operation has an epilogue as well, but another thread may end the operation
+            // meanwhile. No group counts on that.
+            // SAFETY: the caller of `enter_with` keeps the operation alive until the frame ends.
+            if in_group || !unsafe { op.as_ref() }.task().has(flag::ASYNC) {
+                inside.ended.push((op.cast(), in_group));
+            }
+        }
+        inside.families.extend(frame.family().map(|family| NonNull::from(family.as_any()).cast()));
+        false
+    });
+    inside
+}
+
+/// The name of the innermost operation that runs on this thread, and where it was pushed.
+pub(super) fn running_op() -> Option<Pushed> {
     let mut running = None;
     any_frame(|frame| {
-        if frame.is_of(core) {
-            running = frame.op().map(|op| (op.task().name().clone(), op.task().location()));
-        }
+        running = frame.op().map(|op| op.task().pushed());
         running.is_some()
     });
     running
@@ -494,9 +513,16 @@ pub(super) fn holds_back(place: &Place) -> bool {
     any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
-/// Whether an operation of `group`, or of a group inside it, runs on this thread.
-pub(crate) fn in_group(group: &Group) -> bool {
-    any_frame(|frame| frame.limits().group().is_some_and(|own| own.is_within(group)))
+/// The name of an operation of `group`, or of a group inside it, that runs on this thread, and where it was pushed.
+pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
+    let mut member = None;
+    any_frame(|frame| {
+        if frame.limits().group().is_some_and(|own| own.is_within(group)) && !frame.is_over() {
+            member = frame.op().map(|op| op.task().pushed());
+        }
+        member.is_some()
+    });
+    member
 }
 
 /// Puts the right to an operation back into the innermost frame, if that frame belongs to the operation and a panic in

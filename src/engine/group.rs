@@ -13,16 +13,18 @@
 //! * `state`: any thread.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
+//! * [`Joined`]: constant, in the record of the member. Any thread that is pinned may read it until the record is reused.
 //!
 //! There are no edges here: the count hands over what the members did.
 
-use std::{collections::BTreeMap, iter, sync::Arc};
+use std::{collections::BTreeMap, iter, mem::MaybeUninit, ptr, sync::Arc};
 
 use smallvec::SmallVec;
 
 use crate::{
     engine::kin::Kin,
     error::{op::OpError, wait::WaitError},
+    memory::epoch,
     notify::{
         claim::Cancel,
         pending::{PendingOps, Ticket},
@@ -80,7 +82,7 @@ impl Group {
 
     /// Whether this group is `other`, or inside `other`.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
-        std::ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
+        ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
     }
 
     /// Cancels the members that have not started, unless the group was cancelled before.
@@ -169,13 +171,94 @@ impl Membership {
     /// Returns the member's ticket in `group`, if the member belongs to `group` or to a group inside it.
     pub(super) fn ticket_in(&self, group: &Group) -> Option<Ticket> {
         let mut tickets = self.group.path().zip(&self.tickets);
-        tickets.find_map(|(at, &ticket)| std::ptr::eq(&raw const **at, group).then_some(ticket))
+        tickets.find_map(|(at, &ticket)| ptr::eq(&raw const **at, group).then_some(ticket))
+    }
+
+    /// Notes that the member was counted out of its groups by others.
+    pub(super) fn abandon(&mut self) {
+        self.tickets.clear();
+    }
+
+    /// What others may know of the membership.
+    pub(super) fn joined(&self) -> Joined {
+        Joined::new(self.group.path().map(|group| ptr::from_ref(&group.pending)).zip(self.tickets.iter().copied()))
     }
 
     /// Keeps the failure of the member in its group and in those around it.
     pub(super) fn fail(&self, failure: &OpError) {
         let kept = || Kept { failure: failure.clone(), is_own: self.fails_itself, mutates: self.mutates };
         self.group.path().for_each(|group| group.keep(self.number, kept()));
+    }
+}
+
+/// The number of groups, one inside the other, whose tickets a record of a member holds. Those of more are in a box.
+const LEVELS: usize = 7;
+
+/// The tickets of a member in its group and in those around it, for threads that only know its record. They hold as long as
+/// the member is counted, and mean nothing afterwards.
+pub(crate) struct Joined {
+    /// The counts, which are compared and never read.
+    counts: [MaybeUninit<*const PendingOps>; LEVELS],
+    tickets: [MaybeUninit<Ticket>; LEVELS],
+    /// The number of tickets, or [`BOXED`].
+    levels: u32,
+}
+
+/// In [`Joined::levels`]: the first pointer is to a boxed [`Tickets`] instead.
+const BOXED: u32 = u32::MAX;
+
+type Tickets = Vec<(*const PendingOps, Ticket)>;
+
+impl Joined {
+    /// Returns what an operation without a group has joined.
+    pub(crate) fn nothing() -> Self {
+        Self { counts: [MaybeUninit::uninit(); LEVELS], tickets: [MaybeUninit::uninit(); LEVELS], levels: 0 }
+    }
+
+    fn new(mut tickets: impl Iterator<Item = (*const PendingOps, Ticket)>) -> Self {
+        let mut joined = Self::nothing();
+        for ((count, ticket), (own_count, own_ticket)) in
+            tickets.by_ref().take(LEVELS).zip(joined.counts.iter_mut().zip(&mut joined.tickets))
+        {
+            own_count.write(count);
+            own_ticket.write(ticket);
+            joined.levels += 1;
+        }
+        let Some(next) = tickets.next() else { return joined };
+        let all: Tickets = joined.inline().chain([next]).chain(tickets).collect();
+        joined.levels = BOXED;
+        joined.counts[0].write(Box::into_raw(Box::new(all)).cast_const().cast());
+        joined
+    }
+
+    fn inline(&self) -> impl Iterator<Item = (*const PendingOps, Ticket)> {
+        let levels = if self.levels == BOXED { 0 } else { self.levels as usize };
+        self.counts.iter().zip(&self.tickets).take(levels).map(|(count, ticket)| {
+            // SAFETY: `new` has initialised so many of both.
+            unsafe { (count.assume_init(), ticket.assume_init()) }
+        })
+    }
+
+    fn boxed(&self) -> Option<*mut Tickets> {
+        // SAFETY: `new` has initialised the first pointer, which is from a box.
+        (self.levels == BOXED).then(|| unsafe { self.counts[0].assume_init() }.cast::<Tickets>().cast_mut())
+    }
+
+    /// The ticket in this count, if the operation has one.
+    pub(super) fn ticket_in(&self, pending: &PendingOps) -> Option<Ticket> {
+        // SAFETY: the box is freed by the drop of `self`, after all threads that may read it now have been unpinned.
+        let boxed = self.boxed().map(|tickets| unsafe { &*tickets }.iter().copied());
+        let mut tickets = self.inline().chain(boxed.into_iter().flatten());
+        tickets.find_map(|(count, ticket)| ptr::eq(count, pending).then_some(ticket))
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        if let Some(tickets) = self.boxed() {
+            // SAFETY: the pointer is from a box, and this is its only drop. The tickets are plain memory.
+            unsafe { epoch::pin().retire(move || drop(Box::from_raw(tickets))) };
+        }
     }
 }
 

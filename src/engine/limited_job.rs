@@ -13,7 +13,7 @@ use crate::{
     engine::{
         cancellable::Place,
         frame::Call,
-        group::{Group, Membership},
+        group::{Group, Joined, Membership},
         kin::Kin,
         task::{Claimed, Cleanup, Job, Task, flag},
     },
@@ -72,9 +72,25 @@ impl<W> LimitedJob<W> {
     }
 }
 
+impl<W: Job> LimitedJob<W> {
+    /// Takes the membership of an operation that ends. If its scope has counted it out, it is not counted out again.
+    fn take_membership(&mut self) -> Option<Membership> {
+        let mut membership = self.membership.take()?;
+        if self.job.is_abandoned() {
+            membership.abandon();
+        }
+        Some(membership)
+    }
+}
+
 impl<W: Job> Job for LimitedJob<W> {
     const REPORTS: bool = true;
     const CLAIMS: bool = true;
+    const JOINS: bool = true;
+
+    fn joined(&self) -> Joined {
+        self.membership.as_ref().map_or_else(Joined::nothing, Membership::joined)
+    }
 
     fn claim(&mut self, task: &Task) -> Claimed {
         let claimed = match self.job.claim(task) {
@@ -112,15 +128,16 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
-        // Dropped afterwards, even if the program's code panics. Nothing is left for the drop of the record, which may
-        // happen where program code must not run.
-        let _group = (self.membership.take(), self.group.take());
+        // Dropped afterwards, even if the program's code panics. Nothing is left for the drop of the record, which may come
+        // where program code must not run.
+        let _group = (self.take_membership(), self.group.take());
         self.job.discard();
     }
 
     fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+        let membership = self.take_membership();
         let mut cleanup = self.job.report(result);
-        if let Some(membership) = self.membership.take() {
+        if let Some(membership) = membership {
             cleanup.set_membership(membership, result);
             // Not the last share: the membership has one.
             self.group = None;

@@ -110,6 +110,10 @@ where
         self.shared.place()
     }
 
+    fn is_abandoned(&self) -> bool {
+        self.shared.0.as_ref().is_some_and(|oneshot| oneshot.beside().claim().settle())
+    }
+
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         if let (Some(f), Some(oneshot)) = (self.shared.take_function(), &self.shared.0) {
             self.value = Some(cx.frame().claimed_by(oneshot.beside().claim(), || f(cx))?);

@@ -261,7 +261,7 @@ impl Core {
     pub(super) fn is_still(&self, again: bool) -> bool {
         match self.stillness() {
             Stillness::Still => true,
-            Stillness::Perhaps => again || self.waiters.all_wait_still(),
+            Stillness::Perhaps => again || self.all_wait_still(),
             Stillness::Busy => false,
         }
     }
@@ -469,7 +469,7 @@ impl Future for WhenRoom {
         if self.core.is_forked() {
             return Poll::Ready(Err(PushError::Forked));
         }
-        Core::catch_up();
+        Core::catch_up_and_go_on();
         let polled = self.poll_counts(cx.waker());
         if polled.is_ready() {
             self.end();

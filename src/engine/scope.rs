@@ -13,9 +13,26 @@
 //! # Who may touch what
 //!
 //! * `held`: constant. The pointers are compared, and never read.
-//! * `members`, `variables` and `emptied`: under their locks.
+//! * `around`, `members`, `variables` and `emptied`: under their locks.
 //!
 //! There are no edges here: the count of the group hands over what the operations did.
+//!
+//! # Cycles of waits
+//!
+//! The wait at the end cannot return early, since operations of the scope borrow from the frame that it keeps. A
+//! [cycle](super::deadlock) through it is ended by another of its waits: a thread that waits for a handle, a variable or a
+//! group. If there is none, as when each of two operations holds what an operation of the other's scope names, or when an
+//! operation of the scope stands behind the operation that has opened it through others, the end of the scope that began to
+//! wait last *abandons* its operations that cannot start:
+//!
+//! * It cancels them, which drops their functions, and so what they borrow. They stay in the queues until their turn, fail
+//!   what they mutate there, and keep nothing of the scope but the memory of its variables, without the values.
+//! * It counts them out of the scope, instead of their turn ([`Claim::settle`](crate::notify::claim::Claim::settle)). The
+//!   scope returns [`WaitError::WouldDeadlock`].
+//!
+//! Such a cycle cannot be known when a scope is opened, nor when its operations are pushed, since the other scope may get its
+//! operations later. Operations that were pushed to the group of the scope, and not to the scope, are not abandoned. A cycle through
+//! these alone is reported to the logger.
 
 use std::{
     any::Any,
@@ -29,6 +46,7 @@ use crate::{
     engine::{
         cancellable::{Handled, Place},
         core::Core,
+        deadlock::{Cycle, Looks, blocked_members, find_cycle},
         frame::{self, HeldQueues},
         group::Group,
         kin::Kin,
@@ -36,8 +54,12 @@ use crate::{
         variables::OwnedVar,
         worker_thread,
     },
-    error::{deadlock::Deadlock, push::PushError, wait::WaitError},
-    notify::waiters::Ops,
+    error::{
+        deadlock::{Awaited, Deadlock},
+        push::PushError,
+        wait::WaitError,
+    },
+    notify::{pending::Ticket, waiters::Ops, wakers::Wakers},
     sync::{Mutex, lock},
     system::panics,
 };
@@ -58,19 +80,25 @@ struct Members {
     left: usize,
 }
 
+/// Whether the operation of `handled` has ended. One that was cancelled ends in its turn.
+fn is_gone(handled: &Handled<()>) -> bool {
+    handled.is_done() && !handled.beside().claim().awaits_turn()
+}
+
 /// An open scope.
 #[derive(Debug)]
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
-    /// The operations around the scope, which cannot complete before it ends, and the variables that they hold.
-    around: Ops,
+    /// The operations around the scope, which cannot complete before it ends, and the variables that they hold. None are known
+    /// when an operation of the scope was abandoned.
+    around: Mutex<Ops>,
     held: HeldQueues,
     /// The thread that has opened the scope, and its innermost frame at that time, or null.
     thread: ThreadId,
     opened_in: *const (),
-    /// What the operations of the scope share with their handles, if the scope was opened on a worker: the end of the
-    /// scope runs ready operations in place.
+    /// What the operations of the scope share with their handles, if the scope was opened inside an operation: its end runs
+    /// those that are ready in place.
     members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
     /// Variables without a value, which are freed with the scope.
@@ -89,7 +117,7 @@ impl Kin for Scoped {
     }
 
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
-        self.around.iter().for_each(|op| look(*op));
+        lock(&self.around).iter().for_each(|op| look(*op));
     }
 
     fn known_from(&self) -> Option<*const ()> {
@@ -118,11 +146,11 @@ impl Scoped {
         Ok(Arc::new(Self {
             core: Arc::clone(core),
             group: Group::new(None),
-            around: frame::running_ops(core),
+            around: Mutex::new(frame::running_ops()),
             held: frame::held_queues(),
             thread: thread::current().id(),
             opened_in: frame::innermost().cast(),
-            members: worker_thread::lane_of(core).map(|_| Mutex::default()),
+            members: (frame::in_program() || worker_thread::lane_of(core).is_some()).then(Mutex::default),
             variables: Mutex::default(),
             emptied: Mutex::default(),
         }))
@@ -162,7 +190,7 @@ impl Scoped {
         if let Some(members) = &self.members {
             let mut members = lock(members);
             if members.list.len() >= MANY.max(2 * members.left) {
-                members.list.retain(|handled| !handled.is_done());
+                members.list.retain(|handled| !is_gone(handled));
                 members.left = members.list.len();
             }
             members.list.push(Arc::clone(handled));
@@ -194,25 +222,101 @@ impl Scoped {
         let next = || self.members.as_ref().and_then(|members| lock(members).list.pop());
         while let Some(handled) = next() {
             self.core.run_in_place(&handled);
-            if !handled.is_done() {
+            if !is_gone(&handled) {
                 left.push(handled);
             }
         }
         Core::catch_up();
-        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs
-        // what it can, and tries again.
-        let before_sleep = || {
+        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs what
+        // it can, and tries again.
+        let make_way = || {
             self.core.make_way().is_err().then(|| {
                 left.iter().for_each(|handled| self.core.run_in_place(handled));
                 Instant::now() + RETRY
             })
         };
-        let is_over = || self.group.pending.count() == 0;
-        self.core.sleep(None, &is_over, || self.group.pending.wait_until_idle(before_sleep));
+        let pending = &self.group.pending;
+        let is_over = || pending.count() == 0;
+        let mut deadlock = None;
+        let inside = frame::inside();
+        if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
+            // Models have no clock.
+            self.core.sleep(None, &is_over, || pending.wait_until_idle(make_way));
+        } else {
+            self.core.sleep(None, &is_over, || {
+                self.core.while_closing(&inside, pending, &is_over, |waiter| {
+                    let (mut looks, mut vain) = (Looks::new(), 0u32);
+                    pending.wait_until_idle(|| {
+                        let again = waiter.suspend(make_way);
+                        if looks.is_due() {
+                            if let Some(cycle) = find_cycle(waiter, &inside, false) {
+                                let blocked = blocked_members(waiter, &inside, pending);
+                                waiter.suspend(|| {
+                                    let described = self.describe(cycle);
+                                    if self.abandon(&blocked, &left) {
+                                        deadlock.get_or_insert(described);
+                                    } else {
+                                        vain += 1;
+                                        // Once, and not for an operation whose push is not over yet.
+                                        if vain == 2 {
+                                            self.report(&described);
+                                        }
+                                    }
+                                });
+                            }
+                        }
+                        Some(again.map_or(looks.next(), |again| again.min(looks.next())))
+                    });
+                });
+            });
+        }
         if self.core.is_forked() {
             return Err(PushError::Forked.into());
         }
-        self.group.take_failure()
+        self.group.take_failure()?;
+        deadlock.map_or(Ok(()), |deadlock| Err(WaitError::WouldDeadlock(deadlock)))
+    }
+
+    /// Describes a cycle in which only ends of scopes wait.
+    fn describe(&self, cycle: Cycle) -> Deadlock {
+        Deadlock::new(frame::running_op(), cycle.through.map_or(Awaited::All, Awaited::Member))
+    }
+
+    /// Cancels operations of the scope that cannot start, and counts them out of it: their functions are dropped, so they
+    /// need what they borrow no more. Returns whether there was one.
+    fn abandon(&self, blocked: &[(NonNull<()>, Ticket)], left: &[Arc<Handled<()>>]) -> bool {
+        let members: Vec<_> = match &self.members {
+            Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
+            None => return false,
+        };
+        // The operations around the scope may end before the turn of those that are abandoned here.
+        lock(&self.around).clear();
+        let mut has_any = false;
+        for &(task, ticket) in blocked {
+            // Of several with this task, those that have ended cannot be abandoned.
+            let of_task = members.iter().filter(|handled| handled.beside().place().task() == Some(task));
+            let abandon = |handled: &&Arc<Handled<()>>| {
+                let tell = |failure| handled.set(Err(failure)).into_iter().for_each(Wakers::wake);
+                let mut abandoned = false;
+                let run = || abandoned = handled.beside().abandon(self.core.failures(), tell);
+                if let Err(payload) = panics::catch(|| frame::enter_after(&self.core, run)) {
+                    panics::discard(payload);
+                }
+                abandoned
+            };
+            if of_task.into_iter().any(|handled| abandon(&handled)) {
+                has_any = true;
+                if let Some(wakers) = self.group.pending.leave(ticket) {
+                    self.core.wake(wakers);
+                }
+            }
+        }
+        has_any
+    }
+
+    /// Reports a cycle that nothing here can end.
+    fn report(&self, deadlock: &Deadlock) {
+        frame::enter_after(&self.core, || panics::log!(Error, "raddle: the end of a scope waits for ever: {deadlock}"));
     }
 
     /// Frees the variables whose values were dropped. The scope must be over.

@@ -13,7 +13,9 @@
 //! # Who may touch what
 //!
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation
-//!   may end on another thread while its function runs; its end does not touch the body.
+//!   may end on another thread while its function runs; its end does not touch the body. The table of the job, and what
+//!   it has [joined](Joined), are constant once the task is filled. Any thread that is pinned may read these until the
+//!   record is reused, since the memory of a record outlives its task.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
 //! * The other fields are constant once the task is filled.
@@ -32,8 +34,15 @@ use std::{
 
 use crate::{
     device::{gpus::MAX_GPUS, timeline::LANES_PER_GPU},
-    engine::{cancellable::Place, frame::Call, group::Membership},
-    error::op::{Cause, OpError},
+    engine::{
+        cancellable::Place,
+        frame::Call,
+        group::{Joined, Membership},
+    },
+    error::{
+        deadlock::Pushed,
+        op::{Cause, OpError},
+    },
     memory::epoch,
     notify::{async_state::AsyncState, oneshot::Oneshot, pending::Ticket, wakers::Wakers},
     sync::{Ordering::Relaxed, atomic::AtomicU8, cell::UnsafeCell},
@@ -191,7 +200,12 @@ impl Task {
         self.location
     }
 
-    /// Gives the operation a number, so that its events are recorded.
+    /// The name of the operation, and where it was pushed.
+    pub(crate) fn pushed(&self) -> Pushed {
+        (self.name().clone(), self.location)
+    }
+
+    /// Lets the operation be recorded, with this number.
     ///
     /// # Safety
     /// 1. `task` is filled, and no other thread knows it yet.
@@ -231,7 +245,7 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         // SAFETY: `fill` has initialised the body, and this is its only drop.
-        self.body.with_mut(|body| unsafe { &mut *body.cast::<InlineJob>() }.drop_work());
+        self.body.with_mut(|body| unsafe { InlineJob::drop_work(body.cast()) });
         if self.has(flag::OWNS_NAME | flag::ASYNC) {
             self.drop_rest();
         }
@@ -273,7 +287,7 @@ impl Op<Task> {
     #[cold]
     pub(crate) unsafe fn claim(&self) -> Claimed {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.claim(self.task())) }
+        unsafe { self.with_body(|body| InlineJob::claim(body, self.task())) }
     }
 
     /// Returns where waiters find the operation when it is in a queue, if they can take it. The place is valid until
@@ -283,7 +297,7 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     pub(super) unsafe fn waiters_place(&self) -> Option<NonNull<Place>> {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(InlineJob::place) }
+        unsafe { self.with_body(|body| InlineJob::place(body)) }
     }
 
     /// Calls `f` with the operation's membership of a group, if it has one.
@@ -292,7 +306,9 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     pub(super) unsafe fn with_membership<R>(&self, f: impl FnOnce(Option<&Membership>) -> R) -> R {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| f(body.membership())) }
+        let membership = |body| unsafe { InlineJob::membership(body) };
+        // SAFETY: (1): the membership stays until the operation starts.
+        unsafe { self.with_body(|body| f(membership(body).map(|membership| membership.as_ref()))) }
     }
 
     /// Calls the function.
@@ -302,7 +318,7 @@ impl Op<Task> {
     /// 2. This is called once.
     pub(crate) unsafe fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.start(cx)) }
+        unsafe { self.with_body(|body| InlineJob::start(body, cx)) }
     }
 
     /// Takes the program code that the start of an asynchronous operation has left to run.
@@ -311,7 +327,7 @@ impl Op<Task> {
     /// 1. This thread has started the operation, which is asynchronous.
     pub(crate) unsafe fn started(&self) -> Cleanup {
         // SAFETY: (1): the end of an asynchronous operation that was started does not touch the body.
-        unsafe { self.with_body(InlineJob::started) }
+        unsafe { self.with_body(|body| InlineJob::started(body)) }
     }
 
     /// Drops the function if it was not called.
@@ -320,7 +336,7 @@ impl Op<Task> {
     /// 1. This thread ends the operation.
     pub(crate) unsafe fn discard(&self) {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(InlineJob::discard) }
+        unsafe { self.with_body(|body| InlineJob::discard(body)) }
     }
 
     /// Reports the result to the operation's handle or, if the operation is a wait, to the threads that wait. Returns
@@ -330,16 +346,27 @@ impl Op<Task> {
     /// 1. This thread ends the operation.
     pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| body.report(result)) }
+        unsafe { self.with_body(|body| InlineJob::report(body, result)) }
     }
 
     /// Calls `f` with the body.
     ///
     /// # Safety
     /// 1. This thread is the only user of the body.
-    unsafe fn with_body<R>(&self, f: impl FnOnce(&mut InlineJob) -> R) -> R {
-        // SAFETY: (1), and `fill` has initialised the body.
-        self.task().body.with_mut(|body| f(unsafe { &mut *body.cast() }))
+    unsafe fn with_body<R>(&self, f: impl FnOnce(*mut InlineJob) -> R) -> R {
+        self.task().body.with_mut(|body| f(body.cast()))
+    }
+
+    /// Returns what the operation has joined, if it can be a member of groups.
+    ///
+    /// # Safety
+    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped meanwhile.
+    pub(super) unsafe fn joined(&self) -> Option<&Joined> {
+        let body = self.task().body.with(|body| body.cast::<InlineJob>());
+        // SAFETY: (1): the field was written by `fill`, and is constant since then.
+        let vtable = unsafe { (*body).vtable };
+        // SAFETY: (1): a job that `joins` has a `Joined` there, which is constant.
+        vtable.joins.then(|| unsafe { &*(&raw const (*body).storage).cast::<u64>().add(1).cast() })
     }
 }
 
@@ -423,7 +450,13 @@ pub(crate) trait Job: Send + 'static {
     const REPORTS: bool = false;
     /// Whether the operation can be cancelled, so that `claim` must be called before `start`.
     const CLAIMS: bool = false;
-    /// Claims the operation for the calling thread, which is about to start or to skip it. May be called repeatedly.
+    /// Whether the operation may be a member of groups.
+    const JOINS: bool = false;
+    /// What the operation has joined, if it may be a member of groups.
+    fn joined(&self) -> Joined {
+        Joined::nothing()
+    }
+    /// Claims the operation for the calling thread, which is about to start or to skip it. May be called again.
     fn claim(&mut self, _task: &Task) -> Claimed {
         Claimed::Run
     }
@@ -445,8 +478,12 @@ pub(crate) trait Job: Send + 'static {
     }
     /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Sets the result. Called after the variables were released. Must not run program code, but returns it to the
-    /// caller.
+    /// Notes that the operation ends in its turn. Returns whether its scope has counted it out of its group before.
+    fn is_abandoned(&self) -> bool {
+        false
+    }
+    /// Sets the result. This runs after the variables were released. It must not run program code, but returns it to
+    /// the caller.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::default()
     }
@@ -460,7 +497,8 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits.
+/// A [`Job`] of any type, inline if it fits. The box of one that [joins](Job::JOINS) is in the first word, and what it has
+/// joined in the others.
 #[repr(C)]
 pub(crate) struct InlineJob {
     vtable: &'static VTable,
@@ -470,13 +508,15 @@ pub(crate) struct InlineJob {
 struct VTable {
     claim: unsafe fn(*mut (), &Task) -> Claimed,
     place: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
-    membership: for<'a> unsafe fn(*const (), &'a InlineJob) -> Option<&'a Membership>,
+    membership: unsafe fn(*const ()) -> Option<NonNull<Membership>>,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     started: unsafe fn(*mut ()) -> Cleanup,
     discard: unsafe fn(*mut ()),
     report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
     /// `None` if the job needs no drop.
     drop: Option<unsafe fn(*mut ())>,
+    /// Whether there is a `Joined` behind the first word.
+    joins: bool,
 }
 
 // SAFETY: the stored job is `Send`.
@@ -489,7 +529,10 @@ impl InlineJob {
     /// 1. `body` may be written.
     #[inline]
     unsafe fn init<W: Job>(body: *mut Self, work: W) {
-        if fits::<W>() {
+        if W::JOINS {
+            // SAFETY: (1).
+            unsafe { Self::init_member(body, work) }
+        } else if fits::<W>() {
             // SAFETY: (1), and (2) was just checked.
             unsafe { Self::init_inline(body, work) }
         } else {
@@ -502,6 +545,19 @@ impl InlineJob {
     ///
     /// # Safety
     /// 1. `body` may be written.
+    unsafe fn init_member<W: Job>(body: *mut Self, work: W) {
+        const { assert!(size_of::<Joined>() <= size_of::<[u64; WORDS - 1]>() && align_of::<Joined>() <= align_of::<u64>()) }
+        let joined = work.joined();
+        // SAFETY: (1), and (2): a box is one word.
+        unsafe { Self::init_inline(body, Box::new(work)) };
+        // SAFETY: (1): the field may be written.
+        unsafe { (&raw mut (*body).vtable).write(const { VTable::of_member::<W>() }) };
+        // SAFETY: (1): the pointer is to a word of the body, behind which there is room for a `Joined`.
+        unsafe { (&raw mut (*body).storage).cast::<u64>().add(1).cast::<Joined>().write(joined) };
+    }
+
+    /// # Safety
+    /// 1. `body` may be written.
     /// 2. A `W` [`fits`].
     #[inline]
     unsafe fn init_inline<W: Job>(body: *mut Self, work: W) {
@@ -510,36 +566,53 @@ impl InlineJob {
         // SAFETY: (1): the pointer is to a field of the body.
         let storage = unsafe { &raw mut (*body).storage };
         // SAFETY: (1): the field may be written.
-        unsafe { vtable.write(const { VTable::of::<W>() }) };
+        unsafe { vtable.write(const { &VTable::of::<W>() }) };
         // SAFETY: (1), and (2): `storage` is large enough for a `W` and aligned for it.
         unsafe { storage.cast::<W>().write(work) };
     }
 }
 
 impl VTable {
-    const fn of<W: Job>() -> &'static Self {
+    const fn of<W: Job>() -> Self {
+        Self {
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            place: |work| unsafe { &mut *work.cast::<W>() }.place(),
+            // SAFETY: the pointer is to the `W` that was stored with this table.
+            membership: |work| unsafe { &*work.cast::<W>() }.membership().map(NonNull::from),
+            start: __rust_begin_short_backtrace::<W>,
+            // SAFETY: `work` points to the `W` that was stored with this table.
+            started: |work| unsafe { &mut *work.cast::<W>() }.started(),
+            // SAFETY: `work` points to the `W` that was stored with this table.
+            discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
+            // SAFETY: `work` points to the `W` that was stored with this table.
+            report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
+            // SAFETY: `work` points to the `W` that was stored with this table.
+            drop: if needs_drop::<W>() {
+                // SAFETY: `work` points to the `W` that was stored with this table.
+                Some(|work| unsafe { work.cast::<W>().drop_in_place() })
+            } else {
+                None
+            },
+            joins: false,
+        }
+    }
+
+    /// The table of a boxed `W` with a [`Joined`] behind the box.
+    const fn of_member<W: Job>() -> &'static Self {
         const {
             &Self {
-                // SAFETY: `work` points to the `W` that was stored with this table.
-                claim: |work, task| unsafe { &mut *work.cast::<W>() }.claim(task),
-                // SAFETY: `work` points to the `W` that was stored with this table.
-                place: |work| unsafe { &mut *work.cast::<W>() }.place(),
-                // SAFETY: `work` points to the `W` in `_body`, which was stored with this table.
-                membership: |work, _body| unsafe { &*work.cast::<W>() }.membership(),
-                start: __rust_begin_short_backtrace::<W>,
-                // SAFETY: `work` points to the `W` that was stored with this table.
-                started: |work| unsafe { &mut *work.cast::<W>() }.started(),
-                // SAFETY: `work` points to the `W` that was stored with this table.
-                discard: |work| unsafe { &mut *work.cast::<W>() }.discard(),
-                // SAFETY: `work` points to the `W` that was stored with this table.
-                report: |work, result| unsafe { &mut *work.cast::<W>() }.report(result),
-                // SAFETY: `work` points to the `W` that was stored with this table.
-                drop: if needs_drop::<W>() {
-                    // SAFETY: `work` points to the `W` that was stored with this table.
-                    Some(|work| unsafe { work.cast::<W>().drop_in_place() })
-                } else {
-                    None
-                },
+                drop: Some(|work| {
+                    // SAFETY: `work` points to the words that `init_member` has stored with this table.
+                    let joined = unsafe { work.cast::<u64>().add(1) }.cast::<Joined>();
+                    // SAFETY: as above.
+                    unsafe { work.cast::<Box<W>>().drop_in_place() };
+                    // SAFETY: as above.
+                    unsafe { joined.drop_in_place() };
+                }),
+                joins: true,
+                ..Self::of::<Box<W>>()
             }
         }
     }
@@ -558,48 +631,74 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> 
     result
 }
 
+/// The calls of the job at `this`.
+///
+/// # Safety
+/// 1. `this` points to the body of a task that is filled, and the calling thread is the only user of the job. Other threads
+///    may read what it has joined.
 impl InlineJob {
-    fn claim(&mut self, task: &Task) -> Claimed {
-        // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.claim)(self.storage.as_mut_ptr().cast(), task) }
+    unsafe fn parts(this: *mut Self) -> (&'static VTable, *mut ()) {
+        // SAFETY: (1): the field is initialised, and constant.
+        let vtable = unsafe { (*this).vtable };
+        // SAFETY: (1): only the address of the field is computed.
+        (vtable, unsafe { &raw mut (*this).storage }.cast())
     }
 
-    fn place(&mut self) -> Option<NonNull<Place>> {
+    unsafe fn claim(this: *mut Self, task: &Task) -> Claimed {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.place)(self.storage.as_mut_ptr().cast()) }
+        unsafe { (vtable.claim)(work, task) }
     }
 
-    fn membership(&self) -> Option<&Membership> {
+    unsafe fn place(this: *mut Self) -> Option<NonNull<Place>> {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.membership)(self.storage.as_ptr().cast(), self) }
+        unsafe { (vtable.place)(work) }
     }
 
-    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
+    unsafe fn membership(this: *mut Self) -> Option<NonNull<Membership>> {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.start)(self.storage.as_mut_ptr().cast(), cx) }
+        unsafe { (vtable.membership)(work) }
     }
 
-    fn started(&mut self) -> Cleanup {
+    unsafe fn start(this: *mut Self, cx: &Call<'_>) -> Result<(), Cause> {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.started)(self.storage.as_mut_ptr().cast()) }
+        unsafe { (vtable.start)(work, cx) }
     }
 
-    fn discard(&mut self) {
+    unsafe fn started(this: *mut Self) -> Cleanup {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.discard)(self.storage.as_mut_ptr().cast()) }
+        unsafe { (vtable.started)(work) }
     }
 
-    fn report(&mut self, result: Result<(), &OpError>) -> Cleanup {
+    unsafe fn discard(this: *mut Self) {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (self.vtable.report)(self.storage.as_mut_ptr().cast(), result) }
+        unsafe { (vtable.discard)(work) }
     }
-}
 
-impl InlineJob {
-    fn drop_work(&mut self) {
-        if let Some(drop) = self.vtable.drop {
+    unsafe fn report(this: *mut Self, result: Result<(), &OpError>) -> Cleanup {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
+        // SAFETY: the storage holds the type that `vtable` was made for.
+        unsafe { (vtable.report)(work, result) }
+    }
+
+    unsafe fn drop_work(this: *mut Self) {
+        // SAFETY: (1).
+        let (vtable, work) = unsafe { Self::parts(this) };
+        if let Some(drop) = vtable.drop {
             // SAFETY: the storage holds the type that `vtable` was made for, and the body is dropped once.
-            unsafe { drop(self.storage.as_mut_ptr().cast()) }
+            unsafe { drop(work) }
         }
     }
 }
@@ -607,6 +706,14 @@ impl InlineJob {
 impl<W: Job> Job for Box<W> {
     const REPORTS: bool = W::REPORTS;
     const CLAIMS: bool = W::CLAIMS;
+    const JOINS: bool = W::JOINS;
+
+    fn joined(&self) -> Joined {
+        W::joined(self)
+    }
+    fn is_abandoned(&self) -> bool {
+        W::is_abandoned(self)
+    }
 
     fn claim(&mut self, task: &Task) -> Claimed {
         W::claim(self, task)

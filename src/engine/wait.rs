@@ -38,7 +38,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, PendingWait, Waited},
-        waiters::IsOver,
+        waiters::{Goal, IsOver},
     },
     values::name::Name,
 };
@@ -57,7 +57,7 @@ impl Core {
     ) -> Result<(), WaitError> {
         match self.begin_wait(var, kind, location)? {
             Some(Begun { oneshot, task }) => {
-                let target = Target { task, describe: &|| var.cell().awaited() };
+                let target = Target { task, held_back_by: None, describe: &|| var.cell().awaited() };
                 self.wait_by(&oneshot, Some(target), deadline, Oneshot::wait_shared)
             }
             None => Ok(()),
@@ -79,7 +79,7 @@ impl Core {
             return Err(PushError::ForeignVariable(cell.refused_access(&Name::from(WAIT), location)).into());
         }
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
-            return Err(self.would_deadlock(cell.awaited()));
+            return Err(Self::would_deadlock(cell.awaited()));
         }
         if cell.queue().is_idle(kind.mode()) && !self.is_faulty(cell, kind) {
             return Ok(None);
@@ -121,9 +121,9 @@ impl Core {
         self.lane_before(cell, kind.mode(), |_| true)
     }
 
-    /// Returns the error of a wait that would never return.
-    pub(crate) fn would_deadlock(&self, awaited: Awaited) -> WaitError {
-        WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), awaited))
+    /// The error of a wait that would never return.
+    pub(crate) fn would_deadlock(awaited: Awaited) -> WaitError {
+        WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited))
     }
 
     /// Waits for the result of an operation with a handle and takes it. Inside an operation, another thread runs the
@@ -135,7 +135,8 @@ impl Core {
     ) -> Result<R, WaitError> {
         let beside = handled.beside();
         let describe = || Awaited::Operation(beside.pushed());
-        let target = beside.place().task().map(|task| Target { task, describe: &describe });
+        let held_back_by = Some(beside.place().held_back_by());
+        let target = beside.place().task().map(|task| Target { task, held_back_by, describe: &describe });
         self.wait_by(handled, target, deadline, Oneshot::wait)
     }
 
@@ -148,7 +149,7 @@ impl Core {
         self.check_wait()?;
         let beside = handled.beside();
         if !handled.is_done() && (frame::runs(beside.claim()) || frame::holds_back(beside.place())) {
-            return Err(self.would_deadlock(Awaited::Operation(beside.pushed())));
+            return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
         }
         if deadline.is_none() && !handled.is_done() {
             self.run_in_place(handled);
@@ -166,7 +167,7 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         if let (None, Some(target)) = (deadline, &target) {
-            self.run_leading(|| oneshot.is_done(), |op| self.leads_to(op, target.task));
+            self.run_leading(|| oneshot.is_done(), |op| Self::leads_to(op, target.task));
         }
         if oneshot.is_done() {
             return wait(oneshot, deadline);
@@ -176,8 +177,12 @@ impl Core {
             // A deferred operation that ran on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
-        self.sleep(deadline, &is_done(oneshot), || match &target {
-            Some(target) => self.wait_watching(oneshot, target, deadline, wait),
+        let is_over = is_done(oneshot);
+        self.sleep(deadline, &is_over, || match &target {
+            Some(target) => {
+                let wait = |until| wait(oneshot, until);
+                self.wait_watching(target.goal(), Some(target.describe), &is_over, deadline, wait)
+            }
             None => wait(oneshot, deadline),
         })
     }
@@ -208,6 +213,16 @@ impl Core {
         }
     }
 
+    /// [Catches up](Self::catch_up) for a caller that goes on: if what ran here has handed the worker over, the thread gets one
+    /// again.
+    pub(crate) fn catch_up_and_go_on() {
+        let was_without = worker_thread::is_without_worker();
+        Self::catch_up();
+        if !was_without {
+            regain_worker(None);
+        }
+    }
+
     /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and hands its worker over to another
     /// thread.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
@@ -221,7 +236,7 @@ impl Core {
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_wait()?;
         if ready_loop::works_for(self) {
-            return Err(WaitError::WouldDeadlock(Deadlock::default()));
+            return Err(Self::would_deadlock(Awaited::All));
         }
         self.make_way()?;
         if self.is_forked() {
@@ -229,16 +244,31 @@ impl Core {
             return Err(PushError::Forked.into());
         }
         let covered = self.pending.begin();
-        let is_over = || self.pending.is_over(&covered);
-        match self.sleep(deadline, &is_over, || self.pending.wait_for(&covered, deadline)) {
-            Waited::Idle | Waited::Over => self.first_unreported(),
+        self.wait_counted(&self.pending, &covered, deadline)?;
+        self.first_unreported()
+    }
+
+    /// Waits until the operations that `covered` covers have left the count.
+    fn wait_counted(
+        &self,
+        pending: &PendingOps,
+        covered: &PendingWait,
+        deadline: Option<Instant>,
+    ) -> Result<(), WaitError> {
+        let is_over = || pending.is_over(covered);
+        let wait = |until| match pending.wait_for(covered, until) {
+            Waited::Idle | Waited::Over => Ok(()),
             Waited::TimedOut => Err(WaitError::TimedOut),
-        }
+        };
+        self.sleep(deadline, &is_over, || {
+            let goal = Goal::Counted(pending, Some(covered));
+            self.wait_watching(goal, None, &is_over, deadline, wait)
+        })
     }
 
     /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations that were pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
-        let would_deadlock = || WaitError::WouldDeadlock(Deadlock::default());
+        let would_deadlock = || Self::would_deadlock(Awaited::All);
         let refused = self.check_wait().err().or_else(|| ready_loop::works_for(self).then(would_deadlock));
         CountedWait::new(Arc::clone(self), refused, AllOps)
     }
@@ -260,11 +290,8 @@ impl Core {
                 return Err(PushError::Forked.into());
             }
         }
-        let is_over = || group.pending.is_over(&covered);
-        match self.sleep(deadline, &is_over, || group.pending.wait_for(&covered, deadline)) {
-            Waited::Idle | Waited::Over => group.take_failure(),
-            Waited::TimedOut => Err(WaitError::TimedOut),
-        }
+        self.wait_counted(&group.pending, &covered, deadline)?;
+        group.take_failure()
     }
 
     /// [`wait_for_group`](Self::wait_for_group) as a future. It covers the operations that were pushed before this
@@ -280,7 +307,7 @@ impl Core {
     /// Returns an error if the calling thread must not wait for the group: it runs one of its operations.
     fn check_group_wait(&self, group: &Group) -> Result<(), WaitError> {
         self.check_wait()?;
-        if frame::in_group(group) { Err(WaitError::WouldDeadlock(Deadlock::default())) } else { Ok(()) }
+        frame::in_group(group).map_or(Ok(()), |member| Err(Self::would_deadlock(Awaited::Member(member))))
     }
 
     /// Returns the earliest failure that has not been reported.
@@ -353,7 +380,7 @@ impl<C: Counted> Future for CountedWait<C> {
             Ok(mark) => mark,
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
-        Core::catch_up();
+        Core::catch_up_and_go_on();
         counted.pending(core).poll(mark, cx.waker()).map(|()| counted.result(core))
     }
 }

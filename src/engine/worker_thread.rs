@@ -403,7 +403,29 @@ pub(super) fn resume(worker: BoxedWorker<Task>) {
     debug_assert!(worker.is_none(), "only threads of an engine hand workers over");
 }
 
-/// Gives a worker back to the calling thread, from which it was [taken](take_worker).
+/// Whether a function on the calling thread has handed the worker over, and the thread has not got one since.
+pub(super) fn is_without_worker() -> bool {
+    with_current(|thread| thread.gave_away.get()) == Some(true)
+}
+
+/// Notes that code of the program is about to run on the calling thread, which may have given its worker away as the end of
+/// an operation. Returns whether it has: then the code may [get a worker](super::regain), as a function does that has waited.
+pub(super) fn begin_code() -> bool {
+    let begin = |thread: &WorkerThread| {
+        let is_bare = matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();
+        let begins = is_bare && thread.core.has_workers() && thread.core.threads().aside().code_begins();
+        if begins {
+            if thread.core.has_limits() {
+                thread.core.begin_running();
+            }
+            thread.gave_away.set(true);
+        }
+        begins
+    };
+    with_current(begin) == Some(true)
+}
+
+/// Puts a worker back into the calling thread that was [taken](take_worker) out of it.
 pub(super) fn put_back(worker: BoxedWorker<Task>) {
     with_current(|thread| {
         thread.worker.set(Some(worker));

@@ -37,6 +37,10 @@ struct Parts {
 pub(crate) enum Awaited {
     Operation(Pushed),
     Variable(Name),
+    /// A group of operations, or all operations of an engine, among them this one.
+    Member(Pushed),
+    /// All operations of the engine.
+    All,
 }
 
 impl Deadlock {
@@ -50,12 +54,14 @@ impl Deadlock {
         self.0.as_ref()?.waiting.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// Returns the name of the operation or variable that the wait would be for, if it is known.
+    /// The name of the operation or of the variable that it would wait for, if that is known. In a wait for several
+    /// operations, such as those of a group, the name of one that cannot end before the waiting one.
     #[must_use]
     pub fn awaited(&self) -> Option<&str> {
-        Some(match &self.0.as_ref()?.awaited {
-            Awaited::Operation((name, _)) | Awaited::Variable(name) => name.as_str(),
-        })
+        match &self.0.as_ref()?.awaited {
+            Awaited::Operation((name, _)) | Awaited::Variable(name) | Awaited::Member((name, _)) => Some(name.as_str()),
+            Awaited::All => None,
+        }
     }
 }
 
@@ -82,6 +88,11 @@ impl fmt::Display for Deadlock {
             Awaited::Variable(name) => {
                 write!(f, "variable `{name}`, which is not free before it returns; {ADVICE}")
             }
+            Awaited::Member((name, location)) => write!(
+                f,
+                "several operations, of which `{name}` pushed at {location} cannot end before it returns; {ADVICE}"
+            ),
+            Awaited::All => write!(f, "all operations of its engine; {ADVICE}"),
         }
     }
 }

@@ -27,12 +27,12 @@ pub enum WaitError {
     Failed(OpError),
     /// The wait timed out. The operations continue.
     TimedOut,
-    /// The wait would never return. Either the caller is an operation that holds the variable or sets the result. Or it
-    /// waits for an operation that cannot start before the caller returns: one that stands behind the caller, directly
-    /// or through others, or through other operations that wait. If several operations wait for each other, the one
-    /// that began to wait last receives this error, within 100 ms. Waits with a time limit return in any case, so other
-    /// waits do not count them; a wait with a time limit receives the error itself if no other wait in the cycle has a
-    /// limit.
+    /// The wait would never return. The caller is an operation that holds the variable or sets the result. Or it waits for an
+    /// operation that cannot start before it returns: one that stands behind it, directly or through others, or through
+    /// other operations that wait, of any engine. Or for a group with such an operation. Of several operations that wait for each other, the one that began to wait last gets
+    /// this error, within 100 ms. Waits with a time limit end by themselves, so the others do not count them; a wait with
+    /// a time limit gets the error itself if all others in the cycle have none. The end of a scope gets
+    /// the error only if all others in the cycle are ends of scopes as well; it cancels what it waits for then.
     ///
     /// The function of an asynchronous operation receives the error for whatever stands behind that operation as long
     /// as the completion has not been used, even if another thread is about to use it.

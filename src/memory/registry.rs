@@ -29,7 +29,7 @@ use crate::{
     memory::epoch,
     sync::{
         Mutex,
-        Ordering::{Acquire, Release},
+        Ordering::{Acquire, Relaxed, Release},
         atomic::AtomicPtr,
         fork::PerProcess,
         lock,
@@ -99,6 +99,16 @@ pub(crate) unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
     // Release (edge `mark`): the record, as it is now.
     // SAFETY: (1): a record in use is not freed.
     unsafe { mark_of(record) }.store(mark, Release);
+}
+
+/// Returns the mark of a record.
+///
+/// # Safety
+/// 1. The record came from the pool, and is not freed meanwhile.
+pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
+    // Relaxed: compared only.
+    // SAFETY: (1).
+    unsafe { mark_of(record) }.load(Relaxed)
 }
 
 /// Calls `f` with each record that is marked with one of `marks`, and with the mark. Records that are marked meanwhile may

@@ -5,17 +5,21 @@
 //! | state | meaning | next |
 //! |---|---|---|
 //! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER` |
-//! | `STARTED` | a thread has claimed it, to call its function or to skip it | `STOPPING` |
-//! | `STOPPING` | it has started, and was then asked to stop | – |
-//! | `CANCELLED` | it was cancelled, and fails in its turn | – |
-//! | `PASSED_OVER` | it was cancelled, and changes nothing in its turn | – |
+//! | `STARTED` | its thread has claimed it, to call its function or to skip it | `STOPPING` |
+//! | `STOPPING` | it was started, and somebody has asked it to stop since | – |
+//! | `CANCELLED` | it was cancelled, and fails in its turn | with `SETTLED` or `ABANDONED` |
+//! | `PASSED_OVER` | it was cancelled, and changes nothing in its turn | with `SETTLED` or `ABANDONED` |
+//! | with `SETTLED` | its turn has come: its thread counts it out of its groups | – |
+//! | with `ABANDONED` | its scope has counted it out already, and does not wait for its turn | – |
 //!
 //! The thread that ends the state `PENDING` has the function to itself, and calls or drops it.
 //!
 //! # Who may touch what
 //!
-//! * [`start`](Claim::start): the owner of the ready operation, any number of times.
+//! * [`start`](Claim::start): the owner of the ready operation, as often as it likes.
+//! * [`settle`](Claim::settle): the thread that ends the operation.
 //! * [`cancel`](Claim::cancel): any thread.
+//! * [`abandon`](Claim::abandon): the thread that ends the scope of the operation.
 //!
 //! There are no edges: the owner of the operation receives the function through the queues, a canceller through the
 //! handle, and a lock hands over the failure of a cancelled operation.
@@ -30,6 +34,11 @@ const STARTED: u8 = 1;
 const STOPPING: u8 = 2;
 const CANCELLED: u8 = 3;
 const PASSED_OVER: u8 = 4;
+
+/// The bits of the state without the two below.
+const STATE: u8 = 7;
+const SETTLED: u8 = 8;
+const ABANDONED: u8 = 16;
 
 /// What a cancelled operation does in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +68,52 @@ impl Claim {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed) {
             Ok(_) | Err(STARTED | STOPPING) => Ok(()),
-            Err(CANCELLED) => Err(Cancel::Loudly),
+            Err(state) if state & STATE == CANCELLED => Err(Cancel::Loudly),
             Err(_) => Err(Cancel::Quietly),
         }
     }
 
-    /// Claims the operation if it has neither started nor been cancelled. Returns whether this call claimed it.
+    /// Notes that the operation ends in its turn. Returns whether its scope has counted it out before. A repeated call has the
+    /// same result.
+    pub fn settle(&self) -> bool {
+        loop {
+            // Relaxed: only the choice of the winner matters.
+            match self.0.load(Relaxed) {
+                PENDING => _ = self.start(),
+                CANCELLED | PASSED_OVER if removed(Step::SettleOnce) => return false,
+                state @ (CANCELLED | PASSED_OVER) => {
+                    // Relaxed: only the choice of the winner matters.
+                    if self.0.compare_exchange(state, state | SETTLED, Relaxed, Relaxed).is_ok() {
+                        return false;
+                    }
+                }
+                state => return state & ABANDONED != 0,
+            }
+        }
+    }
+
+    /// Lets the scope of an operation that has not started count it out. An operation that was cancelled before must be
+    /// `dropped`: so must be its function. Returns `None` if its turn has come or may have, and otherwise whether this call
+    /// cancels it.
+    pub fn abandon(&self, dropped: bool) -> Option<bool> {
+        // Relaxed: only the choice of the winner matters.
+        match self.0.compare_exchange(PENDING, CANCELLED | ABANDONED, Relaxed, Relaxed) {
+            Ok(_) => Some(true),
+            Err(state @ (CANCELLED | PASSED_OVER)) if dropped => {
+                // Relaxed: only the choice of the winner matters.
+                self.0.compare_exchange(state, state | ABANDONED, Relaxed, Relaxed).ok().map(|_| false)
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Whether the operation was cancelled, and its turn has not come.
+    pub fn awaits_turn(&self) -> bool {
+        // Relaxed: the answer is a hint, and hands over nothing.
+        matches!(self.0.load(Relaxed), CANCELLED | PASSED_OVER)
+    }
+
+    /// Claims the operation if it has neither started nor been cancelled. Returns whether it had not.
     pub fn start_first(&self) -> bool {
         // Relaxed: only the choice of the winner matters.
         self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed).is_ok()

@@ -1,11 +1,17 @@
-//! The operations that wait inside their functions, and what they wait for.
+//! The threads that wait inside operations, and what they wait for.
+//!
+//! # States
+//!
+//! An entry is in the list while its thread waits. It is *suspended* while the thread runs program code in between.
 //!
 //! # Who may touch what
 //!
-//! * The list: under the lock. No foreign code runs there.
+//! * The list: under the lock. No foreign code runs there. The locks of results and of pending counts are taken inside it.
+//! * What an entry refers to: while it is in the list, under the lock. Its thread has borrowed it for as long.
+//! * In a forked child: nothing. A thread of the parent may hold the lock.
 //!
-//! The pointers are to the records of operations. An entry is in the list while its thread waits inside its operations,
-//! so their records exist as long as the entry is in the list. There are no edges.
+//! The pointers are those of operations, and of families of children. An entry is in the list while its thread waits inside
+//! them, so they exist as long as it is there. There are no edges.
 //!
 //! A thread may still be in the list when its wait is over, since it has yet to run. The operation that it waited for
 //! is then complete, and its record may be that of another operation, so such an entry does not count any more.
@@ -14,14 +20,96 @@ use std::{fmt, mem::transmute, ptr::NonNull};
 
 use smallvec::SmallVec;
 
-use crate::sync::{Mutex, lock};
+use crate::{
+    notify::pending::{PendingOps, PendingWait, Ticket},
+    sync::{Mutex, Ordering::Relaxed, atomic::AtomicPtr, fork::ProcessMark, lock},
+};
 
 /// Operations, by their records.
 pub type Ops = SmallVec<[NonNull<()>; 2]>;
 
+/// What a thread is inside of, and what therefore does not end before its wait.
+#[derive(Clone, Debug, Default)]
+pub struct Inside {
+    /// The operations that run on the thread, and that are not complete.
+    pub ops: Ops,
+    /// The operations whose epilogues run on the thread: they are complete, and not counted out. With each, whether it is
+    /// still counted in its groups.
+    pub ended: SmallVec<[(NonNull<()>, bool); 1]>,
+    /// The families of the parents whose functions run on the thread, and which hold their children back until then.
+    pub families: SmallVec<[NonNull<()>; 1]>,
+}
+
+impl Inside {
+    /// Whether nothing depends on the thread.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty() && self.ended.is_empty() && self.families.is_empty()
+    }
+}
+
+/// What a thread waits for.
+#[derive(Clone, Copy)]
+pub enum Goal<'g> {
+    /// One operation.
+    Op {
+        /// What identifies the operation. Never read.
+        task: NonNull<()>,
+        /// What keeps it from entering a queue, or null; if anything may. Never read.
+        held_back_by: Option<&'g AtomicPtr<()>>,
+    },
+    /// The operations of this count that the wait covers, or all of them.
+    Counted(&'g PendingOps, Option<&'g PendingWait>),
+}
+
+impl Goal<'_> {
+    /// Whether this is the operation that `task` identifies.
+    pub fn is_op(&self, task: NonNull<()>) -> bool {
+        matches!(self, Self::Op { task: own, .. } if *own == task)
+    }
+
+    /// Whether this is an operation that `by` keeps from entering a queue.
+    pub fn is_held_back_by(&self, by: NonNull<()>) -> bool {
+        // Relaxed: what has let the operation go since has left the list of waiters first.
+        matches!(self, Self::Op { held_back_by: Some(held), .. } if held.load(Relaxed) == by.as_ptr())
+    }
+
+    /// Whether an operation is among these that has entered the counts of which `ticket_in` returns its tickets, and has not
+    /// left them.
+    pub fn covers(&self, ticket_in: impl FnOnce(&PendingOps) -> Option<Ticket>) -> bool {
+        match self {
+            Self::Op { .. } => false,
+            Self::Counted(pending, wait) => {
+                let covers = |ticket| wait.is_none_or(|wait| pending.covers(wait, ticket));
+                ticket_in(pending).is_some_and(covers)
+            }
+        }
+    }
+}
+
+/// How a thread waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Until the wait is over, or is refused.
+    Refusable,
+    /// Also until a time limit, so other waits do not depend on this one for ever.
+    Timed,
+    /// Until the wait is over, in any case: at the end of a scope.
+    Closing,
+}
+
 /// The list of waiters.
-#[derive(Debug, Default)]
-pub struct Waiters(Mutex<List>);
+#[derive(Debug)]
+pub struct Waiters {
+    list: Mutex<List>,
+    /// The process that made the list.
+    process: ProcessMark,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        Self { list: Mutex::default(), process: ProcessMark::current() }
+    }
+}
 
 #[derive(Debug, Default)]
 struct List {
@@ -32,14 +120,15 @@ struct List {
 
 struct Entry {
     number: u64,
-    /// The operations that run on the thread.
-    ops: Ops,
-    /// A pointer that identifies what the thread waits for. Never read through.
-    target: NonNull<()>,
-    /// Whether the wait has a time limit.
-    is_timed: bool,
-    /// The function that says whether the wait is over, borrowed by the call of `during` that has made the entry.
+    /// The engine that the thread waits for. Compared only.
+    engine: NonNull<()>,
+    inside: Inside,
+    /// Borrowed by the call of `during` that has made the entry.
+    goal: Goal<'static>,
+    kind: Kind,
+    /// Borrowed by the call of `during` that has made the entry.
     is_over: NonNull<IsOver<'static>>,
+    is_suspended: bool,
 }
 
 /// A function that returns whether a wait is over, and that any thread may call.
@@ -47,19 +136,20 @@ pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
 
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry").field("number", &self.number).field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("Entry").field("number", &self.number).field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 
 impl Entry {
     fn waits(&self) -> bool {
         // SAFETY: the entry is in the list, so the call of `during` that has borrowed the function has not returned.
-        let is_over = unsafe { self.is_over.as_ref() };
-        !is_over()
+        let is_over = || unsafe { self.is_over.as_ref() }();
+        !self.is_suspended && !is_over()
     }
 }
 
-// SAFETY: the list does not read through the pointers to operations, and the function may be called on any thread.
+// SAFETY: the list does not read through the pointers to operations and families, a `Goal` refers to what is `Sync`, and the
+// function may be called on any thread.
 unsafe impl Send for Entry {}
 
 /// A waiter, which is in the list until the call of [`Waiters::during`] returns.
@@ -67,52 +157,69 @@ unsafe impl Send for Entry {}
 pub struct Waiter<'w> {
     waiters: &'w Waiters,
     number: u64,
-    is_timed: bool,
+    kind: Kind,
 }
 
 impl Waiters {
-    /// Calls `wait`, which waits inside `ops` for `target`, with a waiter. `is_timed` says whether the wait has a time
-    /// limit, and `is_over` returns whether it is over. `is_over` must not wait itself.
+    /// Calls `wait`, which waits for `engine` inside of `inside` for `goal`, with a waiter. `is_over` says whether the wait is
+    /// over. It must not wait itself.
     pub fn during<R>(
         &self,
-        ops: Ops,
-        target: NonNull<()>,
-        is_timed: bool,
+        engine: NonNull<()>,
+        inside: Inside,
+        goal: Goal<'_>,
+        kind: Kind,
         is_over: &IsOver<'_>,
         wait: impl FnOnce(&Waiter<'_>) -> R,
     ) -> R {
         // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
         let is_over = unsafe { transmute::<NonNull<IsOver<'_>>, NonNull<IsOver<'static>>>(NonNull::from(is_over)) };
-        let mut list = lock(&self.0);
+        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
+        let goal = unsafe { transmute::<Goal<'_>, Goal<'static>>(goal) };
+        let mut list = lock(&self.list);
         list.last += 1;
         let number = list.last;
-        list.entries.push(Entry { number, ops, target, is_timed, is_over });
+        list.entries.push(Entry { number, engine, inside, goal, kind, is_over, is_suspended: false });
         drop(list);
-        wait(&Waiter { waiters: self, number, is_timed })
+        wait(&Waiter { waiters: self, number, kind })
     }
 
-    /// Calls `found` with the number of each waiter that waits for `target` without a time limit, and with the
-    /// operations that it waits inside.
-    pub fn each_for(&self, target: NonNull<()>, mut found: impl FnMut(u64, &[NonNull<()>])) {
-        let list = lock(&self.0);
-        let waiters = list.entries.iter().filter(|entry| entry.target == target && !entry.is_timed && entry.waits());
-        waiters.for_each(|entry| found(entry.number, &entry.ops));
+    /// Calls `found` with each waiter without a time limit whose goal is `reached`: its number, its kind, and what it is inside
+    /// of. The waiter `own` is among them even if it has a time limit.
+    pub fn each_for(
+        &self,
+        own: Option<u64>,
+        mut reached: impl FnMut(&Goal<'_>) -> bool,
+        mut found: impl FnMut(u64, Kind, &Inside),
+    ) {
+        let list = lock(&self.list);
+        for entry in &list.entries {
+            let counts = entry.kind != Kind::Timed || own == Some(entry.number);
+            if counts && reached(&entry.goal) && entry.waits() {
+                found(entry.number, entry.kind, &entry.inside);
+            }
+        }
     }
 
-    /// Calls `found` with each waiter: the operations that it waits inside, and what it waits for.
-    pub fn each(&self, mut found: impl FnMut(&[NonNull<()>], NonNull<()>)) {
-        lock(&self.0).entries.iter().filter(|entry| entry.waits()).for_each(|entry| found(&entry.ops, entry.target));
+    /// Calls `found` with each waiter: what it is inside of, and what it waits for.
+    pub fn each(&self, mut found: impl FnMut(&Inside, &Goal<'_>)) {
+        lock(&self.list)
+            .entries
+            .iter()
+            .filter(|entry| entry.waits())
+            .for_each(|entry| found(&entry.inside, &entry.goal));
     }
 
-    /// Whether no wait in the list is over.
-    pub fn all_wait_still(&self) -> bool {
-        lock(&self.0).entries.iter().all(Entry::waits)
+    /// Whether no wait for `engine` is over whose thread has yet to run.
+    pub fn all_wait_still(&self, engine: NonNull<()>) -> bool {
+        lock(&self.list).entries.iter().filter(|entry| entry.engine == engine).all(Entry::waits)
     }
 
-    /// Whether the waiters with these numbers still wait.
-    pub fn all_wait(&self, numbers: &[u64]) -> bool {
-        let list = lock(&self.0);
-        numbers.iter().all(|number| list.entries.iter().any(|entry| entry.number == *number && entry.waits()))
+    /// Whether all of these waiters still wait.
+    pub fn all_wait(&self, numbers: impl IntoIterator<Item = u64>) -> bool {
+        let list = lock(&self.list);
+        let waits = |number| list.entries.iter().any(|entry| entry.number == number && entry.waits());
+        numbers.into_iter().all(waits)
     }
 }
 
@@ -122,14 +229,33 @@ impl Waiter<'_> {
         self.number
     }
 
-    /// Whether the wait has a time limit.
-    pub fn is_timed(&self) -> bool {
-        self.is_timed
+    /// How it waits.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Calls `f`, during which the thread does not wait.
+    pub fn suspend<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.set_suspended(true);
+        let result = f();
+        self.set_suspended(false);
+        result
+    }
+
+    fn set_suspended(&self, is_suspended: bool) {
+        if self.waiters.process.is_foreign() {
+            return;
+        }
+        let mut list = lock(&self.waiters.list);
+        let own = list.entries.iter_mut().find(|entry| entry.number == self.number);
+        own.into_iter().for_each(|own| own.is_suspended = is_suspended);
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        lock(&self.waiters.0).entries.retain(|entry| entry.number != self.number);
+        if !self.waiters.process.is_foreign() {
+            lock(&self.waiters.list).entries.retain(|entry| entry.number != self.number);
+        }
     }
 }

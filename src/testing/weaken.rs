@@ -80,6 +80,8 @@ pub enum Step {
     OnePollAtATime,
     /// `Claim::cancel` does not touch an operation that has started.
     ClaimOnce,
+    /// The turn of a cancelled operation and the end of its scope agree on who counts it out (`Claim::settle`).
+    SettleOnce,
     /// A waiter takes an operation only from an entry that no worker has popped (`OpRef::take`).
     TakeQueued,
     /// No waiter takes an operation from an entry while a worker looks at it (`OpRef::look_at_entry`).

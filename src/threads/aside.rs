@@ -36,7 +36,7 @@ pub struct Aside<W> {
 struct State<W> {
     /// Whether a stop was requested, and not cancelled since.
     requested: bool,
-    /// The number of functions that have given their worker away and have not returned.
+    /// Functions that have given their worker away and have not returned, and threads whose other code goes on without one.
     waiting: usize,
     workers: Vec<W>,
 }
@@ -150,6 +150,14 @@ impl<W> Aside<W> {
         let mut state = lock(&self.state);
         state.waiting += 1;
         if removed(Step::WaitsTakeUp) { Vec::new() } else { mem::take(&mut state.workers) }
+    }
+
+    /// Notes that code of the program runs on a thread that has given its worker away, unless a stop is requested: that waits
+    /// for the thread itself. Returns whether it is noted.
+    pub fn code_begins(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.waiting += usize::from(!state.requested);
+        !state.requested
     }
 
     /// Notes that a function that had given its worker away has returned.

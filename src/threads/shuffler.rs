@@ -24,7 +24,7 @@ use std::{
 };
 
 use crate::{
-    notify::waiters::{IsOver, Ops, Waiters},
+    notify::waiters::{Goal, Inside, IsOver, Kind, Waiters},
     sync::{Condvar, Mutex, lock},
     tracker::OpRef,
 };
@@ -120,7 +120,9 @@ impl<T> Shuffler<T> {
 
     /// Calls `wait`, in which a thread outside the engine waits for the engine until `is_over` returns `true`.
     pub fn during<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
-        self.outside.during(Ops::new(), NonNull::from(self).cast(), false, is_over, |_| {
+        let this = NonNull::from(self).cast();
+        let goal = Goal::Op { task: this, held_back_by: None };
+        self.outside.during(this, Inside::default(), goal, Kind::Refusable, is_over, |_| {
             let result = wait();
             self.note_active();
             result
@@ -130,7 +132,7 @@ impl<T> Shuffler<T> {
     /// Whether the program has pushed what it can for now: a thread outside the engine waits for it, or no such thread
     /// has pushed for a while.
     pub fn is_program_still(&self) -> bool {
-        if !self.outside.all_wait_still() {
+        if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;
         }
         let mut waits = false;

@@ -170,6 +170,12 @@ impl<T> Op<T> {
         unsafe { registry::mark(NonNull::from(self).cast(), mark) };
     }
 
+    /// Returns the mark of the record.
+    pub(crate) fn marked_by(&self) -> *mut () {
+        // SAFETY: the record came from the pool, and outlives the reference.
+        unsafe { registry::marked_by(NonNull::from(self).cast()) }
+    }
+
     #[inline]
     fn place(&self) -> &Place<T> {
         let place = std::ptr::from_ref(self).wrapping_byte_add(usize::from(self.task_at) * STEP);

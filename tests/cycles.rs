@@ -1,0 +1,598 @@
+//! Cycles of waits through groups, through the ends of scopes, and through several engines: one of the waits is refused.
+
+#![cfg(not(any(raddle_loom, raddle_shuttle)))]
+#![forbid(unsafe_code)]
+
+use raddle_testkit as common;
+
+use std::{
+    fmt::Debug,
+    future::Future,
+    pin::pin,
+    sync::{Arc, Mutex, mpsc},
+    task::{Context, Wake, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{KINDS, MOMENT, Meeting, PATIENCE, THREADED, engine, hold, lock, on_kinds, watched};
+use raddle::{Engine, EngineKind, OpHandle, Var, WaitError};
+
+/// How long a wait may take that would never return.
+const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
+
+/// Returns the names of a wait that would never return.
+#[track_caller]
+fn deadlock<T: Debug>(result: Result<T, WaitError>) -> (String, String) {
+    match result {
+        Err(WaitError::WouldDeadlock(deadlock)) => {
+            let text = deadlock.to_string();
+            assert_eq!(text.matches("tests/cycles.rs").count(), 2, "{text}");
+            (deadlock.waiting().unwrap().to_owned(), deadlock.awaited().unwrap().to_owned())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn names(waiting: &str, awaited: &str) -> (String, String) {
+    (waiting.to_owned(), awaited.to_owned())
+}
+
+// ------------------------------------------------------------------------------------------------------- groups ----
+
+#[test]
+fn a_wait_for_a_group_with_a_member_behind_the_own_operation_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        for length in [1, 2, 50] {
+            let variables: Vec<_> = (0..=length).map(|_| engine.var(0)).collect();
+            let (group, inner, inside) = (engine.group(), engine.downgrade(), variables.clone());
+            let outer = engine.op("outer").submit(variables[0].write(), move |_| {
+                for pair in inside[..length].windows(2) {
+                    inner.op("link").push((pair[0].read(), pair[1].write()), |_| ()).unwrap();
+                }
+                group.op("beside").push((), |()| ()).unwrap();
+                group.op("member").push((inside[length - 1].read(), inside[length].write()), |_| ()).unwrap();
+                let start = Instant::now();
+                let refused = group.wait();
+                let in_time = group.wait_timeout(PATIENCE);
+                (refused, in_time, start.elapsed())
+            });
+            let (refused, in_time, took) = outer.unwrap().wait().unwrap();
+            assert_eq!(deadlock(refused), names("outer", "member"));
+            assert_eq!(deadlock(in_time), names("outer", "member"));
+            assert!(took < FOUND, "{took:?}");
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_wait_for_a_group_is_refused_for_members_of_groups_inside_it() {
+    on_kinds(&KINDS, 2, |engine| {
+        // More groups than a record has room for.
+        for depth in [1, 6, 7, 20] {
+            let (value, outermost) = (engine.var(0), engine.group());
+            let inner: Vec<_> =
+                std::iter::successors(Some(outermost.group()), |group| Some(group.group())).take(depth).collect();
+            let again = value.clone();
+            let outer = engine.op("outer").submit(value.write(), move |_| {
+                inner[depth - 1].op("member").push(again.read(), |_| ()).unwrap();
+                let results: Vec<_> = inner.iter().chain([&outermost]).map(raddle::Group::wait).collect();
+                results
+            });
+            for refused in outer.unwrap().wait().unwrap() {
+                assert_eq!(deadlock(refused), names("outer", "member"));
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_member_that_waits_for_its_own_group_is_refused_with_its_name() {
+    on_kinds(&KINDS, 1, |engine| {
+        let group = engine.group();
+        let outer = group.group();
+        let own = outer.clone();
+        let waits = outer.op("member").submit((), move |()| (own.wait(), group.wait()));
+        let (own, around) = waits.unwrap().wait().unwrap();
+        assert_eq!(deadlock(own), names("member", "member"));
+        assert_eq!(deadlock(around), names("member", "member"));
+    });
+}
+
+#[test]
+fn a_wait_for_a_group_is_not_refused_for_members_that_it_does_not_cover() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (value, group, inner) = (engine.var(0), engine.group(), engine.downgrade());
+        let again = value.clone();
+        let outer = engine.op("outer").submit(value.write(), move |_| {
+            group.op("slow").push((), |()| thread::sleep(Duration::from_millis(250))).unwrap();
+            let (beside, blocked) = (group.clone(), again.clone());
+            inner
+                .op("pushes")
+                .push((), move |()| {
+                    thread::sleep(Duration::from_millis(20));
+                    // It stands behind the waiting operation, but was pushed after the wait began.
+                    beside.op("later").push(blocked.read(), |_| ()).unwrap();
+                })
+                .unwrap();
+            group.wait()
+        });
+        outer.unwrap().wait().unwrap().expect("the wait ends before the later member");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_wait_for_a_group_of_members_that_have_ended_behind_the_own_operation_is_not_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, group) = (engine.var(0), engine.group());
+        let again = value.clone();
+        for _ in 0..20 {
+            group.op("before").push(value.write(), |value| *value += 1).unwrap();
+        }
+        let (waited, other) = (group.clone(), engine.var(0));
+        let outer = engine.op("outer").submit(value.read(), move |_| {
+            waited.op("slow").push(other.write(), |_| thread::sleep(Duration::from_millis(150))).unwrap();
+            waited.op("reader").push(again.read(), |_| ()).unwrap();
+            waited.wait()
+        });
+        outer.unwrap().wait().unwrap().unwrap();
+    });
+}
+
+/// `waiter` waits for the group of `member`, which waits for an operation that stands behind `waiter`.
+#[test]
+fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_is_refused() {
+    on_kinds(&THREADED, 2, |engine| {
+        for member_first in [false, true] {
+            let (value, group, inner) = (engine.var(0), engine.group(), engine.downgrade());
+            let meeting = Meeting::new(2);
+            let pauses = |own_first: bool| Duration::from_millis(if own_first { 0 } else { 40 });
+            let (again, there) = (value.clone(), meeting.clone());
+            let member = group.op("member").submit((), move |()| {
+                there.join();
+                thread::sleep(pauses(member_first));
+                inner.op("behind").submit(again.read(), |_| ()).unwrap().wait()
+            });
+            let waiter = engine.op("waiter").submit(value.write(), move |_| {
+                meeting.join();
+                thread::sleep(pauses(!member_first));
+                group.wait()
+            });
+            let (member, waiter) = (member.unwrap().wait().unwrap(), waiter.unwrap().wait().unwrap());
+            if member_first {
+                assert_eq!(deadlock(waiter), names("waiter", "member"));
+                member.unwrap();
+            } else {
+                assert_eq!(deadlock(member), names("member", "behind"));
+                waiter.unwrap();
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+/// A value whose drop waits for an operation behind a variable.
+struct WaitsOnDrop {
+    meeting: Meeting,
+    engine: Engine,
+    value: Var<i32>,
+    result: mpsc::Sender<Result<i32, WaitError>>,
+}
+
+impl Drop for WaitsOnDrop {
+    fn drop(&mut self) {
+        self.meeting.join();
+        thread::sleep(MOMENT);
+        let behind = self.engine.op("behind").submit(self.value.read(), |value| *value).unwrap();
+        self.result.send(behind.wait()).unwrap();
+    }
+}
+
+/// The member is complete, but the drop of its result waits.
+#[test]
+fn a_cycle_through_the_epilogue_of_a_member_is_found() {
+    on_kinds(&THREADED, 2, |engine| {
+        for of_all in [false, true] {
+            // Only the operations of another engine can be waited for inside an operation.
+            let other = common::engine(engine.kind(), 2);
+            let (value, group, signal, meeting) = (engine.var(0), other.group(), other.token(), Meeting::new(2));
+            let (sender, dropped) = mpsc::channel();
+            let unused = WaitsOnDrop {
+                meeting: meeting.clone(),
+                engine: engine.downgrade(),
+                value: value.clone(),
+                result: sender,
+            };
+            let gate = hold(&other, &signal);
+            drop(group.op("member").reads([&signal]).submit((), move |()| unused).unwrap());
+            let waiter = engine.op("waiter").submit(value.write(), move |_| {
+                meeting.join();
+                if of_all { other.wait_for_all() } else { group.wait() }
+            });
+            gate.open();
+            let refused = dropped.recv_timeout(PATIENCE).unwrap();
+            assert_eq!(deadlock(refused), names("member", "behind"));
+            waiter.unwrap().wait().unwrap().unwrap();
+        }
+    });
+}
+
+/// What wakes a future of a group's wait runs when the member has left the group.
+#[test]
+fn a_waker_of_a_group_may_wait_for_those_who_wait_for_the_group() {
+    struct Waits(Mutex<Option<(OpHandle<()>, mpsc::Sender<Result<(), WaitError>>)>>);
+    impl Wake for Waits {
+        fn wake(self: Arc<Self>) {
+            if let Some((handle, result)) = lock(&self.0).take() {
+                result.send(handle.wait()).unwrap();
+            }
+        }
+    }
+    on_kinds(&THREADED, 2, |engine| {
+        let (group, signal, later) = (engine.group(), engine.token(), engine.token());
+        let (first, second) = (hold(&engine, &signal), hold(&engine, &later));
+        group.op("member").reads([&signal]).push((), |()| ()).unwrap();
+        let (sender, result) = mpsc::channel();
+        let mut woken = pin!(group.wait_async());
+        let slow = group.clone();
+        slow.op("slow").reads([&later]).push((), |()| ()).unwrap();
+        let waiter = engine.op("waiter").submit((), move |()| slow.wait().unwrap()).unwrap();
+        let waker = Waker::from(Arc::new(Waits(Mutex::new(Some((waiter, sender))))));
+        assert!(woken.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        thread::sleep(MOMENT);
+        first.open();
+        thread::sleep(4 * MOMENT);
+        second.open();
+        result.recv_timeout(PATIENCE).unwrap().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_that_is_complete_may_wait_for_its_group_in_its_function() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (group, (sender, result)) = (engine.group(), mpsc::channel());
+        let own = group.clone();
+        group
+            .op("member")
+            .push_async((), move |(), done| {
+                done.complete();
+                sender.send(own.wait()).unwrap();
+            })
+            .unwrap();
+        result.recv_timeout(PATIENCE).unwrap().unwrap();
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------ children ----
+
+/// A child does not enter a queue before the function of its parent returns, which waits for the one that waits for the child.
+#[test]
+fn a_cycle_through_a_child_that_is_held_back_is_found() {
+    on_kinds(&THREADED, 2, |engine| {
+        let ((to_waiter, child), (to_parent, waiter)) = (mpsc::channel(), mpsc::channel::<OpHandle<_>>());
+        let parent = engine.op("parent").with_children().submit(raddle::cx(), move |cx| {
+            to_waiter.send(cx.child("child").submit((), |()| ()).unwrap()).unwrap();
+            let waiter = raddle::blocking(|| waiter.recv()).unwrap();
+            thread::sleep(MOMENT);
+            waiter.wait()
+        });
+        let waits = engine.op("waiter").submit((), move |()| {
+            let child: OpHandle<()> = raddle::blocking(|| child.recv()).unwrap();
+            child.wait()
+        });
+        to_parent.send(waits.unwrap()).unwrap();
+        let refused = parent.unwrap().wait().unwrap();
+        assert_eq!(deadlock(refused), names("parent", "waiter"));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+// -------------------------------------------------------------------------------------------------------- scopes ----
+
+/// The closing wait cannot be refused, so that of the other operation is, although it is older.
+#[test]
+fn a_cycle_through_the_end_of_a_scope_is_ended_by_the_other_wait() {
+    on_kinds(&THREADED, 2, |engine| {
+        for older in [true, false] {
+            let (value, meeting) = (engine.var(0), Meeting::new(2));
+            let (inner, again, there) = (engine.downgrade(), value.clone(), meeting.clone());
+            let scoped = engine.op("scoped").submit((), move |()| {
+                let mut sum = 0;
+                let result = inner.scope(|s| {
+                    let sum = s.lend(&mut sum);
+                    there.join();
+                    thread::sleep(if older { 2 * MOMENT } else { Duration::ZERO });
+                    s.op("inside").push((again.read(), sum.write()), |(value, sum)| *sum += *value)
+                });
+                result.unwrap().unwrap();
+                sum
+            });
+            let scoped = Arc::new(Mutex::new(Some(scoped.unwrap())));
+            let inside = Arc::clone(&scoped);
+            let waiter = engine.op("waiter").submit(value.write(), move |value| {
+                meeting.join();
+                thread::sleep(if older { Duration::ZERO } else { 2 * MOMENT });
+                *value = 7;
+                let scoped = lock(&inside).take().unwrap();
+                scoped.wait()
+            });
+            assert_eq!(deadlock(waiter.unwrap().wait().unwrap()), names("waiter", "scoped"));
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+/// Notes its drop in what it borrows.
+struct Borrows<'b>(&'b Mutex<usize>);
+
+impl Drop for Borrows<'_> {
+    fn drop(&mut self) {
+        *lock(self.0) += 1;
+    }
+}
+
+/// The operation of the scope stands behind the one that has opened it, through another one.
+#[test]
+fn the_end_of_a_scope_whose_operations_stand_behind_it_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        for (count, cancelled) in [(1, false), (1, true), (500, false)] {
+            let (value, between, inner) = (engine.var(0), engine.var(0), engine.downgrade());
+            let (again, linked) = (value.clone(), between.clone());
+            let outer = engine.op("outer").submit(value.write(), move |_| {
+                let dropped = Mutex::new(0);
+                inner.op("link").push((again.read(), linked.write()), |(_, linked)| *linked = 7).unwrap();
+                let start = Instant::now();
+                let refused = inner.scope(|s| {
+                    let own = s.var(Borrows(&dropped));
+                    for _ in 0..count {
+                        let captured = Borrows(&dropped);
+                        let handle = s.op("inside").submit((linked.write(), own.write()), move |(linked, _)| {
+                            let _captured = &captured;
+                            *linked = 0;
+                        });
+                        assert!(!cancelled || handle.unwrap().cancel());
+                    }
+                    s.op("beside").push((), |()| thread::sleep(MOMENT)).unwrap();
+                });
+                let dropped = *lock(&dropped);
+                (refused, dropped, start.elapsed())
+            });
+            let (refused, dropped, took) = outer.unwrap().wait().unwrap();
+            assert_eq!((deadlock(refused), dropped), (names("outer", "inside"), count + 1));
+            assert!(took < FOUND, "{took:?}");
+            // Those that were cancelled fail in their turn.
+            assert_eq!(common::failure(engine.get(&between)).name(), "inside");
+            engine.clear_error(&between).unwrap();
+            assert_eq!(engine.get(&between).unwrap(), 7);
+            while engine.wait_for_all().is_err() {}
+        }
+    });
+}
+
+/// Each operation holds what an operation of the next one's scope names.
+#[test]
+fn of_scopes_that_wait_for_each_other_the_youngest_is_refused() {
+    on_kinds(&THREADED, 3, |engine| {
+        for (length, round) in [(2, 0), (3, 0), (2, 1), (3, 1)] {
+            let variables: Vec<_> = (0..length).map(|_| engine.var(0)).collect();
+            let meeting = Meeting::new(length);
+            let scopes: Vec<_> = (0..length)
+                .map(|index| {
+                    let (inner, meeting) = (engine.downgrade(), meeting.clone());
+                    let other = variables[(index + 1) % length].clone();
+                    let outer = move |_: &mut i32| {
+                        let mut seen = -1;
+                        meeting.join();
+                        // In turn, or all at once.
+                        thread::sleep(index as u32 * (1 - round) * MOMENT);
+                        let result = inner.scope(|s| {
+                            let seen = s.lend(&mut seen);
+                            s.op("inside").push((other.write(), seen.write()), |(other, seen)| {
+                                *other += 1;
+                                *seen = *other;
+                            })
+                        });
+                        result.map(|pushed| {
+                            pushed.unwrap();
+                            assert_eq!(seen, 1);
+                        })
+                    };
+                    engine.op("outer").submit(variables[index].write(), outer).unwrap()
+                })
+                .collect();
+            let results: Vec<_> = scopes.into_iter().map(|scope| scope.wait().unwrap()).collect();
+            let refused: Vec<_> = (0..length).filter(|&index| results[index].is_err()).collect();
+            assert!(round == 1 && refused.len() == 1 || refused == [length - 1], "{results:?}");
+            let index = refused[0];
+            let [result] = results.into_iter().filter(Result::is_err).collect::<Vec<_>>().try_into().unwrap();
+            assert_eq!(deadlock(result), names("outer", "inside"));
+            assert!(engine.get(&variables[(index + 1) % length]).is_err());
+            while engine.wait_for_all().is_err() {}
+        }
+    });
+}
+
+// ------------------------------------------------------------------------------------------------ random programs ----
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// Operations push, and wait for handles, groups, variables and scopes as they please. Whatever cycles come up, all end.
+#[test]
+fn random_waits_of_all_kinds_end() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (mut random, start, mut refused) = (Random(7), Instant::now(), 0);
+        while start.elapsed() < Duration::from_millis(2500) {
+            let other = common::engine(engine.kind(), 1);
+            let engines = [engine.downgrade(), other.downgrade()];
+            let variables: Vec<_> = (0..4).map(|index| engines[index % 2].var(0)).collect();
+            let groups: Vec<_> = (0..4).map(|index| engines[index % 2].group()).collect();
+            let mut handles: Vec<OpHandle<Result<(), WaitError>>> = Vec::new();
+            let mut ends = Vec::new();
+            for _ in 0..6 {
+                let held = random.below(4);
+                let (own, in_group) = (held % 2, random.below(3) == 0);
+                let (inner, variable) = (engines[random.below(2)].clone(), random.below(4));
+                let (there, wanted) = (engines[variable % 2].clone(), variables[variable].clone());
+                let group = groups[random.below(4)].clone();
+                let (pause, action) = (Duration::from_micros(random.below(3000) as u64), random.below(5));
+                let earlier = if handles.is_empty() || action != 4 { None } else { handles.pop() };
+                let body = move |_: &mut i32| {
+                    thread::sleep(pause);
+                    match action {
+                        0 => there.op("behind").submit(wanted.write(), |value| *value += 1).unwrap().wait(),
+                        1 => {
+                            let _ = group.op("member").push((), |()| ());
+                            group.wait()
+                        }
+                        2 => there.wait_for_var(&wanted),
+                        3 => there.scope(|s| {
+                            let _ = inner.op("link").push((), |()| ());
+                            let _ = s.op("inside").push(wanted.write(), |value| *value += 1);
+                        }),
+                        _ => earlier.map_or(Ok(()), |earlier| earlier.wait().and_then(|result| result)),
+                    }
+                };
+                let builder = if in_group { groups[2 * random.below(2) + own].op("op") } else { engines[own].op("op") };
+                let handle = builder.run_always().submit(variables[held].write(), body).unwrap();
+                if random.below(2) == 0 {
+                    handles.push(handle)
+                } else {
+                    ends.push(handle)
+                }
+                if random.below(3) == 0 {
+                    let member = groups[held % 2].op("member");
+                    member.run_always().push(variables[held].write(), |value| *value += 1).unwrap();
+                }
+            }
+            for handle in handles.into_iter().chain(ends) {
+                refused += usize::from(matches!(handle.wait(), Ok(Err(WaitError::WouldDeadlock(_)))));
+            }
+            for engine in &engines {
+                while engine.wait_for_all().is_err() {}
+            }
+        }
+        assert!(refused > 0, "no program had a cycle");
+    });
+}
+
+/// Operations wait only for what was pushed before them, so none can wait for ever.
+#[test]
+fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (mut random, start) = (Random(1), Instant::now());
+        let variables: Vec<_> = (0..5).map(|_| engine.var(0u64)).collect();
+        while start.elapsed() < Duration::from_millis(1500) {
+            let mut groups: Vec<raddle::Group> = Vec::new();
+            for _ in 0..10 {
+                let group = engine.group();
+                for _ in 0..3 {
+                    let (x, y) = (random.below(5), random.below(4));
+                    let y = if x == y { 4 } else { y };
+                    let waited = (random.below(2) == 0).then(|| groups.get(random.below(10)).cloned()).flatten();
+                    let (inner, pause) = (engine.downgrade(), if random.below(6) == 0 { 12 } else { 0 });
+                    let member = group.op("member").push((variables[x].read(), variables[y].write()), move |(x, y)| {
+                        thread::sleep(Duration::from_millis(pause));
+                        waited.map_or(Ok(()), |waited| waited.wait()).expect("its members stand before this");
+                        let mut sum = 0;
+                        inner
+                            .scope(|s| {
+                                let sum = s.lend(&mut sum);
+                                s.op("inside").push(sum.write(), |sum| *sum += *x).unwrap();
+                            })
+                            .expect("its operation is ready");
+                        *y = y.wrapping_add(sum + 1);
+                    });
+                    member.unwrap();
+                }
+                groups.push(group);
+            }
+            groups.iter().for_each(|group| group.wait().unwrap());
+        }
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------- engines ----
+
+#[test]
+fn operations_of_two_engines_that_wait_for_each_other_do_not_hang() {
+    for kinds in [[EngineKind::Pooled, EngineKind::PerDevice], [EngineKind::PerDevice, EngineKind::Pooled]] {
+        watched(move || {
+            let [one, other] = kinds.map(|kind| engine(kind, 2));
+            let (a, b, meeting) = (one.var(0), other.var(0), Meeting::new(2));
+            let crossing =
+                |own: &Engine, name: &'static str, value: &Var<i32>, other: &Engine, wanted: &Var<i32>, pause| {
+                    let (other, wanted, meeting) = (other.downgrade(), wanted.clone(), meeting.clone());
+                    own.op(name).submit(value.write(), move |_| {
+                        meeting.join();
+                        thread::sleep(pause);
+                        let start = Instant::now();
+                        let result = other.op("behind").submit(wanted.write(), |value| *value += 1).unwrap().wait();
+                        (result, start.elapsed())
+                    })
+                };
+            let first = crossing(&one, "first", &a, &other, &b, Duration::ZERO).unwrap();
+            let second = crossing(&other, "second", &b, &one, &a, MOMENT).unwrap();
+            let (second, took) = second.wait().unwrap();
+            assert_eq!(deadlock(second), names("second", "behind"));
+            assert!(took < FOUND, "{took:?}");
+            first.wait().unwrap().0.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_wait_for_all_operations_of_an_engine_that_wait_for_the_caller_is_refused() {
+    on_kinds(&THREADED, 2, |one| {
+        let other = engine(one.kind(), 2);
+        let (value, inner, there) = (one.var(0), one.downgrade(), other.clone());
+        let again = value.clone();
+        let outer = one.op("outer").submit(value.write(), move |_| {
+            let meeting = Meeting::new(2);
+            let behind = (inner.clone(), again.clone(), meeting.clone());
+            there
+                .op("waits")
+                .push((), move |()| {
+                    let behind_outer = behind.0.op("behind").submit(behind.1.read(), |_| ()).unwrap();
+                    behind.2.join();
+                    behind_outer.wait().unwrap();
+                })
+                .unwrap();
+            meeting.join();
+            thread::sleep(MOMENT);
+            there.wait_for_all()
+        });
+        assert_eq!(deadlock(outer.unwrap().wait().unwrap()), names("outer", "waits"));
+        other.wait_for_all().unwrap();
+    });
+}
+
+/// The wait of the outer operation goes through an operation of the other engine that runs inside it.
+#[test]
+fn a_cycle_that_leaves_an_engine_and_comes_back_is_found() {
+    on_kinds(&KINDS, 2, |one| {
+        let other = engine(one.kind(), 2);
+        let (value, inner) = (one.var(0), one.downgrade());
+        let again = value.clone();
+        let outer = one.op("outer").submit(value.write(), move |_| {
+            let waits =
+                other.op("there").submit((), move |()| inner.op("behind").submit(again.read(), |_| ()).unwrap().wait());
+            waits.unwrap().wait()
+        });
+        match outer.unwrap().wait().unwrap() {
+            Ok(refused) => assert_eq!(deadlock(refused), names("there", "behind")),
+            // It began to wait last.
+            refused => assert_eq!(deadlock(refused.map(drop)), names("outer", "there")),
+        }
+        one.wait_for_all().unwrap();
+    });
+}
