@@ -565,7 +565,8 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
-    pub fn push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    #[inline]
+    pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) + Send + 'static,
@@ -578,7 +579,7 @@ impl<'e> OpBuilder<'e> {
             f(unsafe { A::refs(&captured, &cx) });
             Ok(())
         };
-        self.enqueue(location, &accesses, 0, FnJob::new(f))
+        self.enqueue_worker_job(location, &accesses, FnJob::new(f))
     }
 
     /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
@@ -600,7 +601,8 @@ impl<'e> OpBuilder<'e> {
     /// # Errors
     /// See [`PushError`]. If there is an error, nothing is enqueued.
     #[track_caller]
-    pub fn try_push<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
+    #[inline]
+    pub fn try_push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> Result<(), BoxError> + Send + 'static,
@@ -612,7 +614,7 @@ impl<'e> OpBuilder<'e> {
             // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
-        self.enqueue(location, &accesses, 0, FnJob::new(f))
+        self.enqueue_worker_job(location, &accesses, FnJob::new(f))
     }
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
@@ -1509,6 +1511,37 @@ impl<'e> OpBuilder<'e> {
             return Err(PushError::FutureOnDevice);
         }
         self.finish(accesses, flag::ASYNC)
+    }
+
+    /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler never builds the
+    /// description of an operation that is pushed at once.
+    #[inline(always)]
+    fn enqueue_worker_job<J: Job>(
+        mut self,
+        location: &'static Location<'static>,
+        accesses: &impl ScopedAccesses,
+        job: J,
+    ) -> Result<(), PushError> {
+        accesses.declare(&mut List(&mut self.entries));
+        if !self.has_more
+            && self.core.allows_push_sole::<J>()
+            && let &[entry] = self.entries.as_slice()
+            && let Some(name) = self.spec.plain_name()
+        {
+            return self.core.push_sole(name, location, entry, job);
+        }
+        self.enqueue_declared(location, job)
+    }
+
+    /// Enqueues an operation whose accesses were declared. By value: a reference would keep the description in memory
+    /// where it is not used.
+    #[inline(never)]
+    fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
+        let location = self.site(location);
+        if self.has_more {
+            self.route()?;
+        }
+        self.enqueue_finished(location, job)
     }
 
     #[inline]

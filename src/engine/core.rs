@@ -55,6 +55,9 @@ pub(crate) struct Core {
     pub(super) kind: EngineKind,
     /// Whether the engine has a limit of pending operations.
     pub(super) is_bounded: bool,
+    /// Whether [`push_sole`](Core::push_sole) may push on the engine: it has workers and no GPU, neither records nor
+    /// shuffles, and has no limit.
+    pub(crate) is_straight: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
@@ -100,8 +103,10 @@ impl Core {
             (None, Some(recording)) if recording.is_observed() => phase::OBSERVED,
             (None, _) => phase::OPEN,
         };
+        let is_plain = limit.is_none() && recording.is_none() && shuffler.is_none();
         let core = Self {
             kind,
+            is_straight: is_plain && kind != EngineKind::Naive && gpus.is_empty(),
             is_bounded: limit.is_some(),
             phase: CachePadded::new(AtomicU8::new(phase)),
             next_id: AtomicU64::new(0),

@@ -10,9 +10,10 @@
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! Only step 3 depends on the type of the function, so the other steps are compiled once.
+//! Only step 3 depends on the type of the function, so the other steps are compiled once. The most frequent operations
+//! take all steps in one function instead, [`push_sole`](Core::push_sole).
 
-use std::{panic::Location, ptr::NonNull, sync::Arc};
+use std::{iter, panic::Location, ptr::NonNull, slice, sync::Arc};
 
 use crate::{
     engine::{
@@ -22,6 +23,7 @@ use crate::{
         spec::{Entry, Refs, Spec},
         task::{Job, Task, flag},
         variable::VarCell,
+        worker_thread,
     },
     error::push::PushError,
     notify::pending::Ticket,
@@ -54,6 +56,71 @@ impl Core {
         // SAFETY: `check_and_begin` has begun the task, and no other thread knows it yet.
         unsafe { Task::fill(op.task_ptr(), spec.name.clone(), location, job) };
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
+    }
+
+    /// Pushes an operation with one access and nothing special but a name: what [`push`](Self::push) does, compiled in
+    /// one piece for the most frequent operations. Both the engine and the job must [allow](Self::allows_push_sole) it.
+    #[inline(never)]
+    pub(crate) fn push_sole<J: Job>(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        mut entry: Entry,
+        job: J,
+    ) -> Result<(), PushError> {
+        debug_assert!(self.allows_push_sole::<J>());
+        // SAFETY: the maker of the entry keeps a handle to the variable until the push returns.
+        let queue = unsafe { entry.cell.as_ref() }.queue();
+        if queue.owner() != self.tag() || queue.is_closed() {
+            return self.push_slowly(name, location, &mut entry, job);
+        }
+        queue.prefetch();
+        let ticket = self.pending.enter();
+        // Relaxed: as in `begin_inline`.
+        let phase = self.phase.load(Relaxed);
+        if phase != phase::OPEN {
+            if phase != phase::FORKED {
+                // In a forked child, counting out may take a lock that a thread of the parent process held.
+                self.count_out(ticket);
+            }
+            return self.push_slowly(name, location, &mut entry, job);
+        }
+        let flags = if name.is_empty() { 0 } else { flag::NAMED };
+        let init = |task: *mut Task| {
+            // SAFETY: `task` points to uninitialised room for a task in the record, and is filled below.
+            unsafe { Task::begin(task, ticket, 0, flags) };
+            // SAFETY: the task was begun, and no other thread knows it yet.
+            unsafe { Task::fill(task, Name::from(name), location, job) };
+        };
+        let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
+        // SAFETY: the maker of the entry keeps a handle to the variable until the push returns. `init` begins and fills
+        // the task. The iterator reports its exact length.
+        let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
+        op.mark(self.mark());
+        let pushed = tracker::push_sole(op);
+        if let Some(op) = pushed.ready {
+            worker_thread::schedule(self, op);
+        }
+        if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
+    }
+
+    /// Returns whether operations with such jobs may be pushed by [`push_sole`](Self::push_sole).
+    #[inline(always)]
+    pub(crate) fn allows_push_sole<J: Job>(&self) -> bool {
+        self.is_straight && const { !J::CLAIMS && !J::REPORTS }
+    }
+
+    /// [`push`](Self::push) for operations that [`push_sole`](Self::push_sole) turns out not to push.
+    #[cold]
+    #[inline(never)]
+    fn push_slowly(
+        self: &Arc<Self>,
+        name: &'static str,
+        location: &'static Location<'static>,
+        entry: &mut Entry,
+        job: impl Job,
+    ) -> Result<(), PushError> {
+        self.push(&Spec::new(Name::from(name)), location, slice::from_mut(entry), job)
     }
 
     /// Pushes an operation whose entries have passed [`check_and_sort`](Self::check_and_sort).

@@ -55,6 +55,13 @@ impl Spec {
         Self { name, priority: 0, flags, lane: 0, is_admitted: false, passes_closed: false }
     }
 
+    /// Returns the name, if the operation has no other property and the name owns no memory.
+    #[inline]
+    pub(crate) fn plain_name(&self) -> Option<&'static str> {
+        let is_plain = self.flags & !flag::NAMED == 0 && self.lane == 0 && self.priority == 0 && !self.passes_closed;
+        if is_plain { self.name.as_static() } else { None }
+    }
+
     /// Returns the properties of an internal operation.
     pub(crate) fn internal(name: &'static str, priority: i32, flags: u16) -> Self {
         let spec = Self::new(Name::from(name));

@@ -176,7 +176,7 @@ pub use complete::{complete, end};
 pub use followers::followers;
 pub use look::{Standing, each_waiting};
 pub use op::{Hold, INLINE_ACCESSES, Op, OpRef, ReadyList, each_marked};
-pub use push::push;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use push::{Pushed, Stalled};
+pub use push::{push, push_sole};
 pub use queue::VarQueue;

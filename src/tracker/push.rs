@@ -32,6 +32,22 @@ pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
     finish_push(op, 0, 0, &guard)
 }
 
+/// [Pushes](push) an operation that was created with one access. Compiled without the steps for several.
+#[inline(always)]
+pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
+    let guard = epoch::pin();
+    pause::at(Point::PushPinned);
+    let own: &Op<T> = &op;
+    match own.sole_access() {
+        Some(access) => {
+            let (ready, rejected) = finish_sole_push(own, access, 0, 0, &guard);
+            pause::at(Point::PushOver);
+            Pushed { ready: ready.then_some(op), rejected }
+        }
+        None => unreachable!("the operation has one access"),
+    }
+}
+
 /// Pushes `op`. The calling thread has already inserted its first `inserted` accesses, of which `satisfied` are
 /// satisfied.
 #[inline]
@@ -39,15 +55,7 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
     let own: &Op<T> = &op;
     let (ready, rejected);
     if let Some(access) = own.sole_access() {
-        if inserted == 0 {
-            let _ = append(own, access, Inserter::SolePusher, &mut satisfied, guard);
-        }
-        pause::at(Point::PushBeforeRegistered);
-        rejected = own.end_registration(1);
-        pause::at(Point::PushBeforeDecrement);
-        // Otherwise nothing is left to do: the completion that satisfies the linked access makes the operation ready,
-        // and the operation may have run by now.
-        ready = satisfied == 1;
+        (ready, rejected) = finish_sole_push(own, access, inserted, satisfied, guard);
     } else {
         let accesses = own.accesses();
         let count = accesses.len() as u32;
@@ -75,6 +83,27 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
     pause::at(Point::PushOver);
     // If the operation is not ready, its accesses own it: the completion that satisfies the last one takes it over.
     Pushed { ready: ready.then_some(op), rejected }
+}
+
+/// [Finishes](finish_push) the push of an operation with one access. Returns whether it is ready, and whether it was
+/// rejected.
+#[inline(always)]
+fn finish_sole_push<T>(
+    own: &Op<T>,
+    access: &Access<T>,
+    inserted: usize,
+    mut satisfied: u32,
+    guard: &Guard,
+) -> (bool, bool) {
+    if inserted == 0 {
+        let _ = append(own, access, Inserter::SolePusher, &mut satisfied, guard);
+    }
+    pause::at(Point::PushBeforeRegistered);
+    let rejected = own.end_registration(1);
+    pause::at(Point::PushBeforeDecrement);
+    // Otherwise nothing is left to do: the completion that satisfies the linked access makes the operation ready, and
+    // the operation may have run by now.
+    (satisfied == 1, rejected)
 }
 
 /// The thread that inserts an access. `insert` is compiled for each.

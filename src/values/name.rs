@@ -65,6 +65,15 @@ impl Name {
         matches!(self.0, Repr::Static(""))
     }
 
+    /// Returns the string of a name that owns no memory.
+    #[inline]
+    pub(crate) fn as_static(&self) -> Option<&'static str> {
+        match self.0 {
+            Repr::Static(name) => Some(name),
+            Repr::Shared(_) => None,
+        }
+    }
+
     /// Returns two words, of which [`from_words`](Self::from_words) makes the name again. Until then they own it.
     #[inline]
     pub(crate) fn into_words(self) -> [usize; 2] {
