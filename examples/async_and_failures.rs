@@ -6,9 +6,9 @@
 //!
 //! The program prints and asserts each result. It shows
 //!
-//! * an operation that another thread completes and that meanwhile occupies no worker;
-//! * operations that fail: by a result, by a panic, by asynchronous I/O that fails, and by a completion that is
-//!   dropped;
+//! * an operation that another thread completes, and that occupies no worker until then;
+//! * operations that fail: through an error that they return, a panic, asynchronous I/O that fails, and a completion
+//!   that is dropped;
 //! * that operations which depend on a failed one are skipped, that all others run, and that waits return the original
 //!   error;
 //! * two ways to make a failed variable usable again: `clear_error` and `overwrite`;
@@ -90,7 +90,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     let sum = engine.var(0_u64);
     engine.op("compute").push(sum.write(), move |sum| {
         *sum = (1..=1000).sum();
-        // The send fails only if the thread of the read has ended, and then there is nothing to do.
+        // The send fails only if the thread that reads has ended, and then there is nothing to do.
         let _ = go.send(*sum);
     })?;
 
@@ -103,7 +103,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// When the I/O fails, the completion fails the operation with the error, and waits return that same error.
+/// When the I/O fails, the completion fails the operation with the error, and waits return the same error.
 fn a_missing_file() -> Result<(), Box<dyn Error>> {
     println!("\n# An asynchronous read that fails");
     let engine = Engine::builder().build()?;
@@ -120,7 +120,7 @@ fn a_missing_file() -> Result<(), Box<dyn Error>> {
     let error = failure::<()>(length.wait());
     println!("  {error}");
     let Cause::Error(cause) = error.cause() else {
-        panic!("the cause is an error");
+        panic!("expected an error as the cause");
     };
     let cause = cause.downcast_ref::<io::Error>().expect("an I/O error");
     assert_eq!(cause.kind(), io::ErrorKind::NotFound);
@@ -282,8 +282,8 @@ fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     }
 }
 
-/// Reports the panics that this program causes on purpose, which occur on workers, in one line each. A panic on the
-/// main thread is a failed assertion and goes to the default hook.
+/// Reports in one line each panic that this program causes on purpose; these occur on workers. A panic on the main
+/// thread is a failed assertion and goes to the default hook.
 fn announce_panics() {
     let default = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

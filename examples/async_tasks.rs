@@ -15,7 +15,7 @@ const ACCOUNTS: usize = 4;
 const TRANSFERS: usize = 200;
 const START: i64 = 100;
 
-/// Moves as much of `amount` as there is.
+/// Moves `amount`, or as much of it as there is. Returns what was moved.
 async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> Result<i64, WaitError> {
     let (mut from, mut to) = engine.acquire((from.write(), to.write())).await?;
     let moved = amount.min(*from);
@@ -26,13 +26,13 @@ async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> 
 }
 
 async fn serve(engine: &Engine, accounts: &[Var<i64>]) -> Result<(), BoxError> {
-    // An operation that waits for somebody outside the engine.
+    // An operation that waits for someone outside the engine.
     let (asks, question) = oneshot::channel();
     let (answers, answer) = oneshot::channel();
     let reads: Vec<_> = accounts.iter().map(|account| account.read()).collect();
     let audit = engine.op("audit").try_submit_future((cx(), reads), move |(engine, accounts)| async move {
         let sum: i64 = accounts.iter().map(|account| **account).sum();
-        asks.send(sum).map_err(|_| "nobody asks")?;
+        asks.send(sum).map_err(|_| "the auditor is gone")?;
         let is_right: bool = answer.await?;
         let report = engine.op("report").submit((), move |()| format!("{sum} is right: {is_right}"))?;
         Ok(report.await?)
@@ -45,14 +45,14 @@ async fn serve(engine: &Engine, accounts: &[Var<i64>]) -> Result<(), BoxError> {
     });
     let tasks: Vec<_> = tasks.collect();
 
-    // The transfers wait for the audit, which was pushed before.
+    // The transfers wait for the audit, which was pushed before them.
     answers.send(question.await? == START * ACCOUNTS as i64).map_err(|_| "the audit is gone")?;
     println!("the audit: {}", audit.await?);
     let mut moved = 0;
     for task in tasks {
         moved += task.await??;
     }
-    println!("{TRANSFERS} transfers have moved {moved}");
+    println!("{TRANSFERS} transfers moved {moved}");
     Ok(())
 }
 

@@ -27,7 +27,8 @@ static MODULES: [Module; 7] = [
 struct Module {
     name: &'static str,
     source: &'static str,
-    /// The result of `compile`: the number of functions in this module and in those below it. A token stands for it.
+    /// The result of `compile`: the number of functions in this module and in those below it. A token stands for this
+    /// result.
     functions: OnceLock<usize>,
 }
 

@@ -4,9 +4,9 @@
 //! cargo run --release --example children
 //! ```
 //!
-//! A stage names the tiles of its frame, and its children name one tile each. A stage is complete when its last tile is, so
-//! the stages of one frame follow each other, while the tiles of a stage, and the stages of different frames, run in
-//! parallel. Nothing waits for anything.
+//! A stage declares the tiles of its frame, and each of its children declares one tile. A stage is complete when its
+//! last tile is, so the stages of one frame follow each other, while the tiles of a stage, and the stages of different
+//! frames, run in parallel. No thread waits for a stage or a tile.
 
 use std::error::Error;
 

@@ -4,9 +4,9 @@
 //! cargo run --release --example cholesky
 //! ```
 //!
-//! Look at the loops in `main`: they push the operations in textbook order, and each operation names its tiles.
-//! The engine finds which of them can run in parallel, and starts the next column while updates by this one still
-//! run.
+//! Look at the loops in `main`: they push the operations in textbook order, and each operation names its tiles. The
+//! engine finds which of them can run in parallel, and starts the next column while updates from this one are still
+//! running.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! What this machine grants a program that is sensitive to latency, and what an engine got of it.
+//! Prints what this machine grants a latency-sensitive program, and what an engine obtained.
 //!
 //! ```text
 //! cargo run --release --example doctor

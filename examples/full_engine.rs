@@ -1,12 +1,12 @@
-//! Three producers that are faster than the workers, and a limit that keeps the memory small.
+//! Three producers that are faster than the workers, and a limit that keeps memory use low.
 //!
 //! ```text
 //! cargo run --release --example full_engine
 //! ```
 //!
 //! Look at the three pushes. An archive must have every quote, so its producer waits: `push` runs operations on the
-//! producer's thread while the engine is full. A trader must not stop, so it leaves quotes out that it has no room for:
-//! `if_room`. A task shares its thread with other tasks, so it awaits room: `when_room`.
+//! producer's thread while the engine is full. A trader must not stop, so it leaves out quotes for which there is no
+//! room: `if_room`. A task shares its thread with other tasks, so it awaits room: `when_room`.
 
 use std::error::Error;
 use std::thread;
@@ -16,12 +16,12 @@ use raddle::{Engine, PushError, Var};
 const LIMIT: usize = 256;
 const QUOTES: u64 = 20_000;
 
-/// Some work for each quote.
+/// Does some work for a quote.
 fn digest(sum: &mut u64, quote: u64) {
     *sum = (0..200).fold(*sum ^ quote, |hash, _| hash.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23));
 }
 
-/// Pushes every quote, and waits for room.
+/// Pushes every quote, waiting for room if necessary.
 fn archive(engine: &Engine, sums: &[Var<u64>]) -> Result<(), PushError> {
     for quote in 0..QUOTES {
         let sum = &sums[quote as usize % sums.len()];
@@ -30,7 +30,7 @@ fn archive(engine: &Engine, sums: &[Var<u64>]) -> Result<(), PushError> {
     Ok(())
 }
 
-/// Pushes the quotes that there is room for, and returns how many it has left out.
+/// Pushes the quotes for which there is room, and returns how many it left out.
 fn trade(engine: &Engine, sum: &Var<u64>) -> Result<u64, PushError> {
     let mut left_out = 0;
     for quote in 0..QUOTES {
@@ -72,6 +72,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(sums.iter().map(|sum| sum.version()).sum::<u64>(), QUOTES);
     assert_eq!(traded.version() + left_out, QUOTES);
     assert_eq!(published.version(), QUOTES / 10);
-    println!("every quote was archived and published; the trader has left {left_out} of {QUOTES} out");
+    println!("every quote was archived and published; the trader left out {left_out} of {QUOTES}");
     Ok(())
 }

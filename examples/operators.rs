@@ -1,12 +1,12 @@
-//! Operators: operations that are made once and pushed often, here the steps of a simulation.
+//! Operators: operations that are created once and pushed often, here the steps of a simulation.
 //!
 //! ```text
 //! cargo run --release --example operators
 //! ```
 //!
-//! Look at `operator` and `push`. Making an operator sorts its variables and stores its function; each push only
-//! enqueues one more run, which is cheaper than the push of a new operation. Runs are ordered by their variables
-//! like other operations, so all steps can be pushed in advance, and distant blocks may be several steps apart.
+//! Look at `operator` and `push`. Creating an operator sorts its variables and stores its function; each push only
+//! enqueues one more run, which is cheaper than pushing a new operation. Runs are ordered by their variables like other
+//! operations, so all steps can be pushed in advance, and distant blocks may be several steps apart.
 
 use std::error::Error;
 

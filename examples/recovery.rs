@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The example follows one error. `parse` fails, so the variable that it writes has failed. `scale` reads that
-//! variable, so it is skipped and its own variable fails with the same error. `count` names neither, so it runs.
-//! Later, `overwrite` replaces a value regardless of its state, and `clear_error` keeps the value that the failed
+//! variable, so it is skipped and its own variable fails with the same error. `count` uses neither variable, so it
+//! runs. Later, `overwrite` replaces a value regardless of its state, and `clear_error` keeps the value that the failed
 //! operation left.
 
 use std::error::Error;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("after `overwrite`: {} and {}", engine.get(&number)?, engine.get(&scaled)?);
     assert_eq!((engine.get(&number)?, engine.get(&scaled)?), (0, 0));
 
-    // With a sound input the same operations succeed.
+    // With valid input the same operations succeed.
     engine.op("edit").push(text.write(), |text| *text = "12")?;
     parse()?;
     scale()?;
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // A panic is a failure as well. `clear_error` makes the variable usable with the value that it has.
     engine.op("index").push(number.write(), |number| {
         *number = 7;
-        panic!("this panic is a part of the example");
+        panic!("this panic is part of the example");
     })?;
     println!("{}", failure(engine.wait_for_var(&number)));
     engine.clear_error(&number)?;

@@ -1,11 +1,11 @@
-//! Requests that are given up: groups, deadlines, and functions that ask whether they should stop.
+//! Requests that are abandoned: groups, time limits, and functions that check whether they should stop.
 //!
 //! ```text
 //! cargo run --release --example requests
 //! ```
 //!
-//! Each request is a group of operations. A client waits for 20 ms, and then cancels its request: what has not started
-//! does not start any more, and the search that runs stops early. Others are not affected.
+//! Each request is a group of operations. A client waits for 20 ms, and then cancels its request: operations that have
+//! not started never start, and a search that runs stops early. Other requests are not affected.
 
 use std::{
     error::Error,
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Searches for as long as `effort` says, and reports.
+/// Searches for the time `effort`, and then reports.
 fn request(engine: &Engine, answer: &Var<u64>, effort: Duration) -> Result<(), WaitError> {
     let request = engine.group();
     request.op("search").try_push((cx(), answer.write()), move |(cx, steps)| {

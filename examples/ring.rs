@@ -42,13 +42,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ring: Vec<_> = (0..SLOTS).map(|_| engine.var(Vec::new())).collect();
     let areas = engine.var(Vec::new());
 
-    // These only observe the engine: how many frames are in flight, and the most that ever were.
+    // These only observe the engine: how many frames are in flight, and the largest number so far.
     let (in_flight, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
 
     for frame in 0..FRAMES {
         let slot = &ring[frame % SLOTS];
         // Waits until the buffer's last frame is measured, so at most 2 * SLOTS operations are pending. Without this
-        // line the result is the same, and so is the memory for frames.
+        // line the result would be the same, and so would the memory for frames.
         engine.wait_for_var(slot)?;
 
         let (started, peak) = (Arc::clone(&in_flight), Arc::clone(&most));

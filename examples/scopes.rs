@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Replaces each pixel by the mean of the nine around it.
+/// Returns the image with each pixel replaced by the mean of the nine pixels in and around it.
 fn blur(engine: &Engine, image: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
     let (mut across, mut down) = (vec![0; image.len()], vec![0; image.len()]);
     engine.scope(|s| {
@@ -58,7 +58,7 @@ fn mean(pixels: &[u8]) -> u8 {
     (pixels.iter().map(|&pixel| u32::from(pixel)).sum::<u32>() / pixels.len() as u32) as u8
 }
 
-/// The mean difference of pixels beside each other.
+/// Returns the mean difference between adjacent pixels.
 fn roughness(image: &[u8]) -> f64 {
     let differences = image.windows(2).map(|pair| f64::from(pair[0].abs_diff(pair[1])));
     differences.sum::<f64>() / (image.len() - 1) as f64

@@ -4,10 +4,10 @@
 //! cargo run --release --example service
 //! ```
 //!
-//! Look at `count_primes`: a push does not block, and the handle of an operation is a future, so the one thread of
-//! tokio serves all requests while the workers compute. Each request writes its buffer, so a buffer has one user
-//! at a time, without a lock or a list of free buffers. A request that fails does not spoil its buffer, because
-//! the next one overwrites it.
+//! Look at `count_primes`: a push does not block, and the handle of an operation is a future, so tokio's only thread
+//! serves all requests while the workers compute. Each request writes its buffer, so a buffer has one user at a time,
+//! without a lock or a list of free buffers. A request that fails does not spoil its buffer, because the next one
+//! overwrites it.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Service {
     }
 }
 
-/// Marks the composite numbers, and returns how many others there are from 2 on.
+/// Marks the composite numbers, and returns the number of primes.
 fn sieve(composite: &mut [bool]) -> usize {
     let mut primes = 0;
     for n in 2..composite.len() {

@@ -4,9 +4,9 @@
 //! cargo run --example simulated_gpu
 //! ```
 //!
-//! Look at what is missing: streams and events. Host and device buffers are variables, so the engine orders the
-//! copies and the kernel of a chunk, and the chunks in different slots overlap: one is copied while another is
-//! computed. No worker of the CPU blocks until a copy or a kernel is complete.
+//! Look at what is missing: streams and events. Host and device buffers are variables, so the engine orders the copies
+//! and the kernel of a chunk, and the chunks in different slots overlap: one is copied while another is computed. No
+//! CPU worker waits for a copy or a kernel.
 
 use std::error::Error;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gpu = SimulatedGpu::default();
     let engine = Engine::builder().gpu(gpu.clone()).build()?;
 
-    // A slot has a buffer in memory of the host that the device can copy from, and one in memory of the device.
+    // A slot has a buffer in host memory that the device can copy from and to, and one in device memory.
     let mut slots = Vec::new();
     for _ in 0..SLOTS {
         slots.push((engine.pinned_var::<f32>(GPU, LEN)?, engine.device_var::<f32>(GPU, LEN)?));
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         engine.op("copy in").on(GPU).copy_to_device(host, device)?;
         engine.op("double").on(GPU).try_launch(device.write(), |stream, device| {
             // The function runs when the kernel can be issued; the operation is complete when the device has run it.
-            let mut gpu = stream.simulated().ok_or("it is not a simulated GPU")?;
+            let mut gpu = stream.simulated().ok_or("the GPU is not simulated")?;
             gpu.launch(Duration::from_micros(20), device, |values| values.iter_mut().for_each(|v| *v *= 2.0))?;
             Ok(())
         })?;

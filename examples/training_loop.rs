@@ -27,7 +27,7 @@ impl Random {
         (self.0 >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }
 
-    /// Returns inputs and the noisy output that belongs to them.
+    /// Returns inputs and their noisy output.
     fn example(&mut self) -> ([f64; 3], f64) {
         let x = [self.next(), self.next(), 1.0];
         (x, dot(&x, &TRUTH) + 0.05 * self.next())
@@ -66,7 +66,8 @@ fn train(workers: usize) -> Result<[f64; 3], Box<dyn Error>> {
             }
         })?;
     }
-    // The samples of a step do not depend on its weights: they may be drawn while the step before still computes.
+    // The samples of a step do not depend on its weights: they may be drawn while the previous step is still being
+    // computed.
     Ok(engine.get(&weights)?)
 }
 

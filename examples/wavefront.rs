@@ -4,10 +4,10 @@
 //! cargo run --release --example wavefront
 //! ```
 //!
-//! Look at the push in `tiled`. A tile of the table needs the lower edge of the tile above it and the right edge
-//! of the tile to its left. Each row of tiles has a variable for its right edge, each column has one for its lower
-//! edge, and a tile writes both of its own. From that the engine finds the wavefront: the tiles of a diagonal run
-//! in parallel, and no tile waits for a whole diagonal.
+//! Look at the push in `tiled`. A tile of the table needs the lower edge of the tile above it and the right edge of the
+//! tile to its left. Each row of tiles has a variable for its right edge, each column has one for its lower edge, and a
+//! tile writes the two of its row and column. From that the engine finds the wavefront: the tiles of a diagonal run in
+//! parallel, and no tile waits for a whole diagonal.
 
 use std::error::Error;
 

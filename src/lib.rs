@@ -26,23 +26,24 @@
 //!
 //! # What is promised
 //!
-//! * Two operations that name the same variable, at least one to mutate it, run one after the other, in push order.
+//! * Two operations that name the same variable run one after the other, in push order, if at least one mutates it.
 //! * Any number of threads may push at once, operations included. A push is atomic over all its variables: there is one
 //!   order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No set
-//!   of pushes can deadlock. The algorithm of a push is lock-free; the [guide](guide::promises) says what is
-//!   not covered.
-//! * The writes of an operation are visible to every operation behind it on a variable, and after a wait for it.
+//!   of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) says what is not covered.
+//! * The writes of an operation are visible to every operation behind it on a variable, and to a thread that has waited
+//!   for it.
 //! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables that it mutates
 //!   *failed*. Operations that name a failed variable are skipped and pass the same [`OpError`] on, until
-//!   [`Engine::clear_error`] or an operation that overwrites it. Every wait for such a variable returns the error.
-//! * Every function that is pushed runs once or is dropped once.
+//!   [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for such a variable returns
+//!   the error.
+//! * Every function that is pushed either runs once, or is dropped once without having run.
 //!
 //! # Levels
 //!
-//! Through [`Var`]s operations receive references to values, which the compiler checks. [`Token`]s order operations on
-//! things outside the engine. One operation may name both. [`cx()`] among the accesses declares that the function
+//! Through [`Var`]s, operations receive references to values, and the compiler checks them. [`Token`]s order operations
+//! on things outside the engine. One operation may name both. [`cx()`] among the accesses declares that the function
 //! receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are created once and
-//! pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations of GPUs, over [`DeviceVec`] and
+//! pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on GPUs, over [`DeviceVec`] and
 //! [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
 
 mod api;
@@ -80,10 +81,11 @@ pub use api::{
     token::Token,
     var::{Read, Var, Write},
 };
-/// The crate on which [`CudaGpu`] is built, in the version that it uses.
+/// The crate that [`CudaGpu`] is built on, in the version that it uses.
 ///
-/// cudarc is a 0.x crate: a change of its minor version can break programs that use it by this name, so such a change
-/// is a breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
+/// cudarc is a 0.x crate: a change of its minor version can break programs that use it through this re-export, so such
+/// a change is a breaking change of this crate as well. A program that needs another version must depend on cudarc
+/// itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
@@ -189,7 +191,7 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. It exists only in their builds.
+/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. The module exists only in their builds.
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]

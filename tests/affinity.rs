@@ -18,7 +18,7 @@ use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_su
 use core_affinity::CoreId;
 use raddle::{Device, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
 
-/// Returns the numbers in a list of cores as the kernel writes it.
+/// Returns the numbers in a list of cores in the kernel's format.
 fn parse_cores(cores: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -44,7 +44,7 @@ fn cores_of_a_thread() -> String {
     thread::spawn(allowed_cores).join().expect("the thread does not panic")
 }
 
-/// The first push for a device starts the thread of its lane; that push may be inside an operation on a pinned worker.
+/// The first push for a device starts the thread of its lane. That push may be inside an operation on a pinned worker.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
@@ -71,7 +71,8 @@ fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
     }
 }
 
-/// A thread hands its worker to another thread when an operation waits. Afterwards each runs on the core of its worker.
+/// A thread hands its worker to another thread when an operation waits. Afterwards, each thread runs on the core of its
+/// worker.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
@@ -235,7 +236,7 @@ fn unpinned_changes_nothing_outside_an_engine() {
     });
 }
 
-/// A wait inside `unpinned` hands the worker to another thread. Afterwards both threads run on their own cores.
+/// A wait inside `unpinned` hands the worker to another thread. Afterwards, both threads run on their own cores.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
@@ -248,7 +249,7 @@ fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
             let waits = engine.op("waits").submit((), move |()| {
                 unpinned(|| {
                     let mut other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
-                    // So the worker is not idle when the wait ends, and the function queues for it.
+                    // This keeps the worker busy when the wait ends, so the function queues for it.
                     let busy = inside.op("busy").push((), |()| thread::sleep(Duration::from_millis(2)));
                     busy.expect("the engine is open");
                     open.open();

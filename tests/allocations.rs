@@ -1,7 +1,7 @@
 //! In steady state an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
-//! The epoch keeps retired objects in bags that it allocates, one for 1,280 operations; the test allows no more than
-//! that. A separate binary, because it counts every allocation of the process.
+//! The epoch allocates bags for retired objects, one for every 1,280 operations; the test allows little more than that.
+//! A separate binary, because the test counts every allocation of the process.
 
 use raddle_testkit::shapes;
 
@@ -22,12 +22,12 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -35,15 +35,15 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The number of operations in a round, for the common ways to push and for the others.
+/// The number of operations in a round, for the common ways to push and for the other ones.
 const MANY: usize = 200_000;
 const SOME: usize = 50_000;
 
 /// The limit on pending operations, which bounds the number of records in use at a time.
 const BURST: usize = 500;
 
-/// Repeats rounds of `OPERATIONS` pushes until two rounds in a row have at most one allocation per thousand operations.
-/// Each operation mutates one of `variables`, whose versions show the progress, since a wait may allocate.
+/// Repeats rounds of `OPERATIONS` pushes until two consecutive rounds have at most one allocation per thousand
+/// operations. Each operation mutates one of `variables`, whose versions show the progress, since a wait may allocate.
 fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&Token], push: impl Fn(usize)) {
     let done = || variables.iter().map(|variable| variable.version()).sum::<u64>();
     let run = || {
@@ -77,7 +77,7 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
     panic!("{what}: rounds of {OPERATIONS} operations keep allocating: {history:?}");
 }
 
-/// A single test, since the counts are of the whole process.
+/// A single test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "a steady state takes too many operations")]
 fn operations_in_steady_state_allocate_nothing() {
@@ -114,8 +114,8 @@ fn operations_in_steady_state_allocate_nothing() {
     }
 }
 
-/// Operations of a device, and operations of the CPU that depend on them. Kernels and events of the simulated device
-/// are boxed; copies are not.
+/// Pushes operations of a device, and operations of the CPU that depend on them. The simulated device boxes kernels and
+/// events, but not copies.
 fn devices(kind: EngineKind) {
     let gpu = Device::Gpu(0);
     let device = SimulatedGpu::builder().clock(Clock::Instantly).build();

@@ -1,5 +1,5 @@
 //! The edges of the public interface: the context as a parameter, handles that do not keep an engine open, typed
-//! asynchronous operations, and handles of variables.
+//! asynchronous operations, and handles to variables.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -65,8 +65,8 @@ fn a_downgraded_handle_does_not_keep_the_engine_open() {
     }
 }
 
-/// The completion is used while the function still has its reference. No other operation may use the value until the
-/// function returns.
+/// The completion is used while the function still has its reference to the value. No other operation may use the value
+/// until the function returns.
 #[test]
 fn a_typed_asynchronous_operation_holds_its_values_until_its_function_returns() {
     on_kinds(&common::THREADED, 2, |engine| {
@@ -146,13 +146,13 @@ fn handles_of_one_variable_are_equal() {
     assert!(matches!(engine.wait_for_var_timeout(token, Duration::from_secs(10)), Ok(()) | Err(WaitError::TimedOut)));
 }
 
-/// `main` returns immediately after the drop of the only handle.
+/// The program returns from `main` immediately after the drop of the only handle.
 #[test]
 fn operations_pushed_through_the_context_run_before_main_ends() {
     for kind in KINDS {
         let (success, text) =
             child("in_a_child_operations_push_by_their_context", &[("RADDLE_ENGINE", &kind.to_string())]);
-        // The process has ended by itself, before the result of the test could be printed.
+        // The process has ended before the result of the test could be printed.
         assert!(
             !success && text.starts_with("exit status: 0") && text.contains("the last of 100 has run"),
             "{kind}: {text}"
@@ -222,7 +222,7 @@ fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
         engine.op("second").run_always().push(value.write(), |value| *value = vec![1; 100]).unwrap();
         thread::sleep(Duration::from_millis(20));
         drop(release);
-        assert_eq!(lengths.recv_timeout(Duration::from_secs(60)), Ok(4), "the next operation ran beside the function");
+        assert_eq!(lengths.recv_timeout(Duration::from_secs(60)), Ok(4), "the next operation ran during the function");
         let error = match engine.wait_for_var(&value) {
             Err(WaitError::Failed(error)) => error,
             other => panic!("{other:?}"),

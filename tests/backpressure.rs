@@ -1,4 +1,4 @@
-//! Limits of pending operations: `max_pending` of engines and groups.
+//! Limits on pending operations: `max_pending` of engines and groups.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -29,7 +29,7 @@ use raddle::{
     Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, SimulatedGpu, cx,
 };
 
-/// The documented excess of one thread.
+/// The number of operations by which one thread may exceed a limit, as documented.
 const EXCESS: u64 = 33;
 
 fn limited(kind: EngineKind, workers: usize, limit: usize) -> Engine {
@@ -64,14 +64,14 @@ impl Wake for CountWakes {
     }
 }
 
-/// Pushes an asynchronous operation, and returns its completion once it has started.
+/// Pushes an asynchronous operation, and returns its completion once the operation has started.
 fn open_ended(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
     engine.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
     receiver.recv_timeout(PATIENCE).expect("it starts")
 }
 
-/// Fills an engine with operations that wait for the returned completion. Nothing is ready or runs then.
+/// Fills an engine with operations that wait for the returned completion. When this returns, nothing is ready or runs.
 fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
     let token = engine.token();
     let (sender, receiver) = mpsc::channel();
@@ -116,19 +116,19 @@ fn a_producer_that_is_faster_than_the_workers_keeps_to_the_limit() {
 }
 
 #[test]
-fn several_producers_exceed_the_limit_by_what_is_documented_at_most() {
+fn several_producers_exceed_the_limit_by_at_most_what_is_documented() {
     const PRODUCERS: u64 = 4;
     for limit in [1u64, 50, 400] {
         on_limited(&THREADED, 2, limit as usize, move |engine| {
             let vars: Vec<_> = (0..8).map(|_| engine.var(0u64)).collect();
-            // `Engine::pending` counts too many if its thread is stopped while it adds up.
+            // `Engine::pending` returns too much if its thread is preempted while it adds up.
             let (most, pending) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
             thread::scope(|scope| {
                 for producer in 0..PRODUCERS as usize {
                     let (engine, vars, most, pending) = (&engine, &vars, &most, Arc::clone(&pending));
                     scope.spawn(move || {
                         for n in 0..fewer(4_000) {
-                            // Before the push, and so also while it is held back.
+                            // Counted before the push, and so even while the push is held back.
                             most.fetch_max(pending.fetch_add(1, Relaxed) + 1, Relaxed);
                             let pending = Arc::clone(&pending);
                             let add = move |value: &mut u64| {
@@ -262,13 +262,13 @@ fn a_push_passes_on_an_engine_that_always_searches() {
 }
 
 #[test]
-fn a_push_passes_if_what_runs_waits_for_what_this_thread_must_do() {
+fn a_push_passes_if_what_runs_waits_for_the_pushing_thread() {
     on_limited(&THREADED, 1, 3, |engine| {
         let (done, token) = fill(&engine, 1);
         let (inner, waited) = (engine.downgrade(), token.clone());
         let started = Gate::new();
         let begins = started.clone();
-        // It waits inside its function, on a thread that has no worker.
+        // The operation waits inside its function, on a thread that has no worker.
         engine
             .op("waits")
             .push((), move |()| {
@@ -316,7 +316,7 @@ fn operations_that_block_count_as_running() {
             pushed.pass();
         });
         engine.wait_for_all().unwrap();
-        // What has blocked is not counted any more.
+        // The operation that has blocked no longer counts as running.
         let (done, token) = fill(&engine, 3);
         engine.op("passes").writes([&token]).push((), |()| {}).unwrap();
         done.complete();
@@ -392,7 +392,7 @@ fn an_operation_that_runs_in_a_push_may_wait_push_and_panic() {
                 .push((), move |()| {
                     assert_ne!(n, 7, "as planned");
                     let added = inner.op("add").submit(its.write(), |value| *value += 1).unwrap();
-                    // Runs on the worker or on another thread: the gate may be closed until then.
+                    // Not waited for: the gate may keep the worker that runs `add` busy until later.
                     drop(added);
                 })
                 .unwrap();
@@ -540,7 +540,7 @@ fn if_room_returns_full_and_loses_nothing() {
                 assert!(is_full(engine.op("late").if_room()));
             }
             assert_eq!(engine.pending(), limit as u64, "nothing was enqueued");
-            assert_eq!(drops.dropped(), 0, "the function is still ours");
+            assert_eq!(drops.dropped(), 0, "the function still belongs to the caller");
             done.complete();
             engine.wait_for_var(&token).unwrap();
             engine.wait_for_all().unwrap();
@@ -606,7 +606,7 @@ fn all_calls_that_push_are_held_back_and_can_be_admitted() {
 }
 
 #[test]
-fn operators_have_the_same_three_ways() {
+fn operators_have_the_same_three_ways_to_push() {
     on_limited(&KINDS, 1, 3, |engine| {
         let (done, token) = fill(&engine, 3);
         let count = Arc::new(AtomicUsize::new(0));
@@ -630,12 +630,12 @@ fn operators_have_the_same_three_ways() {
 }
 
 #[test]
-fn an_admitted_push_goes_on_even_if_the_engine_is_full_again() {
+fn an_admitted_push_proceeds_even_if_the_engine_is_full_again() {
     on_limited(&THREADED, 1, 2, |engine| {
         let op = engine.op("admitted").if_room().unwrap();
         let gate = occupy(&engine, 1);
         engine.op("queued").push((), |()| {}).unwrap();
-        // It neither waits nor runs what is ready.
+        // This push neither waits nor runs ready operations.
         op.push((), |()| {}).unwrap();
         assert_eq!(engine.pending(), 3);
         gate.open();
@@ -678,7 +678,7 @@ fn when_room_resolves_at_the_first_room() {
 }
 
 #[test]
-fn a_future_that_was_told_and_is_dropped_tells_the_next() {
+fn a_woken_future_that_is_dropped_wakes_the_next_one() {
     on_limited(&KINDS, 1, 2, |engine| {
         let (done, token) = fill(&engine, 1);
         let single = open_ended(&engine);
@@ -689,14 +689,14 @@ fn a_future_that_was_told_and_is_dropped_tells_the_next() {
             assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
         single.complete();
-        eventually("the first is told", || wakes[0].count() == 1);
+        eventually("the first future is woken", || wakes[0].count() == 1);
         assert_eq!((wakes[1].count(), wakes[2].count()), (0, 0));
         drop(rooms.remove(0));
-        eventually("the second is told", || wakes[1].count() == 1);
-        // It finds room, but does not use it.
+        eventually("the second future is woken", || wakes[1].count() == 1);
+        // The second future finds room, but does not use it.
         let waker = Waker::from(Arc::clone(&wakes[1]));
         assert!(matches!(rooms[0].as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
-        eventually("the third is told", || wakes[2].count() == 1);
+        eventually("the third future is woken", || wakes[2].count() == 1);
         drop(rooms);
         done.complete();
         engine.wait_for_all().unwrap();
@@ -758,7 +758,7 @@ fn tasks_on_several_threads_keep_to_the_limit() {
 }
 
 #[test]
-fn tasks_get_room_beside_a_thread_that_pushes_without_pause() {
+fn tasks_find_room_while_a_thread_pushes_without_pause() {
     on_limited(&THREADED, 1, 16, |engine| {
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -795,7 +795,7 @@ fn futures_that_are_dropped_at_any_time_lose_no_room() {
                             match random % 3 {
                                 0 => _ = room.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready(),
                                 1 => _ = block_on_within(room, Duration::from_micros(random % 200)).is_ok(),
-                                // It insists, and hangs if a wake-up is lost.
+                                // This waits until there is room, and hangs if a wake-up is lost.
                                 _ => block_on(room).unwrap().push((), |()| {}).unwrap(),
                             }
                         }
@@ -904,7 +904,7 @@ fn destructors_of_thread_locals_push() {
         };
         thread::spawn(pushes).join().unwrap();
         engine.wait_for_all().unwrap();
-        // On a worker: it is not held back there.
+        // This runs on a worker, where the push is not held back.
         let other = limited(engine.kind(), 1, 1);
         let inner = other.downgrade();
         engine.op("enters").push((), move |()| EXIT.with(|exit| exit.0.set(Some(inner)))).unwrap();
@@ -929,7 +929,7 @@ fn groups_have_limits_of_their_own() {
             }
             assert!(is_full(group.op("late").if_room()));
             engine.op("other").if_room().expect("the engine has no limit").push((), |()| {}).unwrap();
-            // Nothing runs, so it passes.
+            // Nothing runs, so the push passes.
             group.op("passes").writes([&token]).push((), |()| {}).unwrap();
             assert_eq!(group.pending(), 4);
             assert!(matches!(block_on_within(group.op("waits").when_room(), MOMENT), Err(NotInTime)));
@@ -1007,11 +1007,11 @@ fn a_limit_that_is_raised_makes_room() {
 }
 
 #[test]
-fn a_future_that_waits_for_two_limits_passes_the_room_of_one_on() {
+fn a_future_that_waits_for_two_limits_passes_on_the_room_of_one() {
     on_limited(&KINDS, 1, 2, |engine| {
         let group = engine.group().max_pending(1);
         let (engine_full, in_group) = (open_ended(&engine), open_ended_in(&group));
-        // Both wait for the group; the engine is full as well.
+        // Both futures wait for the group. The engine is full as well.
         let wakes: Vec<_> = (0..2).map(|_| Arc::new(CountWakes::default())).collect();
         let mut rooms: Vec<_> = (0..2).map(|_| Box::pin(group.op("n").when_room())).collect();
         for (room, wakes) in rooms.iter_mut().zip(&wakes) {
@@ -1019,10 +1019,10 @@ fn a_future_that_waits_for_two_limits_passes_the_room_of_one_on() {
         }
         let again = fill_without_room(&engine);
         in_group.complete();
-        // The first is told, finds the engine full, and lets the second one look at the group.
-        eventually("the first is told", || wakes[0].count() >= 1);
+        // The first future is woken, finds the engine full, and lets the second one check the group.
+        eventually("the first future is woken", || wakes[0].count() >= 1);
         assert!(rooms[0].as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&wakes[0])))).is_pending());
-        eventually("the second is told", || wakes[1].count() >= 1);
+        eventually("the second future is woken", || wakes[1].count() >= 1);
         again.complete();
         engine_full.complete();
         for room in rooms {
@@ -1110,7 +1110,7 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
     on_limited(&THREADED, 1, 1, |engine| {
         let gate = occupy(&engine, 1);
         let inner = engine.downgrade();
-        // Not held back, since it is inside a call of the engine. So it is ready, beside the one that runs.
+        // Not held back, since the push is inside a call to the engine. So one operation is ready while another runs.
         let pushed = engine.with(&engine.var(1), |_| {
             let stops = inner.clone();
             inner.op("stops").push((), move |()| stops.notify_shutdown())
@@ -1124,7 +1124,7 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// Pushes for `time` as fast as possible, operations that capture a kilobyte each.
+/// Pushes operations that capture a kilobyte each for `time`, as fast as possible.
 fn overload(engine: &Engine, limit: usize, time: Duration) {
     let start = Instant::now();
     let values: Vec<_> = (0..4).map(|_| engine.var(0u64)).collect();
@@ -1150,7 +1150,7 @@ fn overload(engine: &Engine, limit: usize, time: Duration) {
     }
     let end = resident_bytes();
     engine.wait_for_all().unwrap();
-    // Other tests of this process take memory as well.
+    // Other tests in this process use memory as well.
     assert!(end < after + (64 << 20), "memory grew from {after} to {end} bytes");
 }
 

@@ -17,7 +17,7 @@ use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Sh
 use raddle::{Engine, MetricsObserver, TracingObserver};
 use tracing::{Event, Subscriber, field::Visit, span};
 
-/// A subscriber that writes down events, with the spans of their threads.
+/// A subscriber that records events, with the spans that they are in.
 #[derive(Clone, Default)]
 struct Log(Arc<LogState>);
 
@@ -30,7 +30,7 @@ struct LogState {
 
 thread_local!(static INSIDE: std::cell::RefCell<Vec<u64>> = const { std::cell::RefCell::new(Vec::new()) });
 
-/// Fields as text, without the places of pushes.
+/// The fields of an event or span as text, without the places of pushes.
 #[derive(Default)]
 struct Fields(String);
 

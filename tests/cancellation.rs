@@ -28,7 +28,7 @@ fn is_cancelled(error: &OpError) -> bool {
 // -------------------------------------------------------------------------------------------------- by a handle ----
 
 #[test]
-fn an_operation_that_is_cancelled_before_its_turn_never_runs_and_fails_what_it_mutates_then() {
+fn an_operation_cancelled_before_its_turn_never_runs_and_in_its_turn_fails_what_it_mutates() {
     on_kinds(&KINDS, 1, |engine| {
         let (input, output) = (engine.var(1), engine.var(0));
         let gate = hold(&engine, input.as_ref());
@@ -47,11 +47,11 @@ fn an_operation_that_is_cancelled_before_its_turn_never_runs_and_fails_what_it_m
         assert_eq!(drops.dropped(), 1, "the function is dropped by the call");
         assert!(!handle.cancel() && !handle.cancel_quietly(), "it is cancelled once");
         assert!(handle.is_done());
-        assert!(is_cancelled(&failure(handle.wait())), "the handle returns before the turn has come");
+        assert!(is_cancelled(&failure(handle.wait())), "the wait returns before the turn of the operation");
         assert_eq!(engine.pending(), 3, "the operation keeps its place");
         gate.open();
         assert!(is_cancelled(&failure(engine.wait_for_var(&output))));
-        assert!(is_cancelled(&failure(earlier.unwrap().wait())), "what stands behind it is skipped");
+        assert!(is_cancelled(&failure(earlier.unwrap().wait())), "a later operation is skipped");
         engine.wait_for_var(&input).unwrap();
         assert_eq!((input.version(), output.version()), (1, 0));
         engine.wait_for_all().expect("the failure was reported");
@@ -107,9 +107,9 @@ fn a_quietly_cancelled_overwrite_clears_nothing() {
     });
 }
 
-/// A failure that the handle has returned before the turn of the operation is not reported again.
+/// A failure that the handle has returned before the turn of its operation is not reported again.
 #[test]
-fn only_a_loud_cancellation_that_no_wait_has_returned_is_reported_by_a_wait_for_all() {
+fn a_wait_for_all_reports_only_a_loud_cancellation_that_no_wait_has_returned() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let [loud, quiet, waited_for] = [(); 3].map(|()| engine.op("cancelled").submit((), |()| ()).unwrap());
@@ -123,7 +123,7 @@ fn only_a_loud_cancellation_that_no_wait_has_returned_is_reported_by_a_wait_for_
 }
 
 #[test]
-fn an_operation_that_runs_is_not_cancelled_but_learns_of_it() {
+fn a_running_operation_is_not_cancelled_but_can_ask_whether_it_should_be() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
         let (sender, receiver) = mpsc::channel();
@@ -178,9 +178,9 @@ fn a_clean_up_cannot_be_cancelled() {
     });
 }
 
-/// Whoever wins, the function is dropped once, the handle has a result, and the variable agrees with it.
+/// Whichever wins, the function is dropped once, and the handle has a matching result.
 #[test]
-fn a_cancellation_that_races_with_the_start_is_won_by_one() {
+fn either_a_cancellation_or_the_start_of_the_operation_wins() {
     on_kinds(&THREADED, 2, |engine| {
         let (ran, mut cancelled) = (Arc::new(AtomicUsize::new(0)), 0);
         let drops = Drops::new();
@@ -222,7 +222,7 @@ fn a_cancelled_handle_wakes_its_waiters() {
     });
 }
 
-/// The drop of the function may use the engine, and its panic reaches the caller of `cancel` when all is done.
+/// The drop of the function may use the engine. If it panics, `cancel` panics, after it has completed its work.
 #[test]
 fn the_drop_of_a_cancelled_function_is_program_code() {
     struct Uses(Engine);
@@ -328,7 +328,7 @@ fn the_handle_of_an_asynchronous_run_waits_for_its_completion() {
 }
 
 #[test]
-fn the_handle_of_an_asynchronous_run_gets_the_panic_of_its_function() {
+fn the_handle_of_an_asynchronous_run_returns_the_panic_in_its_function() {
     on_kinds(&KINDS, 1, |engine| {
         let run = engine.op("").operator_async((), |(), _done| panic!("as planned")).unwrap().submit().unwrap();
         assert!(matches!(failure(run.wait()).cause(), Cause::Panic(_)));
@@ -440,7 +440,7 @@ fn a_group_reports_the_failure_that_was_pushed_first_and_only_its_own() {
         group.wait().expect("each failure is reported once");
         assert_eq!(failure(engine.wait_for_all()).name(), "outside");
         engine.wait_for_all().expect("the group's failures were reported");
-        // An operation that is skipped fails for the reason that it was skipped for.
+        // A skipped operation fails with the failure that it was skipped for.
         group.op("skipped").push(outside.read(), |_| unreachable!("it is skipped")).unwrap();
         assert_eq!(failure(group.wait()).name(), "outside");
     });
@@ -462,7 +462,7 @@ fn a_failure_from_outside_that_a_group_has_not_returned_is_not_lost() {
 }
 
 #[test]
-fn a_group_inside_reports_to_the_group_around_it() {
+fn an_inner_group_reports_to_the_group_around_it() {
     on_kinds(&KINDS, 1, |engine| {
         let group = engine.group();
         let inner = group.group();
@@ -475,7 +475,7 @@ fn a_group_inside_reports_to_the_group_around_it() {
 }
 
 #[test]
-fn failures_of_a_group_that_nobody_waits_for_are_reported_by_a_wait_for_all() {
+fn failures_of_a_group_without_a_wait_are_reported_by_a_wait_for_all() {
     on_kinds(&KINDS, 1, |engine| {
         engine.group().op("fails").try_push((), |()| Err("1".into())).unwrap();
         assert_eq!(failure(engine.wait_for_all()).name(), "fails");
@@ -484,7 +484,7 @@ fn failures_of_a_group_that_nobody_waits_for_are_reported_by_a_wait_for_all() {
 }
 
 #[test]
-fn cancelling_a_group_goes_down_and_stays() {
+fn cancelling_a_group_cancels_inner_groups_and_later_members() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let group = engine.group();
@@ -528,7 +528,7 @@ fn members_of_a_quietly_cancelled_group_change_nothing_and_their_handles_return(
 }
 
 #[test]
-fn a_member_that_runs_learns_that_its_group_was_cancelled() {
+fn a_running_member_can_ask_whether_its_group_was_cancelled() {
     on_kinds(&THREADED, 1, |engine| {
         let group = engine.group().group();
         let (sender, receiver) = mpsc::channel();
@@ -632,7 +632,7 @@ fn a_refused_push_leaves_the_group() {
     });
 }
 
-/// The push is refused late, when the operation stands in a queue already.
+/// The push is refused late, when the operation is already in a queue.
 #[test]
 fn a_member_that_is_refused_late_leaves_its_group_although_its_function_panics_in_its_drop() {
     on_kinds(&THREADED, 2, |engine| {

@@ -112,7 +112,7 @@ fn children_are_ordered_among_themselves_as_operations_are() {
 
 #[test]
 fn children_have_children() {
-    /// Sorts a part of the numbers: the children of an operation sort its halves.
+    /// Sorts a part of the numbers. The children of an operation sort the two halves of its part.
     fn sort(cx: &OpContext<'_>, parts: Arc<[Var<Vec<u32>>]>, from: usize, to: usize) {
         if to - from == 1 {
             cx.child("sort").push(parts[from].write(), |part| part.sort_unstable()).unwrap();
@@ -134,7 +134,7 @@ fn children_have_children() {
         parent.push((cx(), writes), move |(cx, _)| sort(cx, inside, 0, 16)).unwrap();
         for part in &*parts {
             assert!(engine.get(part).unwrap().is_sorted());
-            assert_eq!(part.version(), 1, "the parent has mutated it once");
+            assert_eq!(part.version(), 1, "the parent has mutated the variable once");
         }
     });
 }
@@ -235,7 +235,7 @@ fn an_operation_without_children_refuses_them() {
     on_kinds(&KINDS, 1, |engine| {
         let refused = engine.op("childless").submit(cx(), |cx| cx.child("").push((), |()| unreachable!()));
         assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::NotAParent)));
-        // A child has none either, unless it was pushed so.
+        // A child cannot have children either, unless it was pushed with `with_children`.
         let refused = engine.op("parent").with_children().submit(cx(), |cx| {
             cx.child("child").submit(raddle::cx(), |cx| cx.child("").push((), |()| unreachable!())).unwrap()
         });
@@ -345,7 +345,7 @@ fn a_parent_fails_with_the_child_that_was_pushed_first_among_those_that_failed()
             assert_eq!(failure(engine.wait_for_var(var)).name(), "early");
             assert_eq!(var.version(), 0);
         }
-        // The failure of the second child has reached nobody else.
+        // Nothing else has reported the failure of the second child.
         assert_eq!(failure(engine.wait_for_all()).name(), "late");
         engine.wait_for_all().unwrap();
     });
@@ -493,7 +493,7 @@ fn a_wait_for_what_the_parent_holds_is_refused_in_each_poll_of_a_future() {
 }
 
 #[test]
-fn children_are_of_every_kind() {
+fn children_may_be_of_every_kind() {
     on_kinds(&KINDS, 2, |_| {
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).gpu(SimulatedGpu::new()).build().unwrap();

@@ -1,6 +1,6 @@
 //! Runs the fuzz targets on their committed corpora and on inputs generated from seeds; see `harness`.
 //!
-//! The corpora are in `fuzz/corpus`, which is not in the published package.
+//! The corpora are in `fuzz/corpus`, which the published package does not contain.
 
 #![forbid(unsafe_code)]
 

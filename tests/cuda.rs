@@ -1,8 +1,8 @@
-//! Operations on a real GPU: the properties that `tests/devices` checks on the simulated one, where hardware allows
-//! it.
+//! Tests of operations on a real GPU: the properties that `tests/devices` checks on the simulated GPU, as far as
+//! hardware allows.
 //!
-//! Without a GPU most of these tests print that they were skipped; with `RADDLE_REQUIRE_GPU` set, they fail instead.
-//! The library built from `stand_in/cuda.c` can stand in for a GPU.
+//! Without a GPU, most of these tests print that they were skipped; with `RADDLE_REQUIRE_GPU` set, they fail instead.
+//! The library built from `stand_in/cuda.c` can be used in place of a GPU.
 
 #![cfg(feature = "cuda")]
 
@@ -33,13 +33,13 @@ use raddle::{
 
 const GPU: Device = Device::Gpu(0);
 
-/// Threads per block. Picked.
+/// Threads per block. Not tuned.
 const BLOCK: u32 = 256;
 
 /// How long a slow kernel takes.
 const AWHILE: Duration = Duration::from_micros(200);
 
-/// Opens the first GPU; returns `None` if there is none and the tests may be skipped.
+/// Opens the first GPU. Returns `None` if it cannot be opened and the tests may be skipped.
 fn gpu() -> Option<CudaGpu> {
     match CudaGpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -51,7 +51,7 @@ fn gpu() -> Option<CudaGpu> {
     }
 }
 
-/// Whether a child process can use the GPU while this process has it open.
+/// Returns whether a child process can use the GPU while this process has it open.
 fn has_gpu_for_a_child() -> bool {
     let Some(gpu) = gpu() else { return false };
     let mode = gpu
@@ -265,7 +265,7 @@ fn operations_of_several_streams_take_effect_in_push_order() {
                 .unwrap();
                 expected[to] = expected[to].wrapping_mul(factor).wrapping_add(term);
                 if step % 100 == 99 {
-                    // A check in the middle, in which the host waits for the device.
+                    // In the middle of the run, the host waits for the device and checks.
                     assert_eq!(values(&engine, &vars[to], 1), [expected[to]], "{kind}, seed {seed}, step {step}");
                 }
             }
@@ -315,7 +315,7 @@ fn an_allocation_beyond_the_memory_is_refused_and_the_gpu_remains_usable() {
 
 /// Slow kernels on the program's own stream alternate with fast kernels on the lanes' streams.
 #[test]
-fn work_on_an_imported_stream_is_in_order_with_all_operations() {
+fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     watched(|| {
         let Some(gpu) = gpu() else { return };
         let kernels = Kernels::load(&gpu);
@@ -436,8 +436,8 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
     });
 }
 
-/// Makes every kind of driver call that an engine makes, for use while another thread captures: allocations of device
-/// and pinned memory, new lanes, copies, kernels that the host waits for, and queries of busy streams.
+/// Makes every kind of driver call that an engine makes, to be used while another thread captures: allocations of
+/// device and pinned memory, new lanes, copies, kernels that the host waits for, and queries of busy streams.
 fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
     let var = zeros(engine, len);
     let mut expected = 0;
@@ -451,7 +451,7 @@ fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: 
 }
 
 /// Runs in a child process, since such a capture forbids some driver calls in the whole process, and other tests make
-/// them. The capture lasts until the other lanes have completed work.
+/// those calls. The capture lasts until the other lanes have completed their work.
 #[test]
 fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if has_gpu_for_a_child() {
@@ -470,7 +470,7 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
     watched(|| {
         let gpu = gpu().expect("the parent process has found a GPU");
         let kernels = Kernels::load(&gpu);
-        // On the other kinds of engine, all kernels and copies share one lane.
+        // In the other kinds of engine, all kernels and copies share one lane.
         let engine = engine(EngineKind::PerDevice, &gpu);
         let var = zeros(&engine, 1);
         let (begun, has_begun) = mpsc::channel();
@@ -479,7 +479,7 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
         let graph = move |stream: &mut GpuStream, values: &mut _| {
             six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, values, (3, 1), || {
                 begun.send(()).expect("the test thread waits");
-                // An error means that the other thread has failed, and the capture ends as well.
+                // An error means that the other thread has failed, which ends the capture as well.
                 let _ = is_done.recv();
             })
         };
@@ -521,13 +521,13 @@ fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb
                     stream.synchronize().expect("the value was copied");
                     let graph = recorded(&stream, CU_STREAM_CAPTURE_MODE_GLOBAL, || {
                         begun.send(()).expect("the test thread waits");
-                        // An error means that the other thread has failed, and the capture ends as well.
+                        // An error means that the other thread has failed, which ends the capture as well.
                         let _ = is_done.recv();
                         let (count, factor, term) = (1u32, 3u32, 1u32);
                         let mut arguments = stream.launch_builder(&kernels.affine);
                         arguments.arg(&mut value).arg(&count).arg(&factor).arg(&term);
-                        // SAFETY: the arguments match the kernel's parameters. It writes this one value, which no other
-                        // code uses.
+                        // SAFETY: the arguments match the kernel's parameters. The kernel writes this one value, which
+                        // no other code uses.
                         unsafe { arguments.launch(one_thread()) }.map(drop)
                     });
                     graph.expect("the recording was not disturbed").launch().expect("launched");
@@ -570,7 +570,7 @@ fn an_operation_whose_recording_is_refused_fails_alone() {
     });
 }
 
-/// The driver's queue of a stream holds about a thousand commands; a launch blocks while the queue is full.
+/// The driver's queue for a stream holds about a thousand commands; a launch blocks while the queue is full.
 #[test]
 fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_blocks() {
     const EACH: u32 = 8;
@@ -609,7 +609,7 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
     watched(|| {
         let Some(first) = gpu() else { return };
         let Ok(second) = CudaGpu::open(1) else {
-            println!("skipped: there is one GPU");
+            println!("skipped: there is only one GPU");
             return;
         };
         let kernels = [Kernels::load(&first), Kernels::load(&second)];
@@ -638,7 +638,7 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
 }
 
 #[test]
-fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_of_its_gpu_and_no_others() {
+fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_on_its_gpu_and_no_others() {
     if !has_gpu_for_a_child() {
         return;
     }
@@ -675,7 +675,7 @@ fn inside_a_kernel_writes_to_an_invalid_address() {
             for var in &vars {
                 let engine = &engine;
                 scope.spawn(move || {
-                    // Each variable has an operation that was pushed after the faulting kernel, so each has failed.
+                    // An operation on each variable was pushed after the faulting kernel, so each variable has failed.
                     let error = failure(engine.wait_for_var(var));
                     let Cause::Device(cause) = error.cause() else {
                         // The driver refused the launch.
@@ -694,7 +694,7 @@ fn inside_a_kernel_writes_to_an_invalid_address() {
             engine.op("again").on(GPU).launch_any(var.write(), step).unwrap();
         }
         failure(engine.wait_for_var(&untouched[0]));
-        // No wait has returned the other variable's failure yet.
+        // No wait has returned the failure of the other variable yet.
         failure(engine.wait_for_all());
     });
 }

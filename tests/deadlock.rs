@@ -1,4 +1,4 @@
-//! Pushes that cross and waits inside operations do not deadlock.
+//! Crossing pushes and waits inside operations do not deadlock.
 
 #![forbid(unsafe_code)]
 
@@ -29,8 +29,8 @@ use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
 
-/// Eight threads push `pushes` operations in total. `pick` returns the variables that each of them reads and mutates.
-/// Asserts that every operation has run and that the versions count every mutation.
+/// Lets eight threads push `pushes` operations in total. `pick` returns the variables that each operation reads and
+/// mutates. Asserts that every operation has run and that the versions count every mutation.
 fn cross(
     engine: &Engine,
     variables: usize,
@@ -120,7 +120,7 @@ fn pushes_on_five_variables_in_every_order_do_not_deadlock() {
     });
 }
 
-/// The operations that push hold variables of the same set.
+/// Operations push on variables of the set from which they hold some themselves.
 #[test]
 fn operations_may_push_on_variables_that_they_hold() {
     on_kinds(&KINDS, 2, |engine| {
@@ -153,7 +153,7 @@ fn operations_may_push_on_variables_that_they_hold() {
     });
 }
 
-/// The threads also drop variables that operations are pending on, and push on deleted ones.
+/// The threads also drop variables with pending operations, and push on deleted variables.
 #[test]
 fn variables_may_be_created_and_deleted_while_pushes_cross() {
     on_kinds(&KINDS, 2, |engine| {
@@ -268,7 +268,7 @@ fn waits_for_variables_may_nest_on_a_single_worker() {
     });
 }
 
-/// The waits are for operations that only the waiting worker can run.
+/// The operations that are waited for can only run on the waiting worker.
 #[test]
 fn every_form_of_wait_works_inside_an_operation() {
     on_kinds(&KINDS, 1, |engine| {
@@ -346,7 +346,7 @@ fn operations_of_two_engines_may_wait_for_each_other() {
     }
 }
 
-/// More operations wait than the engine may have spare threads. Each wait succeeds, or returns an error immediately.
+/// More operations wait than the engine may have spare threads. Each wait succeeds or immediately returns an error.
 #[test]
 #[cfg_attr(miri, ignore = "starts 1,024 threads")]
 fn too_many_concurrent_waits_return_an_error() {
@@ -519,7 +519,7 @@ fn waiting_for_all_inside_an_operation_would_deadlock() {
     });
 }
 
-/// Operations of another engine do not include the one that waits.
+/// The operations of another engine do not include the one that waits.
 #[test]
 fn an_operation_may_wait_for_all_operations_of_another_engine() {
     on_kinds(&KINDS, 1, |here| {
@@ -605,7 +605,7 @@ fn pushes_and_waits_of_every_form_do_not_deadlock() {
     });
 }
 
-/// Two operations wait, and two others can only meet if spare threads run both workers.
+/// Two operations wait. Two others can meet only if spare threads run both workers.
 #[test]
 fn workers_whose_operations_wait_are_replaced() {
     on_kinds(&THREADED, 2, |engine| {
@@ -675,7 +675,7 @@ fn a_blocked_waker_does_not_delay_ready_operations() {
 
 /// The operation blocks where the engine cannot see it, so another worker must take the operation that it has pushed.
 #[test]
-fn an_operation_runs_beside_the_one_that_pushed_it() {
+fn a_pushed_operation_runs_while_its_pusher_blocks() {
     on_kinds(&THREADED, 2, |engine| {
         let inside = engine.clone();
         let handle = engine.op("pushes").submit((), move |()| {
@@ -686,14 +686,14 @@ fn an_operation_runs_beside_the_one_that_pushed_it() {
         });
         assert!(
             handle.expect("the engine is open").wait().expect("no operation fails"),
-            "the pushed operation did not run beside its pusher"
+            "the pushed operation did not run while its pusher blocked"
         );
     });
 }
 
 // ------------------------------------------------------------------------- functions deferred by other crates ----
 
-/// Functions that other crates defer in the default collector of crossbeam may run on any thread that pins it, and so
+/// Functions that other crates defer in the default collector of crossbeam may run on any thread that pins it, even
 /// while a worker steals from the deque of another one. Here, they push and wait.
 #[test]
 fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
@@ -704,7 +704,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
         let [deferred, called, pushed, ran] = [(); 4].map(|()| Arc::new(AtomicUsize::new(0)));
         let end = Instant::now() + Duration::from_millis(1500);
         while Instant::now() < end {
-            // This thread pins seldom, so most of them are called by workers.
+            // This thread seldom pins, so workers call most of the deferred functions.
             let guard = epoch::pin();
             for waits in [false, true] {
                 deferred.fetch_add(1, SeqCst);
@@ -731,7 +731,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
                 engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
             }
             thread::sleep(Duration::from_micros(100));
-            // Each time: the next pushes would wake a worker that has overlooked an operation.
+            // Checked in each round: the next pushes would wake a worker that has overlooked an operation.
             eventually("all pushed operations have run", || ran.load(SeqCst) == pushed.load(SeqCst));
         }
         assert!(called.load(SeqCst) > 0, "no deferred function was called");
@@ -766,7 +766,7 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
         };
         engine.push_sync(pushes, [], []).expect("the engine is open");
         eventually("all pushed operations have run", || ran.load(SeqCst) == PUSHES);
-        // Any thread may run it, and this one must if no other does.
+        // Any thread may run the deferred function, and this one must if no other does.
         eventually("the deferred function has run", || {
             epoch::pin().flush();
             deferred.load(SeqCst) == 1
@@ -778,7 +778,7 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
     }
 }
 
-/// A wait has timed out, and the failure of its variable is cleared. The operation of the wait then drops the last
+/// A wait has timed out, and the failure of its variable was cleared. The operation of the wait then drops the last
 /// clone of the error, so the drop is program code inside an operation.
 #[test]
 fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
@@ -816,7 +816,7 @@ fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
 
 thread_local!(static KEPT: RefCell<Option<Engine>> = const { RefCell::new(None) });
 
-/// The last handle that keeps the engine open is dropped at the end of a worker's thread, for which the shutdown waits.
+/// The last handle that keeps the engine open is dropped at the end of a worker's thread, which the shutdown waits for.
 #[test]
 fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
@@ -834,7 +834,7 @@ fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     });
 }
 
-/// An operation pushes more than a deque has room for, and no pushed operation is lost.
+/// An operation pushes more operations than a deque has room for, and none of them is lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn functions_deferred_by_other_crates_may_panic_while_an_operation_pushes() {
@@ -852,7 +852,7 @@ fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
         let ran = Arc::new(AtomicUsize::new(0));
         let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
         let pushes = move |_: &OpContext<'_>| {
-            // All in one pin, during which none of them can run: the pins of other threads run them.
+            // All are deferred in one pin, during which none of them can run: the pins of other threads run them.
             let guard = epoch::pin();
             for _ in 0..200 {
                 guard.defer(|| {
@@ -896,7 +896,8 @@ fn in_a_child_deferred_functions_panic() {
         let end = Instant::now() + Duration::from_secs(20);
         while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
             let on_workers = Arc::clone(&on_workers);
-            // The workers should run it, so this thread does not pin again before they have had time to.
+            // The workers should run the function, so this thread does not pin again before they have had time to do
+            // so.
             epoch::pin().defer(move || {
                 if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
                     on_workers.fetch_add(1, SeqCst);
@@ -1040,10 +1041,10 @@ fn a_lost_completion_ends_waits_through_another_engine() {
 
 // ------------------------------------------------------------------------------ waits that would never return ----
 
-/// How long a wait may take that would never return.
+/// The time within which a wait that would never return must end with an error.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
 
-/// Returns the names of a wait that would never return.
+/// Returns the names of the two operations in the error of a wait that would never return.
 #[track_caller]
 fn deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) -> (String, String) {
     match result {
@@ -1057,7 +1058,7 @@ fn deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) -> (String, String
 }
 
 #[test]
-fn a_wait_for_an_operation_behind_the_own_one_is_refused() {
+fn a_wait_for_an_operation_behind_the_waiting_one_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, inner) = (engine.var(0), engine.downgrade());
         for writes in [false, true] {
@@ -1076,7 +1077,7 @@ fn a_wait_for_an_operation_behind_the_own_one_is_refused() {
             assert_eq!(deadlock(waited), ("outer".into(), "behind".into()));
             assert!(took < FOUND, "{took:?}");
         }
-        // A reader is only in the way of what mutates.
+        // A reader holds back mutations only.
         let again = value.clone();
         let outer = engine.op("outer").submit(value.read(), move |_| {
             let beside = inner.op("beside").submit(again.read(), |value| *value).unwrap().wait();
@@ -1090,7 +1091,7 @@ fn a_wait_for_an_operation_behind_the_own_one_is_refused() {
 }
 
 #[test]
-fn a_wait_for_an_operation_behind_the_own_one_through_a_chain_is_refused() {
+fn a_wait_for_an_operation_behind_the_waiting_one_through_a_chain_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
         for length in [2, 3, 50] {
             let variables: Vec<_> = (0..length).map(|_| engine.var(0)).collect();
@@ -1117,12 +1118,12 @@ fn a_wait_for_an_operation_behind_the_own_one_through_a_chain_is_refused() {
 }
 
 #[test]
-fn of_operations_that_wait_for_each_other_the_youngest_waiter_is_refused() {
+fn the_last_of_the_operations_that_wait_for_each_other_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
         for _ in 0..5 {
             let (a, b) = (engine.var(0), engine.var(0));
             let meeting = Meeting::new(2);
-            // Each holds one variable, and waits for an operation behind the other's.
+            // Each operation holds one variable, and waits for one that stands behind the other.
             let crossing = |name: &'static str, own: &raddle::Var<i32>, other: &raddle::Var<i32>, pause: u64| {
                 let (inner, other, meeting) = (engine.downgrade(), other.clone(), meeting.clone());
                 engine.op(name).submit(own.write(), move |_| {
@@ -1134,7 +1135,7 @@ fn of_operations_that_wait_for_each_other_the_youngest_waiter_is_refused() {
             let (first, second) = (crossing("first", &a, &b, 0).unwrap(), crossing("second", &b, &a, 30).unwrap());
             let second = second.wait().unwrap();
             assert_eq!(deadlock(second), ("second".into(), "behind".into()));
-            first.wait().unwrap().expect("the older wait goes on");
+            first.wait().unwrap().expect("the older wait returns");
             engine.wait_for_all().unwrap();
         }
     });
@@ -1165,14 +1166,14 @@ fn a_child_that_waits_for_what_stands_behind_its_parent_is_refused() {
 }
 
 #[test]
-fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_holds_back_is_refused() {
+fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_it_holds_back_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, inner) = (engine.var(0), engine.downgrade());
         let again = value.clone();
         let around = engine.op("around").submit(value.write(), move |_| {
             let inner = &inner;
             let again = &again;
-            // The closing wait of the scope is on this thread, or runs the operation in place.
+            // The closing wait of the scope waits on this thread, or runs the operation in place.
             inner.scope(|s| {
                 let waits = s.op("inside").submit((), move |()| {
                     let behind = inner.op("behind").submit(again.read(), |value| *value).unwrap();
@@ -1186,7 +1187,7 @@ fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_holds_back_i
                 assert_eq!(deadlock(behind), ("inside".into(), "behind".into()));
                 assert_eq!(deadlock(held).0, "inside");
             }
-            // It began to wait last.
+            // The closing wait began last.
             refused => assert_eq!(deadlock(refused.map(drop)), ("around".into(), "inside".into())),
         }
         engine.wait_for_all().unwrap();
@@ -1199,7 +1200,7 @@ fn long_waits_that_end_are_not_refused() {
         let (a, b) = (engine.var(0), engine.var(0));
         let inner = engine.downgrade();
         let (a2, b2) = (a.clone(), b.clone());
-        // The awaited operations stand behind slow ones, and beside the own one, but not behind it.
+        // The awaited operations stand behind slow ones, but not behind the one that waits.
         let outer = engine.op("outer").submit(a.read(), move |_| {
             inner.op("slow").push(b2.write(), |b| {
                 thread::sleep(Duration::from_millis(250));
@@ -1216,7 +1217,7 @@ fn long_waits_that_end_are_not_refused() {
     });
 }
 
-/// Random operations wait for others that were pushed before them, so none can wait for ever.
+/// Random operations wait for others that were pushed before them, so none can wait forever.
 #[test]
 fn waits_for_earlier_operations_are_never_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -1240,7 +1241,7 @@ fn waits_for_earlier_operations_are_never_refused() {
                 let body = move || {
                     thread::sleep(Duration::from_millis(pause));
                     if let Some(earlier) = earlier {
-                        earlier.wait().expect("it stands before the waiter");
+                        earlier.wait().expect("the operation stands before the waiter");
                     }
                 };
                 let pushed = if x == y {

@@ -1,4 +1,5 @@
-//! `#[derive(Accesses)]`: a struct declares the accesses of an operation, and its function gets a struct of references.
+//! `#[derive(Accesses)]`: a struct declares the accesses of an operation, whose function receives a struct of
+//! references.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +27,7 @@ where
 
 type Function<T> = Box<dyn Fn(&T) -> usize + Send>;
 
-/// Bounds that name the lifetime.
+/// A struct whose bounds name the lifetime.
 #[derive(Accesses)]
 struct Bounded<'v, T: Send + Sync + 'static + 'v>
 where
@@ -36,7 +37,7 @@ where
     value: Read<'v, T>,
 }
 
-/// A type with lifetimes of its own.
+/// A struct with a field whose type has lifetimes of its own.
 #[derive(Accesses)]
 struct Calls<'v> {
     function: Write<'v, fn(&str) -> usize>,
@@ -47,7 +48,7 @@ fn engine() -> Engine {
 }
 
 #[test]
-fn a_function_gets_a_struct_of_references() {
+fn a_function_receives_a_struct_of_references() {
     let engine = engine();
     let (weights, gradient) = (engine.var(vec![1.0, 2.0]), engine.var(vec![0.5, 0.25]));
     let step = Step { weights: weights.write(), gradient: gradient.read() };
@@ -124,7 +125,7 @@ fn bounds_and_types_may_name_lifetimes() {
 }
 
 #[test]
-fn acquiring_a_struct_gives_a_struct_of_guards() {
+fn acquiring_a_struct_returns_a_struct_of_guards() {
     let engine = engine();
     let (weights, gradient) = (engine.var(vec![1.0, 2.0]), engine.var(vec![0.5, 0.25]));
     let step = Step { weights: weights.write(), gradient: gradient.read() };

@@ -69,7 +69,8 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
     });
 }
 
-/// Many operations. Searches that are quadratic take minutes for them, and sanitizers take ten times as long as others.
+/// The number of operations, which is so large that quadratic searches would take minutes. Sanitizers make every search
+/// ten times as slow.
 const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 50_000 };
 
 #[test]
@@ -250,7 +251,7 @@ fn an_operation_dumps_its_own_engine() {
 }
 
 #[test]
-fn dumps_beside_everything_else_are_sound() {
+fn dumps_during_everything_else_are_consistent() {
     watched_for(Duration::from_secs(60), || {
         let engine = Engine::builder().workers(2).build().unwrap();
         let over = AtomicBool::new(false);

@@ -11,7 +11,7 @@ use common::shapes::*;
 use common::{child, is_child};
 use raddle::{BuildError, Engine, EngineKind};
 
-/// The variable that holds the result that the child must see.
+/// The name of the environment variable that holds the result that the child must see.
 const EXPECT: &str = "RADDLE_TEST_EXPECT";
 
 #[track_caller]
@@ -134,7 +134,7 @@ fn in_a_child_the_program_ends_with_a_busy_engine() {
     std::mem::forget(token);
 }
 
-/// A thread that unwinds drops its engine: the drop waits and does not panic again.
+/// A thread drops its engine while it unwinds. The drop waits and does not panic again.
 #[test]
 #[ignore = "run by another test in a separate process"]
 fn in_a_child_a_thread_panics_with_an_engine() {

@@ -1,5 +1,5 @@
 //! Operations of equal priority do not starve each other: an operation that is pushed from outside starts within a
-//! bounded number of operations of the worker that runs it, even beside chains that never end.
+//! bounded number of operations of the worker that runs it, even if there are chains that never end.
 
 use raddle_testkit as common;
 
@@ -15,11 +15,11 @@ use raddle::{Engine, OpContext, Token};
 /// The number of its own operations that a worker runs before it checks the injector, as documented.
 const RUN: usize = 32;
 
-/// The most operations that a worker starts between two checks of the injector: a run, and one that it steals from
-/// another worker. One more is the operation that the check finds.
+/// The maximum number of operations that a worker starts in one round: a run, one operation that it steals from another
+/// worker, and the one that the check of the injector finds.
 const ROUND: usize = RUN + 2;
 
-/// The rounds between two visits of a worker to the deque of another one.
+/// The number of rounds between two visits of a worker to the deque of another one.
 const ROUNDS_PER_VISIT: usize = 8;
 
 const WORKERS: [usize; 3] = [1, 2, 4];
@@ -104,10 +104,10 @@ impl Chains {
         pushed.expect("the engine is open");
     }
 
-    /// Pushes an operation from outside, with at most `others` before it in the injector. The worker that runs it may
-    /// need one round for it and one for each of the others. If the operation is in the deque of a worker that is
-    /// preempted, the limit is the number of rounds between the visits of other workers, and operations of the chains
-    /// may be before it.
+    /// Pushes an operation from outside, with at most `others` before it in the injector. The worker that runs the
+    /// operation may need one round for it and one for each of the others. If the operation is in the deque of a worker
+    /// that is preempted, the limit is the number of rounds between the visits of other workers, and operations of the
+    /// chains may be before it.
     #[track_caller]
     fn assert_one_from_outside_starts(self: &Arc<Self>, engine: &Engine, others: usize) {
         let (ran, chains) = (Arc::new(Mutex::new(None)), Arc::clone(self));
@@ -122,7 +122,7 @@ impl Chains {
         let (worker, count) = lock(&ran).take().expect("the operation has run");
         let started_before = count.saturating_sub(before[worker]);
         let bound = (others + 1) * ROUND;
-        // With more threads than cores, the operating system may preempt a worker for long.
+        // With more threads than cores, the operating system may preempt a worker for a long time.
         let workers = before.len();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_behind = |(now, before): (&usize, &usize)| now - before < bound;
@@ -151,21 +151,21 @@ fn assert_outside_operations_start(priority: i32) {
 }
 
 #[test]
-fn an_operation_pushed_from_outside_starts_beside_endless_chains() {
+fn an_operation_pushed_from_outside_starts_despite_endless_chains() {
     assert_outside_operations_start(0);
 }
 
 #[test]
-fn an_operation_pushed_from_outside_starts_beside_chains_of_the_same_high_priority() {
+fn an_operation_pushed_from_outside_starts_despite_chains_of_the_same_high_priority() {
     assert_outside_operations_start(5);
 }
 
 #[test]
-fn an_operation_pushed_from_outside_starts_beside_chains_of_the_same_low_priority() {
+fn an_operation_pushed_from_outside_starts_despite_chains_of_the_same_low_priority() {
     assert_outside_operations_start(-5);
 }
 
-/// Each operation that was pushed from outside before it may take one round.
+/// Each operation that was pushed from outside earlier may take one round.
 #[test]
 fn an_operation_pushed_from_outside_starts_after_a_bounded_wait_behind_others() {
     const OTHERS: usize = 20;
@@ -181,7 +181,7 @@ fn an_operation_pushed_from_outside_starts_after_a_bounded_wait_behind_others() 
     }
 }
 
-/// The slot of the worker is never empty either.
+/// The chains also keep the slot of the worker full.
 #[test]
 fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
     on_kinds(&THREADED, 1, |engine| {
@@ -216,7 +216,7 @@ fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
 }
 
 /// A blocked operation occupies its worker, and the operation that it has pushed is in that worker's deque. The other
-/// workers never run out of operations, and still steal that one.
+/// workers never run out of operations, and still steal the pushed one.
 #[test]
 fn an_operation_pushed_by_a_blocked_one_starts_on_another_worker() {
     for workers in [2, 4] {

@@ -1,8 +1,8 @@
 //! A thread that is stopped at any step of a protocol delays only operations that depend on it.
 //!
-//! Each test stops a thread by a [`Stop`] at one [`Point`] after the other, lets other threads go on, and compares the
-//! operations that ran with those that may be delayed. After the release everything runs, in push order. The tests
-//! exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
+//! Each test uses a [`Stop`] to stop a thread at one [`Point`] after the other, lets other threads continue, and
+//! compares the operations that ran with those that may be delayed. After the release everything runs, in push order.
+//! The tests exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
 #![cfg(raddle_pause)]
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ use raddle::{
     internals::{Point, Stop, passings},
 };
 
-/// Variables of the operations under test, which are pushed in this order.
+/// The number of variables that the operations under test access. A push enters their queues in this order.
 const VARIABLES: usize = 3;
 /// A variable that only other operations access.
 const OTHER: usize = 3;
@@ -52,7 +52,7 @@ const fn writes(variable: usize) -> Shape {
     shape
 }
 
-/// One to three of the first four variables, each read or mutated.
+/// Returns one to three of the first four variables, each read or mutated.
 fn any_shape(random: &mut Random) -> Shape {
     let mut shape = [None; TOKENS];
     for _ in 0..=random.below(3) {
@@ -61,7 +61,7 @@ fn any_shape(random: &mut Random) -> Shape {
     shape
 }
 
-/// All of the first three variables, each read or mutated.
+/// Returns all of the first three variables, each read or mutated.
 fn full_shape(random: &mut Random) -> Shape {
     let mut shape = [None; TOKENS];
     shape[..VARIABLES].fill_with(|| Some(random.below(3) > 0));
@@ -72,7 +72,7 @@ fn conflict(one: &Shape, other: &Shape) -> bool {
     one.iter().zip(other).any(|pair| matches!(pair, (Some(one), Some(other)) if *one || *other))
 }
 
-/// Operations are in push order by their phase, and by their number within a phase and a thread.
+/// An operation under test. Push order is the order of the phases, and of the numbers within a phase and a thread.
 #[derive(Clone, Copy)]
 struct Made {
     phase: u8,
@@ -84,15 +84,15 @@ struct World {
     engine: Engine,
     tokens: Vec<Token>,
     made: Mutex<Vec<Made>>,
-    /// Operations that began (`true`) and ended.
+    /// The operations that began (`true`) or ended (`false`).
     journal: Journal<(usize, bool)>,
 }
 
-/// Before everything that the stopped thread does.
+/// The phase before everything that the stopped thread does.
 const EARLIER: u8 = 0;
-/// Not after the operation of the stopped thread.
+/// The phase of operations that do not depend on the operation of the stopped thread.
 const BESIDE: u8 = 1;
-/// The operation of the stopped thread.
+/// The phase of the operation of the stopped thread.
 const STOPPED: u8 = 2;
 const BEHIND: u8 = 3;
 
@@ -138,7 +138,7 @@ impl World {
     }
 
     /// Pushes an operation on the first three variables that completes when the gate opens, and needs no worker
-    /// meanwhile.
+    /// until then.
     fn hold(&self) -> Gate {
         let (gate, started) = (Gate::new(), Gate::new());
         let (inside, begun) = (gate.clone(), started.clone());
@@ -155,8 +155,8 @@ impl World {
         gate
     }
 
-    /// Ends the world: every operation ran once, none overlapped one that it conflicts with, and all ran in push order
-    /// where that order is known.
+    /// Ends the world. Asserts that every operation ran once, none overlapped one that it conflicts with, and all ran
+    /// in push order where that order is known.
     #[track_caller]
     fn end(self: &Arc<Self>) {
         self.engine.wait_for_all_timeout(PATIENCE).expect("everything ends, and nothing fails");
@@ -189,12 +189,12 @@ fn ends(handle: &mut OpHandle<()>, what: &str) {
     handle.wait_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// Predicts which operations depend on the one of the stopped thread, by the order in which they are pushed.
+/// Predicts which operations depend on that of the stopped thread, from the order in which they are pushed.
 struct Oracle {
     stopped: Shape,
-    /// The number of variables in whose queues the operation is while no thread helps it.
+    /// The number of queues that contain the operation while no thread helps it.
     linked: usize,
-    /// Another thread has helped it into all its queues.
+    /// Whether another thread has helped the operation into all its queues.
     placed: bool,
     after: Vec<Shape>,
 }
@@ -204,7 +204,7 @@ impl Oracle {
         Self { stopped, linked, placed: false, after: Vec::new() }
     }
 
-    /// Whether `shape`, pushed now, depends on the operation of the stopped thread.
+    /// Returns whether an operation with `shape`, pushed now, depends on the operation of the stopped thread.
     fn comes_after(&mut self, shape: &Shape) -> bool {
         self.placed |= shape[..self.linked].iter().any(Option::is_some);
         let after =
@@ -222,14 +222,14 @@ fn wait_until_stopped(stop: &Stop, is_past: impl Fn() -> bool) -> bool {
     stop.is_reached()
 }
 
-/// A thread that pushes, and is stopped.
+/// A thread that is stopped in a push.
 struct Stopped {
     stop: Stop,
     thread: thread::JoinHandle<OpHandle<()>>,
 }
 
 impl Stopped {
-    /// Pushes an operation on a thread of its own that stops when it passes `point` for the `nth` time.
+    /// Starts a thread that pushes an operation, and stops when it passes `point` for the `nth` time.
     fn push(world: &Arc<World>, phase: u8, shape: Shape, point: Point, nth: usize) -> Self {
         let (stop, world) = (Stop::new(point), Arc::clone(world));
         let armed = stop.clone();
@@ -242,7 +242,7 @@ impl Stopped {
         Self { stop, thread }
     }
 
-    /// Pushes like [`push`](Self::push), and again after each operation has run, until the point is reached.
+    /// Pushes like [`push`](Self::push), again after each operation has run, until the point is reached.
     fn push_until(world: &Arc<World>, shape: Shape, point: Point, nth: usize) -> Self {
         let (stop, world) = (Stop::new(point), Arc::clone(world));
         let armed = stop.clone();
@@ -272,7 +272,7 @@ impl Stopped {
     }
 }
 
-/// Gates that open when a test ends, even by a panic.
+/// Gates that open when a test ends, even with a panic.
 struct Gates(Vec<Gate>);
 
 impl Drop for Gates {
@@ -281,7 +281,7 @@ impl Drop for Gates {
     }
 }
 
-/// Runs operations on `APART` from a thread of their own. All of them must run.
+/// Pushes operations on `APART` from a separate thread. All of them must run.
 fn run_apart(world: &Arc<World>, phase: u8) {
     let world = Arc::clone(world);
     let pusher = thread::spawn(move || {
@@ -303,19 +303,19 @@ enum Earlier {
     Last,
 }
 
-/// Who may run the operation of a thread that is stopped in its push.
+/// Which thread may run the operation of a thread that is stopped in a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// The stopped thread holds it, and all dependent operations wait.
     Held,
     /// Another thread may find it.
     Findable,
-    /// It is independent of the stopped thread.
+    /// The operation no longer depends on the stopped thread.
     Free,
 }
 
-/// Returns in how many queues the operation is of a thread that passes `point` for the `nth` time, if no thread helps
-/// it.
+/// Returns the number of queues that contain the operation of a thread that passes `point` for the `nth` time, if no
+/// thread helps it.
 fn linked(point: Point, nth: usize) -> usize {
     use Point::{
         PendingBeforeEnter, PendingEntered, PushBeforeLink, PushBeforeRetire, PushBeforeSwing, PushLinked, PushPinned,
@@ -329,7 +329,7 @@ fn linked(point: Point, nth: usize) -> usize {
     }
 }
 
-/// Stops one push; see the tests below.
+/// Stops one push, and checks which operations are delayed; see the tests below.
 fn one_push_is_stopped(point: Point, nth: usize, earlier: Earlier, fate: Fate, seed: u64) {
     let random = &mut Random(seed);
     let world = World::new(IdlePolicy::default());
@@ -397,7 +397,7 @@ fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
                 for seed in 0..SEEDS {
                     watched(move || {
                         println!("{point:?}, passing {nth}, {earlier:?}, seed {seed}");
-                        // After the last decrement the operation is its pusher's only if it was ready then.
+                        // After the last decrement, the pusher owns the operation only if it was ready then.
                         let free = point == Point::PushOver && earlier != Earlier::Idle;
                         let fate = if free { Fate::Free } else { Fate::Held };
                         one_push_is_stopped(point, nth, earlier, fate, seed);
@@ -408,7 +408,7 @@ fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
     }
 }
 
-/// Random shapes per case.
+/// The number of seeds, and so of random shapes, for each case.
 const SEEDS: u64 = 6;
 
 /// One thread is stopped in a push, and another one where it helps that push or makes its own. Both delay only
@@ -440,7 +440,7 @@ fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
                     drop(pushed.join().expect("a push panicked"));
                     run_apart(&world, BESIDE);
                     if nth % 2 == 0 {
-                        // It does not depend on the second, which stays stopped.
+                        // The first thread does not depend on the second one, which stays stopped.
                         first.release();
                         run_apart(&world, BESIDE);
                         second.release();
@@ -462,8 +462,7 @@ fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
     assert_all_reached(&reached, &[Point::PUSH, Point::HELP]);
 }
 
-/// Helping does happen: threads that push crossing operations as fast as they can help each other, and no operation is
-/// lost by it.
+/// Threads that push crossing operations as fast as they can do help each other, and no operation is lost.
 #[test]
 fn threads_that_push_concurrently_help_each_other() {
     const PUSHERS: usize = 4;
@@ -508,8 +507,8 @@ fn assert_all_reached(reached: &HashSet<Point>, wanted: &[&[Point]]) {
 
 // ------------------------------------------------------------------------------------------------- completion ----
 
-/// Runs eight random operations from another thread. Operations that do not depend on the stopped one must end;
-/// returns the others.
+/// Pushes eight random operations from another thread. Operations that do not depend on the stopped one must end.
+/// Returns the others.
 fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Vec<OpHandle<()>> {
     let pusher = thread::spawn({
         let (world, shapes) = (Arc::clone(world), [(); 8].map(|()| any_shape(random)));
@@ -527,8 +526,8 @@ fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Ve
     behind
 }
 
-/// Stops one worker while it completes an operation, with others behind that, or with one whose push is stopped as
-/// well. Returns `false` if it did not reach the point.
+/// Stops a worker while it completes an operation. Behind that operation are others, or one whose push is stopped as
+/// well. Returns whether the worker reached the point.
 fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: u64) -> bool {
     let random = &mut Random(seed);
     let world = World::new(IdlePolicy::default());
@@ -555,11 +554,11 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
         let shape = full_shape(random);
         let stopped = Stopped::push(&world, BEHIND, shape, Point::PushLinked, 1);
         assert!(stopped.wait_until_stopped(), "the point was not reached");
-        // Operations that depend on this one may be late as well.
+        // Operations that depend on this one may be delayed as well.
         oracle.after.push(shape);
         half = Some(stopped);
     } else {
-        // Successors, among them readers that run side by side.
+        // Successors, some of which are readers that run at the same time.
         for _ in 0..6 {
             let shape = full_shape(random);
             oracle.comes_after(&shape);
@@ -585,8 +584,8 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
     stopped
 }
 
-/// Operations that depend on a completed one may wait for a worker that is stopped while it completes that. All others
-/// run: readers beside a reader, and operations in the worker's deque.
+/// Operations may be delayed if they depend on one whose worker is stopped while it completes that one. All others run:
+/// readers next to a reader, and operations in the worker's deque.
 #[test]
 fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
@@ -611,7 +610,7 @@ fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
 // -------------------------------------------------------------------------------- injector, count, wake-up ----
 
 /// A thread is stopped between a push and the notification of a worker. Before the operation is in the injector,
-/// dependent operations wait; after that it may run, if a worker finds it for another reason.
+/// dependent operations wait. After that, the operation may run, if a worker finds it for another reason.
 #[test]
 fn a_thread_stopped_while_injecting_delays_only_dependent_operations() {
     for &point in Point::INJECT.iter().chain(Point::WAKE) {
@@ -632,7 +631,7 @@ fn assert_times_out(engine: &Engine) {
     assert!(matches!(waited, Err(WaitError::TimedOut)), "an operation is pending, but the wait returned {waited:?}");
 }
 
-/// An operation that is only counted is nowhere else: it delays only waits for all.
+/// An operation that has only been counted is in no queue yet, so it delays only waits for all.
 #[test]
 fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
     for point in [Point::PendingBeforeEnter, Point::PendingEntered] {
@@ -660,7 +659,7 @@ fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
 fn arm_on_worker(world: &Arc<World>, point: Point, with_handle: bool) -> (Stop, Gate) {
     let (stop, gate, meeting) = (Stop::new(point), Gate::new(), Meeting::new(3));
     let (inside, pass, meet) = (stop.clone(), gate.clone(), meeting.clone());
-    // Not by `World::push`: these operations are no part of the program under test.
+    // Without `World::push`: these operations are not part of the program under test.
     let arm = move || {
         meet.join();
         inside.arm(1);
@@ -685,7 +684,7 @@ fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
     for (point, closes_first, delays) in [
         (Point::PendingBeforeLeave, false, true),
         (Point::PendingBeforeLeave, true, true),
-        // No wait has begun yet, and the word says that the operation has left.
+        // No wait has begun yet, and the count no longer includes the operation.
         (Point::PendingLeft, false, false),
         (Point::PendingLeft, true, true),
     ] {
@@ -721,7 +720,7 @@ fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
     }
 }
 
-/// A stopped thread may hold a wait that the tracker has completed. Another wait does not join it.
+/// A stopped thread may hold a wait that the tracker has completed. Later waits do not join it.
 #[test]
 fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
     watched(|| {
@@ -760,7 +759,7 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
         let armed = stop.clone();
         let thread = thread::spawn(move || {
             armed.arm(1);
-            // Until the worker sleeps during a push.
+            // Repeated until the worker sleeps during a push.
             while !armed.is_reached() {
                 let mut handle = pusher.op("wakes").submit((), |()| ()).expect("it is open");
                 if !armed.is_reached() {
@@ -779,8 +778,8 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
 
 // ------------------------------------------------------------------------------------------ sleep and theft ----
 
-/// A worker that is stopped while it parks or wakes holds no operation: the worker that is awake runs all of them. An
-/// operation that is pushed when the other one sleeps as well may be late, and is not lost.
+/// A worker that is stopped while it parks or wakes holds no operation: the worker that is awake runs all of them. If
+/// that worker sleeps as well when an operation is pushed, the operation may be delayed, but is not lost.
 #[test]
 fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     for &point in Point::SLEEP {
@@ -793,8 +792,8 @@ fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
                 let gates = Gates(vec![gate]);
                 let mut pushed = Vec::new();
                 if point == Point::SleepWoken {
-                    // It must be woken first, and may run the operation that it was woken for before it parks again
-                    // and stops.
+                    // The worker must be woken first, and may run the operation that it was woken for before it parks
+                    // again and stops.
                     eventually("the worker was woken", || {
                         pushed.push(world.engine.op("wake").submit((), |()| ()).expect("the engine is open"));
                         stop.is_reached()
@@ -813,8 +812,8 @@ fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     }
 }
 
-/// A worker that is stopped while it steals withholds at most the one operation that it returns; a worker that is
-/// awake runs the rest of its batch.
+/// A worker that is stopped while it steals withholds at most the one operation that the theft returns. A worker that
+/// is awake runs the rest of the batch.
 #[test]
 fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
     const LOOT: usize = 16;
@@ -829,7 +828,7 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
                 // One worker fills its deque and stays busy; the other one steals.
                 let (inside, filled, meet) = (Arc::clone(&world), Arc::clone(&handles), meeting.clone());
                 let fill = move |()| {
-                    // So that the other worker cannot search before it has met this one.
+                    // The other worker must not search before it has met this one.
                     meet.join();
                     let push = |_| inside.push(BESIDE, 1, [None; TOKENS], |_| {});
                     *lock(&filled) = (0..LOOT).map(push).collect();
@@ -854,7 +853,7 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
                     handles.len() == LOOT && handles.iter().filter(|handle| !handle.is_done()).count() <= 1
                 });
                 outside.iter_mut().for_each(|handle| ends(handle, "the awake worker runs operations from outside"));
-                // The other worker may sleep now, and notifiers rely on the one that searches.
+                // The other worker may sleep now, and notifiers rely on the worker that searches.
                 let mut late = world.push(BEHIND, 2, writes(APART), |_| {});
                 stop.release();
                 ends(&mut late, "nothing is lost");
@@ -866,7 +865,7 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
     }
 }
 
-/// Each point is in a list that one of the tests above covers, and those fail if a point is not reached.
+/// Each point is in a list that one of the tests above covers, and these tests fail if a point is not reached.
 #[test]
 fn every_point_belongs_to_a_test() {
     let lists = [
@@ -881,7 +880,7 @@ fn every_point_belongs_to_a_test() {
     ];
     let listed: HashSet<_> = lists.into_iter().flatten().collect();
     assert_eq!(listed.len(), Point::ALL.len());
-    // The one list that no test covers as a whole.
+    // The only list that no test covers as a whole.
     assert_eq!(
         Point::PENDING,
         [Point::PendingBeforeEnter, Point::PendingEntered, Point::PendingBeforeLeave, Point::PendingLeft]

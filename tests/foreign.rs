@@ -2,8 +2,8 @@
 //! operations, push, block, panic, and drop the last handle of the engine.
 //!
 //! The first tests visit every place of [`places_after_release`], where an operation has released its variables. The
-//! tests of deletions visit every entry of [`DELETIONS`], where an operation still holds them. The others are about
-//! devices and wakers.
+//! tests of deletions visit every entry of [`DELETIONS`], where an operation still holds them. The remaining tests are
+//! about devices and wakers.
 
 use raddle_testkit as common;
 
@@ -28,7 +28,7 @@ use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Simul
 
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Program code that runs once: when it is dropped, or when a waker is called.
+/// Program code that runs once: when this is dropped, or when it is called as a waker.
 struct Foreign(Option<Act>);
 
 impl Foreign {
@@ -98,8 +98,8 @@ where
     Box::new(future)
 }
 
-/// Makes the engine run program code at one place: pushes the operations that lead there, on a variable that is held,
-/// and returns a value that must be kept until the code has run.
+/// A function that makes the engine run program code at one place: it pushes the operations that lead there, on a
+/// variable that is held, and returns a value that must be kept until the code has run.
 type Place = fn(&Engine, &Var<u32>, Foreign) -> Box<dyn Any + Send>;
 
 /// Returns the places where an operation has released its variables, by name.
@@ -211,7 +211,7 @@ fn program_code_may_wait_for_dependent_operations() {
             Box::new(move || engine.wait_for_var(&var).map(|()| var.version()))
         },
         |name, received| match received {
-            // After a failure, the next operation has run as well, and the wait returns the failure.
+            // If the place is a failure, the next operation has ended as well, and the wait returns the failure.
             Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
             other => panic!("{name}: {other:?}"),
         },
@@ -230,7 +230,7 @@ fn program_code_may_wait_for_an_operation_it_pushes() {
     );
 }
 
-/// The engine cannot see that the code blocks. The other worker is idle, and must run both operations.
+/// The engine cannot see that the code blocks. The other worker is idle and must run both operations.
 #[test]
 fn dependent_and_pushed_operations_run_while_program_code_blocks() {
     results_at_every_place(
@@ -255,7 +255,7 @@ fn a_panic_in_program_code_loses_no_operation() {
     at_every_place(
         |_, _| Box::new(|| std::panic::resume_unwind(Box::new("foreign"))),
         |name, engine, var| {
-            // One error is the operation's failure, and one the panic, if there is an operation to report it.
+            // One error is the operation's failure. Another one is the panic, if there is an operation to report it.
             while engine.wait_for_all_timeout(PATIENCE).is_err() {}
             assert!(var.version() >= 1, "{name}: the next operation has not run");
             let more = engine.op("more").run_always().submit(var.write(), |_| ()).unwrap();
@@ -300,7 +300,7 @@ fn observer(engine: &Engine) -> Engine {
 
 // --------------------------------------------------------------------------------------------- before the release ----
 
-/// Makes a deletion run program code.
+/// A function that makes a deletion run program code.
 type Deletes = fn(&Engine, Foreign);
 
 const DELETIONS: [(&str, Deletes); 4] = [
@@ -384,7 +384,7 @@ impl Clone for OnClone {
     }
 }
 
-/// No thread is left that could run the operation.
+/// The push must be refused: no thread is left that could run the operation.
 #[test]
 fn program_code_run_after_a_shutdown_may_not_push() {
     let ways = DELETIONS.into_iter().chain([(
@@ -469,7 +469,7 @@ fn a_completion_on_the_device_of_another_engine_wakes_the_waiters() {
     });
 }
 
-/// A link of a chain of values, each of which owns the next. The chain is too long for the stack if drops nest.
+/// A link in a chain of values, each of which owns the next. If the drops nested, the chain would overflow the stack.
 struct Link(#[expect(dead_code, reason = "held only to be dropped")] Option<Var<Link>>, Arc<AtomicUsize>);
 
 impl Drop for Link {
@@ -494,7 +494,8 @@ fn values_dropped_after_a_shutdown_on_the_device_of_another_engine_are_freed() {
     });
 }
 
-/// An operation pushed there runs after the function has returned, even if the function asks whether it is done.
+/// An operation that the function pushes runs after the function has returned, even if the function asks whether the
+/// operation is done.
 #[test]
 fn no_operation_runs_inside_a_device_function() {
     watched(|| {
@@ -514,7 +515,7 @@ fn no_operation_runs_inside_a_device_function() {
     });
 }
 
-/// Another thread takes over the work left to the thread that waits.
+/// Another thread takes over the remaining wakers of the thread that waits.
 #[test]
 fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
     on_kinds(&KINDS, 1, |engine| {
@@ -577,7 +578,7 @@ fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     });
 }
 
-/// A worker calls the waker in place of the device's thread, as long as there is a worker.
+/// While there is a worker, a worker calls the waker in place of the device's thread.
 #[test]
 fn a_waker_triggered_by_a_device_may_wait_during_a_shutdown() {
     watched(|| {

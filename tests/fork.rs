@@ -1,8 +1,8 @@
 //! Forked processes: in the child, calls on the engines of the parent return errors, and new engines work.
 //!
-//! Each test runs in a separate process, since a fork would also copy the state of other tests that run beside it. A
-//! forked process reports by its exit status whether its checks passed, writes to the descriptor of standard error
-//! without the lock of `std`, and is killed by an alarm if it hangs.
+//! Each test runs in a separate process, since a fork would also copy the state of other tests that run at the same
+//! time. A forked process reports by its exit status whether its checks passed, writes to the descriptor of standard
+//! error without the lock of `std`, and is killed by an alarm if it hangs.
 
 #![cfg(target_os = "linux")]
 
@@ -44,7 +44,7 @@ fn print(text: &str) {
     let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
-/// Kills this process after `seconds`, unless it ends before.
+/// Kills this process after `seconds`, unless it ends earlier.
 fn set_alarm(seconds: libc::c_uint) {
     // SAFETY: `alarm` has no preconditions.
     unsafe { libc::alarm(seconds) };
@@ -60,7 +60,7 @@ fn exit(status: i32) -> ! {
 fn fork() -> Option<libc::pid_t> {
     // `RADDLE_PATIENCE` is set where a hang is expected.
     let seconds = if std::env::var_os("RADDLE_PATIENCE").is_none() { 30 } else { 5 };
-    // SAFETY: `fork` has no preconditions itself. What the child may call afterwards is what these tests check.
+    // SAFETY: `fork` itself has no preconditions. What the child may call afterwards is what these tests check.
     match unsafe { libc::fork() } {
         0 => {
             set_alarm(seconds);
@@ -117,8 +117,8 @@ fn in_own_process(body: impl FnOnce()) {
 struct PausingAllocator;
 
 std::thread_local! {
-    /// The allocation at which this thread pauses: how many to skip, and the least and greatest size of those that
-    /// count, in bytes.
+    /// The allocation at which this thread pauses: the number of allocations to skip, and the minimum and maximum
+    /// size, in bytes, of those that count.
     static PAUSE_AT: Cell<Option<(usize, usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -145,7 +145,7 @@ fn count_allocation(size: usize) {
 unsafe impl GlobalAlloc for PausingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count_allocation(layout.size());
-        // SAFETY: the caller fulfils the contract of `alloc`, which is the same.
+        // SAFETY: the caller fulfils the contract of this function, which is that of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -170,7 +170,7 @@ fn reset_pause() {
     RESUME.store(false, SeqCst);
 }
 
-/// Makes this thread pause at an allocation whose size in bytes is one of `sizes`, after it has made `skip` others.
+/// Makes this thread pause at an allocation whose size in bytes is in `sizes`, after `skip` other such allocations.
 fn pause_after(skip: usize, sizes: RangeInclusive<usize>) {
     PAUSE_AT.set(Some((skip, *sizes.start(), *sizes.end())));
 }
@@ -604,7 +604,7 @@ tests! {
     }
 
     /// Another thread is paused during a push, while it pins the epoch.
-    memory_stays_flat_in_a_child_forked_beside_a_pinned_thread in in_a_child_memory_stays_flat {
+    memory_stays_flat_in_a_child_forked_while_a_thread_is_pinned in in_a_child_memory_stays_flat {
         let engine = engine(EngineKind::Naive);
         let (stop, var) = (AtomicBool::new(false), engine.var(0_u64));
         // This thread is a participant of the epoch as well.
@@ -674,7 +674,7 @@ tests! {
                 let parent = process::id();
                 for _ in 0..100 {
                     let assert_parent = move || if process::id() != parent { exit(99) };
-                    // One operation behind the one that forks, and one beside it.
+                    // One operation is behind the one that forks, and one is independent of it.
                     engine.op("").push(var.read(), move |_| assert_parent()).unwrap();
                     engine.op("").push((), move |()| assert_parent()).unwrap();
                 }
@@ -728,7 +728,7 @@ tests! {
             let also = var.clone();
             push(&engine, &var, forker.clone());
             if process::id() != parent {
-                // A panic would not be reported in the child, so failures are reported by the exit status.
+                // A panic in the child would not be reported, so the exit status reports failures.
                 let calls = || {
                     assert_engine_refuses(&behind);
                     assert_wait_refused(behind.get(&also));
@@ -823,8 +823,8 @@ unsafe impl Send for Arm {}
 
 impl Arm {
     fn from(arm: &dyn Fn()) -> Self {
-        // SAFETY: `at_each_allocation` keeps the closure alive until the call returns, and every operation that uses
-        // the reference has completed by then.
+        // SAFETY: `at_each_allocation` keeps the closure alive until the call returns. Every operation that uses the
+        // reference has completed by then.
         Self(unsafe { mem::transmute::<&dyn Fn(), &'static (dyn Fn() + 'static)>(arm) })
     }
 
@@ -833,7 +833,7 @@ impl Arm {
     }
 }
 
-/// Cancels the pause of the worker's thread.
+/// Cancels the armed pause of the worker's thread.
 fn cancel_pause_on_worker(fixture: &Fixture) {
     let mut handle = fixture.engine.op("").run_always().submit((), |()| PAUSE_AT.set(None)).unwrap();
     handle.wait_timeout(common::PATIENCE).unwrap();
@@ -917,7 +917,7 @@ impl Forker {
     }
 
     /// Runs `call` on a thread that pauses at its first allocation. The pause ends when the process that an operation
-    /// forks meanwhile has ended.
+    /// forks during the pause has ended.
     fn join_child_beside_paused_thread(&self, what: &str, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             scope.spawn(|| {

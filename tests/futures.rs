@@ -126,18 +126,18 @@ fn an_acquisition_takes_its_place_when_it_is_called() {
         let mut guard = block_on(acquire).unwrap();
         *guard += 1;
         thread::sleep(MOMENT);
-        assert_eq!(*guard, 1, "a later operation ran beside the guard");
+        assert_eq!(*guard, 1, "a later operation ran while the guard existed");
         drop(guard);
         assert_eq!(engine.get(&value).unwrap(), 10);
     });
 }
 
-/// The guards are there at the first poll if nothing is before them.
+/// The first poll returns the guards if no operation is before them.
 #[test]
 fn variables_that_are_free_are_acquired_at_once() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(5);
-        let Poll::Ready(guard) = poll_once(&mut engine.acquire(value.read())) else { panic!("it is pending") };
+        let Poll::Ready(guard) = poll_once(&mut engine.acquire(value.read())) else { panic!("still pending") };
         assert_eq!(*guard.unwrap(), 5);
     });
 }
@@ -183,7 +183,8 @@ fn an_operation_ends_with_its_last_guard() {
     });
 }
 
-/// It is dropped before its turn, while it waits with a waker, and when its guards exist but were not taken.
+/// The acquisition is dropped before its turn, while it waits with a waker, and when its guards exist but were not
+/// taken.
 #[test]
 fn a_dropped_acquisition_changes_nothing() {
     on_kinds(&KINDS, 1, |engine| {
@@ -222,14 +223,14 @@ fn a_panic_that_drops_a_guard_fails_what_its_operation_mutates() {
         assert_panicked(&failure(engine.wait_for_var(&written)), "a guard was dropped by a panic");
         engine.wait_for_var(&read).unwrap();
         assert_eq!(written.version(), 0);
-        // Readers change nothing that could be left half done.
+        // Readers change nothing, so nothing can be half changed.
         let guard = block_on(engine.acquire(read.read())).unwrap();
         _ = catch_unwind(AssertUnwindSafe(move || {
             let _guard = guard;
             panics()
         }));
         engine.wait_for_all().unwrap();
-        // The guards of a destructor that runs during a panic.
+        // A destructor that runs during a panic may acquire and drop guards.
         struct Acquires(Engine, Var<i32>);
         impl Drop for Acquires {
             fn drop(&mut self) {
@@ -261,7 +262,7 @@ fn acquisitions_of_failed_variables_fail_unless_they_overwrite() {
 }
 
 #[test]
-fn acquisitions_that_cannot_come_are_refused() {
+fn acquisitions_that_can_never_succeed_are_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
         let other = common::engine(EngineKind::Naive, 1);
@@ -323,7 +324,7 @@ fn a_pending_acquisition_keeps_the_engine_open_until_it_is_dropped() {
         eventually("the engine refuses pushes", || observer.op("").push((), |()| {}) == Err(PushError::ShutDown));
         gate.open();
         observer.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
-        assert_eq!(value.version(), 1, "that of the operation before");
+        assert_eq!(value.version(), 1, "only the earlier operation has mutated the variable");
     });
 }
 
@@ -341,7 +342,7 @@ fn a_forgotten_guard_holds_its_variable_and_a_shutdown_times_out() {
             assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
             let ended = engine.shutdown(Shutdown::Cancel, Some(MOMENT));
             assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
-            // The drop of the last handle would wait for ever.
+            // The drop of the last handle would wait forever.
             std::mem::forget((engine, write));
         });
     }
@@ -411,7 +412,7 @@ fn tasks_of_several_runtimes_share_variables() {
     });
 }
 
-/// The program code of a waker that runs when its turn has come may wait for what is behind, on the same thread.
+/// The waker is called when the turn of the acquisition has come, and may take and drop the guard itself.
 #[test]
 fn a_waker_may_use_and_release_the_guards() {
     struct TakesGuard(Mutex<Option<Acquire<WriteGuard<i32>>>>, Gate);
@@ -491,7 +492,7 @@ fn a_future_is_polled_when_it_is_woken_and_occupies_no_worker() {
     });
 }
 
-/// Every wake is followed by a poll that sees what was done before it, and polls never overlap.
+/// Every wake is followed by a poll that sees what was done before the wake, and polls never overlap.
 #[test]
 fn a_storm_of_wakes_loses_none_and_polls_one_at_a_time() {
     on_kinds(&KINDS, 2, |engine| {
@@ -519,7 +520,7 @@ fn a_storm_of_wakes_loses_none_and_polls_one_at_a_time() {
                 });
             }
         });
-        // The last wake may have come before the first poll, which then has seen it.
+        // The last wake may have come before the first poll, which then sees its effects.
         block_on(done).unwrap();
         assert!(polls.take().is_sorted());
         engine.wait_for_all().unwrap();
@@ -592,7 +593,7 @@ fn panics_and_errors_of_a_future_fail_what_it_mutates() {
                 Err("no".into())
             })
             .unwrap();
-        // A drop that panics when the future has ended.
+        // A value whose drop panics when the future has ended.
         engine
             .op("")
             .push_future(first(3), |_guard| {
@@ -636,7 +637,7 @@ fn an_operation_ends_when_its_future_and_all_its_guards_are_gone() {
         thread::spawn(move || drop(guard)).join().unwrap();
         assert_eq!(handle.wait().unwrap(), 7);
         assert_eq!((engine.get(&value).unwrap(), value.version()), (5, 1));
-        // A panic elsewhere that drops the guard fails the operation, although the future has a value.
+        // A panic on another thread that drops the guard fails the operation, although the future has returned a value.
         let (gives, drops) = (Arc::clone(&given), Drops::new());
         let result = drops.make();
         let handle = engine.op("").submit_future(value.write(), |guard| async move {
@@ -669,7 +670,7 @@ fn a_future_that_nothing_can_wake_fails() {
             .unwrap();
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::LostFuture));
         drops.assert_all_gone();
-        // Its waker is dropped later, under a lock that the drop of the future takes.
+        // The waker of the future is dropped later, under a lock that the drop of the future takes.
         struct Leaves(Signal);
         impl Drop for Leaves {
             fn drop(&mut self) {
@@ -697,7 +698,7 @@ fn a_future_that_nothing_can_wake_fails() {
 }
 
 #[test]
-fn futures_push_also_while_the_engine_drains() {
+fn futures_may_push_while_the_engine_drains() {
     on_kinds(&KINDS, 1, |engine| {
         let (value, signal) = (engine.var(0), Signal::default());
         let (inner, its_signal) = (value.clone(), signal.clone());
@@ -786,7 +787,7 @@ fn futures_on_a_device_are_refused() {
     let refused = engine.op("").on(gpu).push_future((), |()| async {});
     assert_eq!(refused, Err(PushError::FutureOnDevice));
     assert_eq!(engine.op("").on(gpu).submit_future((), |()| async {}).err(), Some(PushError::FutureOnDevice));
-    // A guard may depend on work of the device, and wakers run beside its thread.
+    // Guards may depend on work of the device, and wakers need not run on the thread of its lane.
     let there = engine.device_var::<f32>(gpu, 16).unwrap();
     let host = engine.pinned_var::<f32>(gpu, 16).unwrap();
     engine.op("load").on(gpu).copy_to_device(&host, &there).unwrap();
@@ -798,9 +799,9 @@ fn futures_on_a_device_are_refused() {
     assert_eq!(block_on(engine.acquire(there.write())).unwrap().len(), 16);
 }
 
-/// Many threads push futures that acquire, over few variables.
+/// Many threads push futures that acquire the same few variables.
 #[test]
-fn many_futures_over_few_variables_lose_no_update() {
+fn many_futures_on_few_variables_lose_no_update() {
     on_kinds(&KINDS, 3, |engine| {
         const ROUNDS: usize = if cfg!(miri) { 3 } else { 150 };
         let (values, meeting) = ([(); 3].map(|()| engine.var(0u64)), Meeting::new(4));
@@ -899,14 +900,14 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
         let inside = engine.downgrade();
         let ended = engine.op("").submit_future((), move |()| inside.shutdown_async(Shutdown::Drain));
         assert!(matches!(block_on(ended.unwrap()).unwrap(), Err(raddle::ShutdownError::InsideOperation)));
-        drop(engine.shutdown_async(Shutdown::Drain)); // it goes on
+        drop(engine.shutdown_async(Shutdown::Drain)); // the shutdown continues
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
     });
 }
 
 // -------------------------------------------------------------------------------------------------- cancellation ----
 
-/// It stops at its next await, even if nothing else wakes it.
+/// The future stops at its next await, even if nothing else wakes it.
 #[test]
 fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     on_kinds(&KINDS, 1, |engine| {
@@ -920,7 +921,7 @@ fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
         });
         let handle = handle.unwrap();
         eventually("the future waits", || signal.is_awaited());
-        assert!(!handle.cancel() && !handle.cancel_quietly(), "it has started");
+        assert!(!handle.cancel() && !handle.cancel_quietly(), "the future has started");
         assert!(matches!(failure(handle.wait()).cause(), Cause::Cancelled));
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::Cancelled));
         drops.assert_all_gone();

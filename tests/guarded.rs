@@ -1,4 +1,4 @@
-//! Values that only operations with a declaration may use.
+//! Values that only operations that have declared them may use.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +13,7 @@ fn guarded(engine: &Engine) -> Arc<Guarded<u32>> {
     Arc::new(Guarded::new(engine.token().named("bus"), 0))
 }
 
-/// The error with which an operation was refused the use of a value.
+/// Returns the error of an operation that was refused the use of a value.
 #[track_caller]
 fn refused<R: std::fmt::Debug>(result: Result<R, WaitError>) -> UseError {
     let Err(WaitError::Failed(error)) = result else { panic!("{result:?}") };
@@ -79,7 +79,7 @@ fn an_undeclared_use_is_an_error_that_names_both_operations() {
 
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
-fn a_change_needs_a_mutation() {
+fn a_mutable_use_needs_a_declared_mutation() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);
         let value = Arc::clone(&bus);
@@ -115,7 +115,7 @@ fn code_outside_operations_has_declared_nothing() {
 
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
-fn an_operation_inside_the_push_of_another_does_not_inherit() {
+fn an_operation_inside_the_push_of_another_inherits_no_declaration() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);
         let value = Arc::clone(&bus);
@@ -132,7 +132,7 @@ fn an_operation_inside_the_push_of_another_does_not_inherit() {
 }
 
 #[test]
-fn children_and_operations_of_scopes_use_what_those_around_have_declared() {
+fn children_and_operations_of_scopes_use_what_outer_operations_have_declared() {
     on_kinds(&KINDS, 2, |engine| {
         let bus = guarded(&engine);
         let value = Arc::clone(&bus);
@@ -201,7 +201,7 @@ fn a_value_is_never_used_in_two_ways_at_once() {
         let bus = guarded(&engine);
         let (held, go_on) = (mpsc::channel(), mpsc::channel::<()>());
         let value = Arc::clone(&bus);
-        // A guard that outlives its operation's declaration: the second operation may start, and is refused.
+        // This guard outlives its operation, so the second operation may start, and is refused.
         engine
             .op("keep")
             .writes([bus.token()])

@@ -1,5 +1,5 @@
-//! An idle engine uses no CPU after its spin time. A separate binary with one test, because it measures the CPU time of
-//! the whole process.
+//! An idle engine uses no CPU after its spin time. A separate binary with one test, because the test measures the CPU
+//! time of the whole process.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -15,7 +15,7 @@ use common::shapes::*;
 use common::{hold, watched};
 use raddle::{Engine, EngineKind, IdlePolicy};
 
-/// CPU time of this process, in the kernel's ticks of 10 ms.
+/// Returns the CPU time of this process, in the kernel's ticks of 10 ms.
 fn ticks() -> u64 {
     let stat = fs::read_to_string("/proc/self/stat").expect("procfs");
     // The name of the process, in parentheses, may contain anything.
@@ -24,7 +24,7 @@ fn ticks() -> u64 {
     field(11).expect("the user's time") + field(12).expect("the system's time")
 }
 
-/// The share of one core that the process uses in one second while this thread sleeps.
+/// Returns the share of one core that the process uses in one second while this thread sleeps.
 fn share_of_a_core() -> f64 {
     let (start, before) = (Instant::now(), ticks());
     thread::sleep(Duration::from_secs(1));

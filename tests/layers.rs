@@ -1,7 +1,7 @@
 //! Checks the layers of `src`, by the `use` lines and the paths in each file.
 //!
 //! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may name files of its own
-//! folder and of lower ones. At most three files may name each other in a circle.
+//! folder and of lower ones. At most three files may name each other in a cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The maximum number of files in a circle.
+/// The maximum number of files in a cycle.
 const MAX_CIRCLE: usize = 3;
 
 /// The path of a module, such as `engine::push`. Empty for the root of the crate.
@@ -125,10 +125,10 @@ fn absolute(module: &str, path: &str) -> Option<String> {
     Some(base.join("::"))
 }
 
-/// The paths that a module names, from the root of the crate, and its exports of other modules' items.
+/// The paths that a module names, from the root of the crate, and the items of other modules that it exports.
 struct Names {
     named: BTreeSet<String>,
-    /// By name.
+    /// The paths of exported items, by name.
     exported: BTreeMap<String, String>,
 }
 
@@ -200,7 +200,7 @@ fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
         let targets = names[module].named.iter().filter_map(|path| resolve(path));
         targets.filter(|target| target != module && !target.is_empty()).collect()
     };
-    // Without the root, which names every module, and is named only for its exports.
+    // The root is left out: it names every module, and is named only for its exports.
     modules.iter().filter(|module| !module.is_empty()).map(|module| (module.clone(), edges(module))).collect()
 }
 
@@ -257,7 +257,7 @@ fn arrows_between_layers_point_down() {
 
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
-fn circles_have_at_most_three_files() {
+fn cycles_have_at_most_three_files() {
     let graph = graph();
     let reachable: BTreeMap<_, _> = graph.keys().map(|module| (module, reachable(&graph, module))).collect();
     let mut circles = BTreeSet::new();
@@ -268,8 +268,8 @@ fn circles_have_at_most_three_files() {
         }
     }
     let too_large: Vec<_> = circles.iter().filter(|circle| circle.len() > MAX_CIRCLE).collect();
-    assert!(too_large.is_empty(), "more than {MAX_CIRCLE} files name each other in a circle: {too_large:#?}");
-    assert!(!circles.is_empty(), "the search did not find the circle of the engine, its frames and its tasks");
+    assert!(too_large.is_empty(), "more than {MAX_CIRCLE} files name each other in a cycle: {too_large:#?}");
+    assert!(!circles.is_empty(), "the search did not find the cycle of the engine, its frames and its tasks");
 }
 
 /// The check finds the paths in `use` lines and in code, and ignores those in comments and in tests.

@@ -56,7 +56,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
                 let inner = mine.clone();
                 thread::spawn(move || {
                     inner.touch();
-                    // Drop it before the completion: this thread may outlive the engine.
+                    // Drop the handle before the completion: this thread may outlive the engine.
                     drop(inner);
                     match round % 4 {
                         0 => drop(done),
@@ -104,7 +104,8 @@ fn every_value_is_dropped(end: End) {
             End::Wait => {
                 workload(&engine, &inner, fewer(200));
                 let _ = engine.wait_for_all();
-                // Values are dropped on a worker after their variables' handles; the second wait covers these drops.
+                // A value is dropped on a worker, after the handles to its variable. The second wait covers these
+                // drops.
                 let _ = engine.wait_for_all();
                 common::eventually("every value is dropped", || drops.dropped() == drops.made());
                 drop(engine);
@@ -131,7 +132,7 @@ fn every_value_is_dropped(end: End) {
                 engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(50))).expect("the shutdown ends in time");
             }
         }
-        // The function of an asynchronous operation may still be returning after its completion was used.
+        // The function of an asynchronous operation may not have returned yet when its completion has been used.
         common::eventually("every value is dropped", || drops.dropped() == drops.made());
         drops.assert_all_gone();
     });

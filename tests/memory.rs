@@ -1,5 +1,5 @@
 //! Memory stays flat over ten million pushes on one variable, and over many short-lived engines. A separate binary,
-//! because it measures the memory of the whole process.
+//! because the test measures the memory of the whole process.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -17,8 +17,8 @@ const BURST: usize = 10_000;
 
 const MEBIBYTE: usize = 1 << 20;
 
-/// The growth allowed. The epoch may hold back the records of two bursts, 3 MB each, while those of a third are in
-/// use, if a thread is preempted at a bad moment. A leak of two bytes per operation exceeds the limit.
+/// The growth allowed. If a thread is preempted at a bad moment, the epoch may hold back the records of two bursts, 3
+/// MB each, while those of a third are in use. A leak of two bytes per operation exceeds the limit.
 const LIMIT: usize = 16 * MEBIBYTE;
 
 #[test]

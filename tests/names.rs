@@ -55,12 +55,12 @@ fn a_variable_keeps_its_first_name_and_shows_it() {
     assert!(format!("{total:?}").contains(r#"name: "total""#), "{total:?}");
 }
 
-/// Deletions race with pushes, so that the queues find some of them, after the first check.
+/// Deletions race with pushes, so some pushes pass the first check and are refused by a queue.
 #[test]
 fn a_push_that_a_concurrent_deletion_refuses_names_both() {
     on_kinds(&KINDS, 1, |engine| {
         let (mut refused, mut round, start) = (0, 0, Instant::now());
-        // Most rounds refuse none, on a machine with one free core.
+        // On a machine with one free core, most rounds refuse no push.
         while round < 300 || refused == 0 {
             assert!(start.elapsed() < PATIENCE, "no push was refused");
             round += 1;
@@ -90,13 +90,13 @@ fn a_push_that_a_concurrent_deletion_refuses_names_both() {
     });
 }
 
-/// The place from which another place asks for operations.
+/// Returns the place of its caller.
 #[track_caller]
 fn here() -> &'static std::panic::Location<'static> {
     std::panic::Location::caller()
 }
 
-/// Pushes operations that fail.
+/// A function that pushes an operation that fails.
 type Push<'p> = Box<dyn Fn() + 'p>;
 
 #[test]

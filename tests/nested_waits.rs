@@ -1,4 +1,4 @@
-//! Waits inside waits: what a waiter runs in place, when a function gets a worker again, and which waits are refused.
+//! Waits inside waits: what a waiter runs in place, when a function regains a worker, and which waits are refused.
 
 #![forbid(unsafe_code)]
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -26,7 +26,7 @@ fn engine(workers: usize) -> Engine {
     common::engine(EngineKind::PerDevice, workers)
 }
 
-/// A wait for a group runs a member in place that was pushed after the wait had begun, and is buried under it.
+/// The wait must not run in place a member that was pushed after the wait had begun, and would be buried under it.
 #[test]
 fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     watched_for(LIMIT, || {
@@ -35,7 +35,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
         let took = engine.op("F").submit((), move |()| {
             let group = Arc::new(inside.group());
             let (tx, rx) = mpsc::channel::<()>();
-            // Covered, and ends by itself after 300 ms.
+            // The wait covers this member, which completes after 300 ms.
             group
                 .op("covered async")
                 .push_async((), |(), done| {
@@ -46,7 +46,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
                 })
                 .unwrap();
             let same = Arc::clone(&group);
-            // Covered, and pushes a member that the wait does not cover.
+            // The wait covers this member, which pushes one that it does not cover.
             group
                 .op("covered")
                 .push((), move |()| {
@@ -64,7 +64,8 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     });
 }
 
-/// A wait runs what another waiter waits for *with a time limit*, and so waits for longer than it depends on.
+/// If a wait ran in place what another operation waits for *with a time limit*, it would last for longer than that
+/// limit.
 #[test]
 fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     watched_for(LIMIT, || {
@@ -113,7 +114,7 @@ fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     });
 }
 
-/// After a nested `blocking`, the outer one blocks a worker.
+/// After a nested `blocking`, the outer one must not block a worker.
 #[test]
 fn blocking_inside_blocking_leaves_the_worker_free() {
     watched_for(LIMIT, || {
@@ -125,7 +126,7 @@ fn blocking_inside_blocking_leaves_the_worker_free() {
             let (started, ends) = (Gate::new(), Gate::new());
             let (s, e) = (started.clone(), ends.clone());
             blocking(|| {
-                // The worker is busy for a moment, so the place is not borrowed, but a worker is regained.
+                // The worker is busy for a moment, so the function cannot borrow its place, but would queue for it.
                 inside
                     .op("busy")
                     .push((), move |()| {
@@ -148,7 +149,7 @@ fn blocking_inside_blocking_leaves_the_worker_free() {
     });
 }
 
-/// The same with a wait of the engine's inside `blocking`.
+/// After a wait inside `blocking`, the latter must not block a worker.
 #[test]
 fn a_wait_inside_blocking_leaves_the_worker_free() {
     watched_for(LIMIT, || {
@@ -168,9 +169,9 @@ fn a_wait_inside_blocking_leaves_the_worker_free() {
     });
 }
 
-/// A panic out of `blocking` that the function catches leaves it without a worker: two compute on one worker.
+/// If the function stayed without a worker, two functions would compute on an engine with one worker.
 #[test]
-fn a_function_that_catches_a_panic_of_blocking_gets_a_worker_again() {
+fn a_function_that_catches_a_panic_from_blocking_regains_a_worker() {
     watched_for(LIMIT, || {
         let engine = engine(1);
         let (now, too_many) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -210,7 +211,7 @@ fn a_function_that_catches_a_panic_of_blocking_gets_a_worker_again() {
 
 /// Two operations wait for the handles of each other.
 #[test]
-fn of_two_operations_that_wait_for_the_handles_of_each_other_one_is_refused() {
+fn one_of_two_operations_that_wait_for_each_others_handles_is_refused() {
     watched_for(LIMIT, || {
         let engine = engine(2);
         let (results, ends) = mpsc::channel();
@@ -230,7 +231,8 @@ fn of_two_operations_that_wait_for_the_handles_of_each_other_one_is_refused() {
     });
 }
 
-/// An operation of a scope that runs in place on top of one that is not of the scope.
+/// An operation of a scope waits for a variable that an operation outside the scope holds. If `in_place`, the former
+/// runs on top of the latter, on the same stack.
 fn scoped_on_top(in_place: bool) {
     watched_for(LIMIT, move || {
         let engine = engine(1);
@@ -268,11 +270,12 @@ fn an_operation_of_a_scope_that_runs_on_top_of_a_holder_is_refused() {
 }
 
 #[test]
-fn an_operation_of_a_scope_that_runs_beside_a_holder_ends_its_wait() {
+fn an_operation_of_a_scope_that_runs_on_another_thread_than_a_holder_may_wait() {
     scoped_on_top(false);
 }
 
-/// A scope inside an asynchronous operation that completes while the scope is open: the walk follows a stale pointer.
+/// An asynchronous operation completes while a scope is open in its function, and its record is reused. The search for
+/// deadlocks must not follow a stale pointer to it.
 #[test]
 fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
     watched_for(Duration::from_secs(60), || {
@@ -324,9 +327,9 @@ fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
     });
 }
 
-/// A waiter with a time limit ends by itself, so it makes no cycle.
+/// A wait with a time limit ends at that limit, so it is not part of a cycle.
 #[test]
-fn a_cycle_that_a_time_limit_ends_is_no_deadlock() {
+fn a_cycle_that_a_time_limit_ends_is_not_a_deadlock() {
     watched_for(LIMIT, || {
         let engine = engine(2);
         let (a, b) = (engine.token(), engine.token());
@@ -351,7 +354,8 @@ fn a_cycle_that_a_time_limit_ends_is_no_deadlock() {
     });
 }
 
-/// What the drop of an error does inside the deque of a worker: it may do everything, says the table of program code.
+/// The last clone of an error is in a stale entry of a worker's deque. Its drop may do everything, as the table of
+/// program code in ARCHITECTURE.md says.
 #[test]
 fn the_drop_of_an_error_in_a_stale_entry_may_wait() {
     #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Random programs on every kind of engine, checked against the rule that conflicting operations run in push order.
 //!
 //! With one pushing thread the results must equal those of a serial run. With several, they must equal those of *some*
-//! serial run that agrees with every variable, every thread and the clock; see `common::program` for the check.
+//! serial run that is consistent with every variable, every thread and the clock; see `common::program` for the check.
 
 #![forbid(unsafe_code)]
 
@@ -67,7 +67,8 @@ fn check_order(program: &Program, history: &common::program::History, label: &st
     check_some_order(program, history).unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
 }
 
-/// The size of `MXNet`'s own test of its engine against a serial run: 10,000 operations over 100 variables.
+/// The program has the size of `MXNet`'s own test of its engine against a serial run: 10,000 operations on 100
+/// variables.
 #[test]
 fn ten_thousand_operations_over_a_hundred_variables_equal_the_serial_run() {
     watched(|| {
@@ -95,7 +96,7 @@ fn many_seeds_equal_the_serial_run() {
 fn programs_that_fail_equal_the_serial_run() {
     watched(|| {
         for seed in 0..fewer(60) as u64 {
-            // New engines for each seed: an engine with failures left would report them again.
+            // New engines for each seed: an engine would report the failures that an earlier seed has left.
             let engines = all_engines();
             let (label, engine) = &engines[seed as usize % engines.len()];
             let shape = Shape {
@@ -162,7 +163,7 @@ fn eight_pushers_are_explained_by_some_order() {
     check_concurrent_programs(8, Watch::ORDER, 0..2);
 }
 
-/// 10,000 operations over 100 variables from eight threads on each kind.
+/// Eight threads push 10,000 operations on 100 variables to each kind of engine.
 #[test]
 fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
     watched(|| {
@@ -222,7 +223,7 @@ fn generated_programs_cover_every_kind_of_operation() {
     }
 }
 
-/// The checker must be able to fail, so it must reject histories that were changed.
+/// The checker must be able to fail: it must reject histories that were tampered with.
 #[test]
 fn the_checker_rejects_tampered_histories() {
     let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };

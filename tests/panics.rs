@@ -1,5 +1,5 @@
-//! What a panic inside an operation prints: the hook that names the operation, and the backtrace. Each case runs in a process
-//! of its own.
+//! What a panic inside an operation prints: the name of the operation, from the hook, and the backtrace. Each case runs
+//! in a separate process.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use raddle_testkit as common;
 use common::{child, is_child};
 use raddle::{Engine, EngineKind};
 
-/// Whether the child installs the hook.
+/// The name of the environment variable that tells the child whether to install the hook.
 const HOOK: &str = "RADDLE_TEST_HOOK";
 
 #[inline(never)]
@@ -19,7 +19,7 @@ fn function_of_the_program() {
 #[inline(never)]
 fn pushes_of_the_program(engine: &Engine) {
     engine.op("weave").push((), |()| function_of_the_program()).unwrap();
-    // The naive engine has run it inside the push.
+    // The naive engine has run the operation inside the push.
     engine.wait_for_all().unwrap_err();
 }
 
@@ -68,8 +68,8 @@ fn the_hook_names_the_seed_of_an_engine_that_shuffles() {
     assert!(text.contains("shuffles by seed 42, panics:"), "{text}");
 }
 
-/// The places in a backtrace between the function of an operation and what has run it: a push or a worker. Names have no paths
-/// if there are only line tables.
+/// Returns the places in a backtrace between the function of an operation and the push or worker that has run it.
+/// Places are compared, because names have no paths if there are only line tables.
 fn places_that_run_operations(text: &str) -> Vec<&str> {
     let files = ["run", "frame", "ready_loop", "in_place", "workers"].map(|file| format!("/src/engine/{file}.rs:"));
     text.lines().filter(|line| files.iter().any(|file| line.contains(file))).collect()
@@ -83,7 +83,7 @@ fn a_short_backtrace_leaves_out_what_runs_operations() {
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "1")]);
         assert!(text.contains("function_of_the_program"), "{text}");
         assert_eq!(places_that_run_operations(&text), [""; 0], "{text}");
-        // The frames beyond a push are the program's again.
+        // The frames that called the push are the program's again.
         let shows_the_push = text.lines().any(|line| line.ends_with("pushes_of_the_program"));
         assert_eq!(shows_the_push, kind == EngineKind::Naive, "{text}");
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "full")]);

@@ -31,7 +31,7 @@ fn build() -> PathBuf {
 
 /// Loads the library, calls it, and unloads it.
 fn load_call_unload(path: &CStr, count: u32) -> i64 {
-    // SAFETY: the library has no initialisers of its own.
+    // SAFETY: the library has no initialisers.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!library.is_null(), "the library is loaded");
     // SAFETY: the library is loaded.
@@ -39,10 +39,10 @@ fn load_call_unload(path: &CStr, count: u32) -> i64 {
     assert!(!symbol.is_null(), "the library has the function");
     // SAFETY: the function has this type.
     let sum: extern "C" fn(u32) -> i64 = unsafe { mem::transmute(symbol) };
-    // On a thread of its own, since the thread-locals of a thread that has called the library keep it loaded.
+    // On a separate thread, since the thread-locals of a thread that has called the library keep it loaded.
     let result = thread::spawn(move || sum(count)).join().unwrap();
-    // SAFETY: its engine was shut down, so no other thread runs code of the library, and the pointers are not used any
-    // more.
+    // SAFETY: the engine of the library was shut down, so no other thread runs code of the library, and the pointers
+    // are no longer used.
     assert_eq!(unsafe { libc::dlclose(library) }, 0);
     result
 }
@@ -53,7 +53,7 @@ fn is_mapped() -> bool {
 
 #[test]
 #[ignore = "another test runs it in a separate process"]
-fn in_a_child_a_library_is_unloaded_and_the_process_goes_on() {
+fn in_a_child_a_library_is_unloaded_and_the_process_continues() {
     assert!(common::is_child());
     let path = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
     let mut memory = 0;
@@ -66,24 +66,25 @@ fn in_a_child_a_library_is_unloaded_and_the_process_goes_on() {
         // The library must have left nothing behind that a fork would call.
         // SAFETY: the child only exits.
         match unsafe { libc::fork() } {
-            // SAFETY: it ends the child.
+            // SAFETY: `_exit` has no preconditions.
             0 => unsafe { libc::_exit(7) },
             child => {
                 let mut status = 0;
-                // SAFETY: the child was not waited for before.
+                // SAFETY: the pointer is to `status`, which is alive.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                 assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
             }
         }
     }
-    // Statics are not dropped when a library is unloaded: the records that the engine keeps for reuse stay allocated.
+    // Statics are not dropped when a library is unloaded, so the records that the engine keeps for reuse stay
+    // allocated.
     let grown = common::resident_bytes().saturating_sub(memory) / 19;
     assert!(grown < 1 << 20, "{grown} bytes more after each round");
 }
 
 #[test]
-fn a_library_is_unloaded_and_the_process_goes_on() {
-    let (succeeded, output) = common::child("in_a_child_a_library_is_unloaded_and_the_process_goes_on", &[]);
+fn a_library_is_unloaded_and_the_process_continues() {
+    let (succeeded, output) = common::child("in_a_child_a_library_is_unloaded_and_the_process_continues", &[]);
     println!("{output}");
     assert!(succeeded, "{output}");
 }

@@ -1,6 +1,6 @@
-//! The records of operations are reused, the number kept is bounded, and threads that end leave none behind.
+//! The records of operations are reused, the number of kept records is bounded, and threads that end leave none behind.
 //!
-//! A separate binary, because it counts the records of the whole process, which it recognises by their layout.
+//! A separate binary, because the test counts the records of the whole process, which it recognises by their layout.
 
 use raddle_testkit::shapes;
 
@@ -19,7 +19,7 @@ use shapes::*;
 
 struct Counting;
 
-/// The numbers of allocations so far and of those still alive.
+/// The number of allocations so far, and the number of those that are still alive.
 struct Count(AtomicUsize, AtomicUsize);
 
 /// The layouts of records, and of the separate accesses of an operation on five variables.
@@ -61,7 +61,7 @@ unsafe impl GlobalAlloc for Counting {
             count.0.fetch_add(1, Relaxed);
             count.1.fetch_add(1, Relaxed);
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -69,7 +69,7 @@ unsafe impl GlobalAlloc for Counting {
         if let Some(count) = Count::of(layout) {
             count.1.fetch_sub(1, Relaxed);
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -77,14 +77,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Records in a batch of the pool.
+/// The number of records in a batch of the pool.
 const BATCH: usize = 64;
 
-/// Deferred functions that a thread collects before it passes them on to all threads. A thread that ends passes them
-/// on too.
+/// The number of deferred functions that a thread collects before it passes them on to all threads. A thread that ends
+/// passes them on too.
 const BAG: usize = 64;
 
-/// Batches of records that are passed on together.
+/// The number of batches of records that are passed on together.
 const BATCHES: usize = 20;
 
 /// The limit on records that the epoch has yet to free or that a thread has cached.
@@ -94,7 +94,7 @@ fn push(engine: &Engine, writes: &[&Token]) {
     engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine is open");
 }
 
-/// Pushes until at most `most` of `count` are alive, since each push may advance the epoch.
+/// Pushes until at most `most` of the allocations in `count` are alive, since each push may advance the epoch.
 #[track_caller]
 fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
     let (start, token) = (Instant::now(), engine.token());
@@ -108,7 +108,7 @@ fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str)
     }
 }
 
-/// A single test, since the counts are of the whole process.
+/// A single test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
 fn records_are_reused_and_freed() {
@@ -138,7 +138,7 @@ fn records_are_reused_and_freed() {
     assert_eq!(ACCESSES.allocated(), 100 * BAG);
     assert_comes_down_to(4 * BAG, &ACCESSES, &engine, "accesses of complete operations");
 
-    // A thread that ends returns the rest of its batch, both whole groups of eight and parts of a group.
+    // A thread that ends returns the rest of its batch, whole groups of eight as well as parts of a group.
     let before = RECORDS.alive();
     // The deletion of the thread's variable is one more operation.
     for pushes in [7, 56, 56, 56].into_iter().cycle().take(3000) {

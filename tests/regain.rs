@@ -1,4 +1,4 @@
-//! Functions of operations get a worker again when they have waited, so no more of them compute than there are workers.
+//! Functions of operations regain a worker when they have waited, so no more of them compute than there are workers.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -21,7 +21,7 @@ use std::{
 use common::{Gate, MOMENT, PATIENCE, THREADED, hold, lock, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, Shutdown, blocking};
 
-/// How many functions compute now, and how often there were too many.
+/// The number of functions that compute now, and how often there were too many.
 #[derive(Default)]
 struct Computing {
     now: AtomicUsize,
@@ -29,7 +29,7 @@ struct Computing {
 }
 
 impl Computing {
-    /// Computes for a while, beside `most - 1` others at most.
+    /// Computes for a while, at the same time as at most `most - 1` others.
     fn compute(&self, most: usize) {
         if self.now.fetch_add(1, Relaxed) >= most {
             self.too_many.fetch_add(1, Relaxed);
@@ -42,7 +42,7 @@ impl Computing {
     }
 }
 
-/// Pushes operations that compute, wait by `wait`, and compute again. Returns how often too many of them computed.
+/// Pushes operations that compute, call `wait`, and compute again. Returns how often too many of them computed.
 fn overlaps(
     engine: &Engine,
     workers: usize,
@@ -64,8 +64,8 @@ fn overlaps(
 
 const ROUNDS: usize = 100;
 
-/// On a busy machine a function may go on without a worker, because no operation has ended for long. Without a queue for
-/// workers, nearly all do.
+/// The number of overlaps allowed. On a busy machine a function may continue without a worker, because no operation has
+/// ended for long. Without a queue for workers, nearly all functions do.
 const FEW: usize = ROUNDS / 10;
 
 #[test]
@@ -83,9 +83,9 @@ fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
     }
 }
 
-/// When the wait ends, the worker is idle. It stays so, whatever it finds, until the function returns or waits again.
+/// When the wait ends, the worker is idle. It stays idle, whatever it finds, until the function returns or waits again.
 #[test]
-fn an_idle_worker_does_not_compute_beside_the_function_in_its_stead() {
+fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
     on_kinds(&THREADED, 1, |engine| {
         let (computing, start) = (Arc::new(Computing::default()), Instant::now());
         for _ in 0..ROUNDS {
@@ -104,7 +104,7 @@ fn an_idle_worker_does_not_compute_beside_the_function_in_its_stead() {
         engine.wait_for_all().unwrap();
         let overlaps = computing.too_many.load(Relaxed);
         assert!(overlaps <= FEW, "{overlaps}");
-        // It does not stay idle for longer either.
+        // The worker does not stay idle for longer than that.
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     });
 }
@@ -168,9 +168,9 @@ fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_wor
     });
 }
 
-/// The only worker blocks, without `blocking`, until the function that has waited goes on.
+/// The only worker blocks, without `blocking`, until the function that has waited continues.
 #[test]
-fn a_function_goes_on_without_a_worker_if_none_becomes_free() {
+fn a_function_continues_without_a_worker_if_none_becomes_free() {
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel();
         let (started, inside) = (Gate::new(), engine.downgrade());
@@ -186,11 +186,11 @@ fn a_function_goes_on_without_a_worker_if_none_becomes_free() {
         });
         assert_eq!(waits.unwrap().wait().unwrap(), Ok(7));
         let mut next = engine.op("next").submit((), |()| 7).unwrap();
-        assert_eq!(next.wait_timeout(PATIENCE).unwrap(), 7, "there is no worker any more");
+        assert_eq!(next.wait_timeout(PATIENCE).unwrap(), 7, "the engine has lost its worker");
     });
 }
 
-/// The time limit of a wait holds for the queue as well.
+/// The time limit of a wait includes the time in the queue for a worker.
 #[test]
 fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     on_kinds(&THREADED, 1, |engine| {
@@ -218,9 +218,9 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     });
 }
 
-/// A thread that has given its worker up takes the next one.
+/// A thread that has given up its worker takes the next one.
 #[test]
-fn waits_one_after_the_other_need_no_further_threads() {
+fn consecutive_waits_need_no_further_threads() {
     watched(|| {
         let engine = common::engine(EngineKind::PerDevice, 1);
         let inside = engine.downgrade();
@@ -232,7 +232,7 @@ fn waits_one_after_the_other_need_no_further_threads() {
             }
             threads.len()
         });
-        // A thread that has just given its worker up may not be ready for another one yet.
+        // A thread that has just given up its worker may not be ready for another one yet.
         let threads = threads.unwrap().wait().unwrap();
         assert!(threads <= 4, "{threads}");
     });

@@ -181,7 +181,7 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
             let captured = made();
             s.op("is skipped").push(broken.write(), move |_| _ = &captured).unwrap();
             let made = &made;
-            // A result that nobody takes, one whose handle is forgotten, and one that is taken.
+            // A result that is never taken, one whose handle is forgotten, and one that is taken.
             drop(s.op("returns").submit((), move |()| made()).unwrap());
             let handle = s.op("returns").submit((), move |()| made()).unwrap();
             drop(handle.wait().unwrap());
@@ -254,7 +254,7 @@ fn a_forgotten_handle_keeps_nothing_alive_but_its_result() {
 }
 
 #[test]
-fn a_panic_of_the_function_is_resumed_when_the_operations_have_ended() {
+fn a_panic_in_the_function_is_resumed_when_the_operations_have_ended() {
     on_kinds(&KINDS, 2, |engine| {
         let done = AtomicBool::new(false);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -277,7 +277,7 @@ fn a_panic_of_the_function_is_resumed_when_the_operations_have_ended() {
 }
 
 #[test]
-fn a_drop_of_a_value_that_panics_panics_after_the_other_drops() {
+fn a_panic_in_the_drop_of_a_value_is_resumed_after_the_other_drops() {
     on_kinds(&KINDS, 2, |engine| {
         let drops = Drops::new();
         let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -370,7 +370,7 @@ fn scopes_nest_to_depth_64_on_one_worker() {
     on_kinds(&KINDS, 1, |engine| {
         let threads = Mutex::default();
         assert_eq!(nest(&engine, 64, &threads), 65);
-        assert_eq!(lock(&threads).len(), 1, "they run in place");
+        assert_eq!(lock(&threads).len(), 1, "the operations run in place");
     });
 }
 
@@ -387,7 +387,7 @@ fn scopes_nest_where_they_cannot_run_in_place() {
                 .scope(|s| {
                     let gate = s.var(());
                     let inner = s.lend(&mut inner);
-                    // Not ready when the scope closes.
+                    // This operation is not ready when the scope closes.
                     s.op("gate").push(gate.write(), move |_| _ = receiver.recv_timeout(PATIENCE)).unwrap();
                     s.op("nest")
                         .push((gate.read(), inner.write()), move |(_, inner)| *inner = nest(engine, depth - 1))
@@ -438,7 +438,7 @@ fn in_a_child_memory_stays_flat_in_a_long_scope() {
     });
 }
 
-/// Adds the numbers from `from` to `to`, by nested scopes.
+/// Adds the numbers from `from` to `to`, in nested scopes.
 fn sum(engine: &Engine, from: u64, to: u64) -> u64 {
     if to - from < 8 {
         return (from..to).sum();
@@ -456,7 +456,7 @@ fn sum(engine: &Engine, from: u64, to: u64) -> u64 {
 }
 
 #[test]
-fn fork_join_by_scopes_gives_the_same_sum_on_all_engines() {
+fn fork_join_with_scopes_computes_the_same_sum_on_all_engines() {
     on_kinds(&KINDS, 2, |engine| {
         for _ in 0..10 {
             assert_eq!(sum(&engine, 0, 4000), (0..4000).sum());
@@ -517,7 +517,7 @@ fn an_operation_of_a_scope_cannot_name_what_the_operation_around_it_holds() {
             .submit(frame.write(), move |values| {
                 inner.scope(|s| {
                     let refused = s.op("inside").push(again.read(), |_| unreachable!());
-                    // What an operation of the scope pushes is held around as well.
+                    // The restriction includes what an operation of the scope pushes.
                     let again = &again;
                     let nested =
                         s.op("pushes").submit((), move |()| s.op("nested").push(again.write(), |_| unreachable!()));
@@ -641,7 +641,7 @@ fn a_handle_of_a_scope_returns_the_failure_of_its_operation() {
             let parsed = s.op("parse").try_submit((), |()| Ok(text.parse::<i32>()?)).unwrap();
             failure(parsed.wait()).name().to_owned()
         });
-        assert_eq!(failure(result).name(), "parse", "it stays the failure of the scope");
+        assert_eq!(failure(result).name(), "parse", "the scope still returns the failure");
     });
 }
 

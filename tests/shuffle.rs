@@ -35,7 +35,7 @@ impl Log {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 
-    /// Pushes an operation that adds its name.
+    /// Pushes an operation that adds its name to the log.
     fn push(&self, engine: &Engine, name: &str) {
         let (log, text) = (self.clone(), name.to_owned());
         engine.op(name.to_owned()).push((), move |()| log.add(text)).unwrap();
@@ -57,8 +57,8 @@ fn every_order_of_independent_operations_occurs() {
     });
 }
 
-/// Runs a program of several bursts on one worker: operations over variables, operations that push others, handles,
-/// and waits of three kinds between them. Returns the order in which they ran.
+/// Runs a program of several bursts on one worker: operations on variables, operations that push others, and handles,
+/// with waits of three kinds in between. Returns the order in which the operations ran.
 fn bursts(kind: EngineKind, seed: u64) -> Vec<String> {
     let (engine, log) = (shuffled(kind, 1, seed), Log::default());
     let vars: Vec<_> = (0..4).map(|_| engine.var(0)).collect();
@@ -97,7 +97,7 @@ fn bursts(kind: EngineKind, seed: u64) -> Vec<String> {
 }
 
 #[test]
-fn on_one_worker_a_seed_gives_the_same_order_again() {
+fn on_one_worker_a_seed_always_produces_the_same_order() {
     watched(|| {
         for kind in THREADED {
             let mut orders = BTreeSet::new();
@@ -108,7 +108,7 @@ fn on_one_worker_a_seed_gives_the_same_order_again() {
                 }
                 orders.insert(order);
             }
-            assert_eq!(orders.len(), fewer(8), "each seed gives another order");
+            assert_eq!(orders.len(), fewer(8), "each seed produces another order");
         }
     });
 }
@@ -128,7 +128,8 @@ fn conflicting_operations_run_in_the_order_of_their_pushes() {
     });
 }
 
-/// A program that forgets to declare that its second operation reads what the first one writes.
+/// Runs a program whose second operation reads what the first one writes, but does not declare it. Returns whether the
+/// second operation ran first.
 fn reads_before_it_is_written(seed: u64) -> bool {
     let engine = shuffled(EngineKind::PerDevice, 1, seed);
     let file = Arc::new(Mutex::new(None));
@@ -151,7 +152,7 @@ fn some_seeds_show_an_order_that_was_not_declared_and_show_it_again() {
 }
 
 #[test]
-fn priorities_decide_nothing() {
+fn priorities_have_no_effect() {
     watched(|| {
         let first = |seed| {
             let (engine, log) = (shuffled(EngineKind::Pooled, 1, seed), Log::default());
@@ -166,7 +167,7 @@ fn priorities_decide_nothing() {
     });
 }
 
-/// The operations of a Fibonacci number by waits inside operations.
+/// Computes a Fibonacci number with waits inside operations.
 fn fib(engine: &Engine, n: u64) -> u64 {
     if n < 2 {
         return n;
@@ -188,7 +189,7 @@ fn operations_wait_inside_operations() {
 }
 
 #[test]
-fn a_program_that_waits_by_a_channel_goes_on() {
+fn a_program_that_waits_for_a_channel_continues() {
     watched(|| {
         for workers in [1, 2] {
             let engine = shuffled(EngineKind::Pooled, workers, 1);
@@ -204,7 +205,7 @@ fn a_program_that_waits_by_a_channel_goes_on() {
 }
 
 #[test]
-fn operations_that_wait_for_each_other_by_a_channel_go_on() {
+fn operations_that_wait_for_each_other_through_a_channel_continue() {
     watched(|| {
         // With some of the seeds, the operation that receives starts first.
         for seed in 0..8 {
@@ -369,7 +370,7 @@ fn in_a_child_the_seed_is_that_of_the_environment() {
 
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
-fn the_environment_gives_a_seed() {
+fn the_environment_sets_a_seed() {
     let run = |value| {
         let (success, text) = child(
             "in_a_child_the_seed_is_that_of_the_environment",

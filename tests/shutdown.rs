@@ -27,10 +27,10 @@ use common::{
 use logger::log_to;
 use raddle::{Engine, OpContext, Shutdown, ShutdownError};
 
-/// Shuts the engine down repeatedly until only the threads `names` are left; each attempt must report all of them.
+/// Shuts the engine down repeatedly until only the threads `names` are left. Each attempt must report all of them.
 #[track_caller]
 fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N]) {
-    // Without a wait, and then with time for the other threads to end.
+    // First without a wait, then with time for the other threads to end.
     for time in [Duration::ZERO, MOMENT] {
         eventually("the other threads have ended", || match engine.shutdown(how, Some(time)) {
             Err(ShutdownError::ThreadsLeft(left)) => {
@@ -83,7 +83,7 @@ fn a_deadline_holds_while_an_asynchronous_function_runs_past_its_completion() {
             assert_leaves(&engine, how, ["raddle-cpu-0"]);
         }
         gate.open();
-        // A second call waits again.
+        // A second call waits for the function again.
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
         engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
     });
@@ -244,7 +244,7 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                     let (engine, results) = common::lock(&last).take().expect("the engine warns once");
                     act(engine, results);
                 });
-                // A separate thread, which ends: the logger may run on it and set its thread-local.
+                // On a separate thread that ends: the logger may run on it and set its thread-local.
                 let ends = move || {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)
@@ -415,7 +415,7 @@ mod without_threads {
                         chain(cx, CHAIN, &ran);
                     };
                     engine.op("drops").push_sync(drops).expect("the engine is open");
-                    // The other handle is dropped first, and does not wait.
+                    // This handle is dropped first, and its drop does not wait.
                     drop(engine);
                     start.open();
                 }

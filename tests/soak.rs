@@ -1,6 +1,6 @@
-//! A soak test of random operations: they succeed, fail, panic or lose their completions. With them come waits that
-//! time out, priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may
-//! be lost or hang, and memory must not grow.
+//! A soak test with random operations, which succeed, fail, panic or lose their completions. It has waits that time
+//! out, priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may be
+//! lost or hang, and memory must not grow.
 //!
 //! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `.ci/run soak` takes 20
 //! seconds. After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending
@@ -33,7 +33,7 @@ use raddle::{
 
 /// The maximum number of threads that push on one engine.
 const PUSHERS: usize = 4;
-/// The number of typed variables of an engine, and of its tokens.
+/// The number of typed variables of an engine, and the number of its tokens.
 const VARIABLES: usize = 6;
 /// The number of engines that exist at a time.
 const DRIVERS: usize = 2;
@@ -48,18 +48,18 @@ const GROWTH: usize = 40 << 20;
 /// The state of all threads and operations, for the checks and for the report of a hang.
 #[derive(Default)]
 struct Ledger {
-    /// Rises with each step of any thread.
+    /// The number of steps of all threads.
     steps: AtomicU64,
     next_life: AtomicU64,
     lives: [Mutex<HashMap<u64, Pending>>; 16],
     threads: Mutex<Vec<(String, Weak<Mutex<Last>>)>>,
-    /// The engine that took longest, with its time.
+    /// The longest time that an engine took, with the engine's description.
     slowest: Mutex<(Duration, String)>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
     complaints: Mutex<Vec<String>>,
 }
 
-/// Something that must be dropped once, and run at most once if it is an operation.
+/// A value that must be dropped once, and run at most once if it is an operation.
 struct Pending {
     what: &'static str,
     by: String,
@@ -470,8 +470,8 @@ impl Pusher<'_> {
     }
 }
 
-/// Builds an engine, pushes on it from several threads, and ends it in a random way. After that, nothing of the engine
-/// is left.
+/// Builds an engine, pushes on it from several threads, and ends it in a random way. When this returns, nothing of the
+/// engine is left.
 fn round(ledger: &Arc<Ledger>, seed: u64) {
     let (mut random, start) = (Random(seed), Instant::now());
     let kind =
@@ -500,7 +500,8 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         move || {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
-                // Dropped before the completion: a thread that waits for the completion may then check what is left.
+                // Dropped before the completion is used: a thread that waits for the completion may check what is left
+                // after that.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),

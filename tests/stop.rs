@@ -1,4 +1,4 @@
-//! `stop` and `start`, and engines in unusual places of a program.
+//! `stop` and `start`, and engines in unusual places in a program.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -90,7 +90,7 @@ fn in_a_child_threads_end_and_start() {
         for _ in 0..5 {
             let start = Instant::now();
             engine.stop(None).unwrap();
-            // The kernel removes a thread from its list after the join.
+            // The kernel may remove a thread from its list after the join has returned.
             while common::thread_count() != before {
                 thread::yield_now();
             }
@@ -150,7 +150,8 @@ fn a_stop_runs_what_functions_wait_for() {
                     at.open();
                     inside.pass();
                     let (a, b) = (inner.var(1), inner.var(0));
-                    // The worker of another lane may be aside by now, and this function's own goes to another thread.
+                    // The worker of another lane may be aside by now, and this function's own worker goes to another
+                    // thread.
                     inner.op("first").property(property).push(a.write(), |a| *a += 1).unwrap();
                     inner.op("second").push((a.read(), b.write()), |(a, b)| *b = *a).unwrap();
                     inner.get(&b)
@@ -223,7 +224,8 @@ fn stops_and_starts_may_be_repeated_and_race() {
     });
 }
 
-/// The threads that a start has given to the workers do not end, so a stop must not wait for them.
+/// The threads that a start has given to the workers do not end, so a stop that is still waiting must not wait for
+/// them.
 #[test]
 fn a_start_ends_stops_without_a_time_limit() {
     on_kinds(&KINDS, 2, |engine| {
@@ -305,7 +307,7 @@ fn a_stop_after_a_shutdown_does_nothing() {
 // --------------------------------------------------------------------------------------------- unusual places ----
 
 #[test]
-fn many_engines_work_side_by_side() {
+fn many_engines_work_at_the_same_time() {
     watched(|| {
         let engines: Vec<_> = (0..60).map(|n| common::engine(KINDS[n % 3], 1 + n % 2)).collect();
         let variables: Vec<_> = engines.iter().map(|engine| engine.var(0)).collect();
@@ -381,7 +383,7 @@ fn in_a_child_main_ends_while_the_global_engine_works() {
     for _ in 0..1000 {
         engine.op("works").push((), |()| thread::sleep(Duration::from_millis(1))).unwrap();
     }
-    // The process ends with the test, and drops no static.
+    // The process ends with the test, and drops no statics.
 }
 
 #[test]

@@ -72,7 +72,7 @@ struct PushesWhenDropped(Engine, Arc<AtomicUsize>);
 
 impl Drop for PushesWhenDropped {
     fn drop(&mut self) {
-        // The engine has ended, since it joins this thread.
+        // The engine has ended: its shutdown is joining this thread.
         let pushed = self.0.push_sync(|_| {}, [], []);
         assert_eq!(pushed, Err(PushError::ShutDown));
         self.1.fetch_add(1, SeqCst);
@@ -144,8 +144,8 @@ fn in_a_child_the_logger_waits() {
     }
 }
 
-/// No thread can be started to run the worker of an operation that waits. The operation has its worker again when it
-/// logs this, so that a wait in the logger is refused as well instead of hanging.
+/// No thread can be started to run the worker of an operation that waits. The operation has regained its worker when it
+/// logs this, so that a wait in the logger is refused as well, and does not hang.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
@@ -175,7 +175,7 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
             let pushed = inner.op("another").submit((), |()| 7).expect("the engine is open");
             let refused = {
                 let _none = NoThreads::new();
-                // With a time limit as well.
+                // With a time limit, for the same reason.
                 inner.wait_for_var_timeout(pending(&inner), PATIENCE).map_err(|error| error.to_string())
             };
             (refused, pushed.wait())
@@ -189,9 +189,9 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
     });
 }
 
-/// The look has pushed an operation, whose turn comes when no thread waits for it any more.
+/// The call has pushed an operation, whose turn comes when no thread waits for it any more.
 #[test]
-fn a_look_that_cannot_wait_releases_its_variable() {
+fn a_call_of_with_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(1);
         let mut before = block_on(engine.acquire(value.write())).expect("the variable is idle");
@@ -211,7 +211,7 @@ fn a_look_that_cannot_wait_releases_its_variable() {
 }
 
 #[test]
-fn a_replacement_that_cannot_wait_leaves_the_value() {
+fn a_replacement_that_cannot_wait_leaves_the_value_unchanged() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(String::from("precious"));
         let before = block_on(engine.acquire(value.write())).expect("the variable is idle");
@@ -224,7 +224,7 @@ fn a_replacement_that_cannot_wait_leaves_the_value() {
         assert_eq!(refused, [Err(()), Err(())]);
         drop(before);
         assert_eq!(engine.get(&value).expect("the variable is released"), "precious");
-        assert_eq!(value.version(), 1, "only the guard before has mutated it");
+        assert_eq!(value.version(), 1, "only the earlier guard has mutated the variable");
         engine.wait_for_all().expect("no operation fails");
     });
 }
@@ -277,7 +277,7 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
             eventually("the threads have ended", || thread_count() == before);
             assert!(start.elapsed() > Duration::from_secs(8), "the threads ended too soon: {:?}", start.elapsed());
         }
-        // The engines work as before.
+        // The engines still work.
         for engine in &engines {
             let value = engine.var(0);
             for _ in 0..1000 {
@@ -288,7 +288,7 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
     });
 }
 
-/// A workload that needs few threads at a time keeps only those. The others end, although waits continue.
+/// A workload that needs few threads at a time keeps only those. The other threads end, although waits continue.
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
 fn surplus_threads_end_while_a_smaller_load_continues() {

@@ -71,7 +71,7 @@ fn each_operation_has_its_times_in_order() {
             assert!(op.accesses.iter().all(|&(variable, _)| trace.variable(variable).starts_with("var ")));
             assert_eq!(op.location.file(), Location::caller().file());
         }
-        assert!(recorder.take().ops().iter().all(|op| op.internal), "what was taken is gone");
+        assert!(recorder.take().ops().iter().all(|op| op.internal), "a trace is taken once");
     });
 }
 
@@ -102,7 +102,7 @@ fn an_operation_depends_on_those_that_it_waited_for() {
 }
 
 #[test]
-fn failures_and_skips_are_told_apart() {
+fn failures_and_skips_are_distinguished() {
     recorded(&KINDS, |engine, recorder| {
         let x = engine.var(0);
         engine.op("fail").try_push(x.write(), |_| Err("broken".into())).unwrap();
@@ -305,7 +305,7 @@ fn what_does_not_fit_is_counted() {
         assert!(kept > 0 && kept < 1000, "{kept}");
         assert!(trace.lost() > 0);
         assert!(trace.ops().iter().all(|op| op.started.is_none_or(|started| started >= op.pushed)));
-        // There is room again.
+        // The ring has room again.
         engine.op("later").push(x.write(), |x| *x += 1).unwrap();
         engine.wait_for_all().unwrap();
         assert_eq!(named(&recorder.take(), "later").outcome, Some(Outcome::Succeeded));
@@ -437,7 +437,7 @@ fn statistics_are_by_name() {
 
 // ----------------------------------------------------------------------------------------------------------- files ----
 
-/// A number in JSON, or the text of one.
+/// Returns the numbers in a JSON file that stand after `key`.
 fn numbers(file: &str, key: &str) -> Vec<f64> {
     let key = format!("\"{key}\":");
     let after = file.split(&key).skip(1);
@@ -467,7 +467,8 @@ fn a_chrome_trace_has_a_slice_for_each_run_and_an_arrow_for_each_dependency() {
     });
 }
 
-/// Reads the fields of a message in the wire format of protocol buffers: their numbers, and numbers or bytes.
+/// Reads the fields of a message in the wire format of protocol buffers. Returns the number of each field, with its
+/// value, a number or bytes.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let mut value = 0;
@@ -532,7 +533,7 @@ fn a_perfetto_trace_is_read_back() {
                 let event = fields(&event);
                 let number = |wanted| event.iter().find(|field| field.0 == wanted).and_then(|field| field.1.ok());
                 assert!(tracks.contains(&number(11).unwrap()), "a track is described before it is used");
-                assert!(packet.iter().any(|field| field.0 == 8), "an event has a time");
+                assert!(packet.iter().any(|field| field.0 == 8), "each event has a time");
                 match number(9) {
                     Some(1) => begun.push(String::from_utf8(message(&event, 23).unwrap()).unwrap()),
                     Some(2) => ended += 1,
@@ -571,7 +572,7 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
         let label = |id| trace.ops().iter().find(|op| op.id == id).unwrap().label();
         let names: Vec<_> = path.iter().map(|step| label(step.op)).collect();
         if engine.kind() == EngineKind::Naive {
-            // Each is pushed when the one before it is over.
+            // Each operation is pushed when the previous one has ended.
             assert_eq!(names.last().unwrap(), "last");
         } else {
             assert_eq!(names, ["first </script> & \"others\"", "second", "last", "pushed inside"]);
@@ -581,7 +582,7 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
         trace.write_report("a \"title\" </script>", &mut page).unwrap();
         let page = String::from_utf8(page).unwrap();
         assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
-        assert_eq!(page.matches("</script>").count(), 1, "data cannot end the script");
+        assert_eq!(page.matches("</script>").count(), 1, "the data do not end the script");
         assert!(page.contains(r#"first <\/script> & \"others\""#) && page.contains(r#""undrawn":0"#));
         for loaded in ["http:", "https:", "src=", "import("] {
             assert!(!page.contains(loaded), "the page loads nothing, but has {loaded}");
@@ -611,7 +612,7 @@ fn a_profile_is_written_while_the_engine_runs() {
                 std::fs::read(&path).unwrap().windows(3).filter(|window| window == b"add").count() >= 100
             });
             run(&engine);
-            assert_eq!(recorder.take().ops().iter().filter(|op| !op.internal).count(), 1000, "the program has its own");
+            assert_eq!(recorder.take().ops().iter().filter(|op| !op.internal).count(), 1000, "the program's trace");
             engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
             let file = std::fs::read(&path).unwrap();
             assert_eq!(file.windows(3).filter(|window| window == b"add").count(), 1000);
@@ -667,7 +668,7 @@ impl Observer for Counting {
 }
 
 #[test]
-fn an_observer_is_told_of_each_step() {
+fn an_observer_is_called_for_each_step() {
     for kind in KINDS {
         watched(move || {
             let counts = Arc::new(Counts::default());
@@ -733,7 +734,7 @@ fn a_recorded_engine_has_limits_and_shuts_down_as_others_do() {
         assert_eq!(last.wait().unwrap(), 1000);
         let trace = recorder.take();
         assert_eq!(named(&trace, "last").outcome, Some(Outcome::Succeeded));
-        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "a shutdown that drains ends all");
+        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "a draining shutdown ends all operations");
         let refused = engine.op("late").push((), |()| {}).unwrap_err();
         assert!(matches!(refused, PushError::ShutDown), "{refused:?}");
     });

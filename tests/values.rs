@@ -28,20 +28,20 @@ fn with_sees_the_mutations_before_it_without_a_clone() {
         let here = thread::current().id();
         let seen = engine.with(&value, |value| (value.0, thread::current().id())).unwrap();
         assert_eq!(seen, (100, here));
-        assert_eq!(value.version(), 99, "a look is no mutation");
+        assert_eq!(value.version(), 99, "a call of `with` is not a mutation");
         engine.wait_for_all().unwrap();
     });
 }
 
 #[test]
-fn readers_run_beside_with_and_mutations_wait() {
+fn readers_run_during_with_and_mutations_wait() {
     on_kinds(&THREADED, 2, |engine| {
         let value = engine.var(7);
         let mut write = None;
         engine
             .with(&value, |seen| {
                 write = Some(engine.op("write").submit(value.write(), |value| *value = 8).unwrap());
-                assert!(write.as_mut().unwrap().wait_timeout(MOMENT).is_err(), "the mutation has run beside the look");
+                assert!(write.as_mut().unwrap().wait_timeout(MOMENT).is_err(), "the mutation has run during `with`");
                 assert_eq!(*seen, 7);
             })
             .unwrap();
@@ -127,7 +127,7 @@ fn a_panic_in_with_releases_the_variable_and_does_not_fail_it() {
 }
 
 #[test]
-fn calls_on_failed_deleted_and_foreign_variables_return_why() {
+fn calls_on_failed_deleted_and_foreign_variables_return_the_reason() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let other = common::engine(raddle::EngineKind::Naive, 1);
@@ -180,7 +180,7 @@ fn set_returns_while_operations_before_it_are_pending() {
     });
 }
 
-/// A wait that has timed out leaves no operation, and so no clone.
+/// A wait that has timed out leaves no operation behind, and so makes no clone.
 #[test]
 fn a_get_that_timed_out_makes_no_clone_later() {
     on_kinds(&THREADED, 1, |engine| {
@@ -206,7 +206,7 @@ fn a_get_that_timed_out_makes_no_clone_later() {
     });
 }
 
-/// The function is no operation, so it must not prolong the drain by further pushes.
+/// The function of `with` is not an operation, so it must not prolong the drain by further pushes.
 #[test]
 fn a_draining_shutdown_waits_for_with_but_refuses_its_pushes() {
     on_kinds(&KINDS, 1, |engine| {
@@ -226,12 +226,12 @@ fn a_draining_shutdown_waits_for_with_but_refuses_its_pushes() {
             engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
             assert!(looks.is_finished() || looks.join().unwrap().unwrap() == 1);
         });
-        // An operation may push while the engine drains, also inside such a function.
+        // An operation may push while the engine drains, even inside such a function.
         assert_eq!(engine.with(&value, |value| *value).unwrap(), 1);
     });
 }
 
-/// The mutation before it is asynchronous, and completes on a thread that is no worker.
+/// The mutation before the call is asynchronous, and completes on a thread that is not a worker.
 #[test]
 fn with_needs_no_worker() {
     on_kinds(&THREADED, 1, |engine| {
@@ -252,7 +252,7 @@ fn with_needs_no_worker() {
     });
 }
 
-/// The second mutation is pushed after the call, and must not delay it.
+/// The second mutation is pushed after the call, which it must not delay.
 #[test]
 fn get_timeout_takes_its_place_when_it_is_called() {
     on_kinds(&THREADED, 2, |engine| {
@@ -301,7 +301,7 @@ fn the_function_of_with_may_drop_the_last_handle_of_the_engine() {
 }
 
 #[test]
-fn many_threads_look_and_replace() {
+fn many_threads_read_and_replace() {
     on_kinds(&KINDS, 2, |engine: Engine| {
         let value = engine.var((0u64, 0u64));
         thread::scope(|scope| {

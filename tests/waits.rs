@@ -1,4 +1,4 @@
-//! The memory and the wake-ups of waits: a wait that timed out or was dropped leaves no memory behind, later pushes
+//! The memory and the wake-ups of waits: a wait that has timed out or was dropped leaves no memory behind, later pushes
 //! do not delay a wait, and wakers may call the engine.
 //!
 //! A separate binary, because it counts the bytes of the whole process.
@@ -32,20 +32,20 @@ use raddle::{
 
 struct Counting;
 
-/// Allocated bytes.
+/// The number of allocated bytes.
 static BYTES: AtomicIsize = AtomicIsize::new(0);
 
 // SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size() as isize, Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size() as isize, Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller fulfils the contract, which is that of the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -75,13 +75,14 @@ fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + S
     }
 }
 
-/// The growth allowed over [`MANY`] repetitions, or three times as many. A few bytes for each repetition exceed it.
+/// The growth allowed over [`MANY`] repetitions, or three times as many. A leak of a few bytes in each repetition
+/// exceeds it.
 const LIMIT: isize = 4 << 20;
 
 /// Runs `f` `times` times and asserts that memory stays flat.
 #[track_caller]
 fn assert_flat(what: &str, times: usize, mut f: impl FnMut(usize)) {
-    // The first calls may make allocations that stay.
+    // The first calls may make allocations that are kept.
     (0..1000).for_each(&mut f);
     let before = BYTES.load(Relaxed);
     (0..times).for_each(&mut f);
@@ -169,7 +170,7 @@ fn later_waits_do_not_delay_a_wait_for_all() {
         let after = pending.start(&engine, no_tokens());
         let mut last = Box::pin(engine.wait_for_all_async());
         assert!(poll_once(&mut last).is_pending());
-        // Each wait ends with the operations that were pushed before it, and not sooner.
+        // Each wait ends when the operations that were pushed before it have ended, and not earlier.
         for (done, mut wait) in before.into_iter().zip(waits) {
             assert!(poll_once(&mut wait).is_pending());
             done.complete();
@@ -241,7 +242,7 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
             drop(wait);
             assert_eq!(Arc::strong_count(&waker), 1, "the engine keeps the waker");
         });
-        assert_flat("dropped waits for all beside other work", MANY, |_| {
+        assert_flat("dropped waits for all during other work", MANY, |_| {
             let other = engine.op("other").submit((), |()| ()).expect("the engine is open");
             poll_heavily(&mut Box::pin(engine.wait_for_all_async()));
             other.wait().expect("no operation fails");
@@ -256,7 +257,7 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
 
 // ------------------------------------------------------------------------------------------- waits for a variable ----
 
-/// Waits for a variable with a pending operation, in turn by a call that times out and by a future that is dropped.
+/// Waits for a variable with a pending operation, alternately by a call that times out and by a future that is dropped.
 fn abandon_wait(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
     if i % 2 == 0 {
         assert_timed_out(if for_reading {
@@ -304,7 +305,7 @@ fn abandoned_waits_behind_a_reader_leave_no_memory_behind() {
     });
 }
 
-/// The device stands still: its operation has been issued, and the waits are cross-lane waiters of its lane.
+/// The device makes no progress: its operation has been issued, and the waits are cross-lane waiters of its lane.
 #[test]
 fn abandoned_waits_for_a_device_leave_no_memory_behind() {
     for kind in THREADED {

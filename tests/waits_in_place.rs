@@ -1,4 +1,4 @@
-//! Waits inside operations: what is ready, and what the wait depends on, runs on the stack of the waiter.
+//! Waits inside operations: ready operations that the wait depends on run on the stack of the waiter.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -38,11 +38,11 @@ fn depth(engine: &Engine, n: u64) -> Result<OpHandle<u64>, PushError> {
 }
 
 #[test]
-fn a_recursion_by_waits_needs_few_threads() {
+fn a_recursion_that_waits_needs_few_threads() {
     child_succeeds("recursions_that_count_their_threads");
 }
 
-/// 8,361 operations at once, and half of them wait.
+/// Runs 8,361 operations, half of which wait.
 #[test]
 #[ignore = "counts the threads of its process, so it is run alone, by the test above"]
 fn recursions_that_count_their_threads() {
@@ -63,7 +63,7 @@ fn recursions_that_count_their_threads() {
     }
 }
 
-/// Far deeper than a stack is, or than threads could be started for.
+/// The depth is far greater than one stack allows, and than the number of threads that could be started.
 #[test]
 #[cfg_attr(miri, ignore = "takes too long")]
 fn ten_thousand_nested_waits_end() {
@@ -97,7 +97,7 @@ fn inside<R: Send + 'static>(
     engine.op("outer").try_submit((), move |()| f(&inside)).expect("the engine is open").wait()
 }
 
-/// Pushes operations that note their threads in a variable, and that take their turns there.
+/// Pushes operations that run one after the other, and note their threads in a variable.
 fn push_chain(engine: &Engine, length: usize) -> Result<Var<Vec<ThreadId>>, PushError> {
     let threads = engine.var(Vec::new());
     for _ in 0..length {
@@ -121,7 +121,7 @@ fn what_a_wait_for_a_variable_waits_for_runs_on_the_thread_of_the_waiter() {
 }
 
 #[test]
-fn what_a_look_at_a_variable_waits_for_runs_on_the_thread_of_the_waiter() {
+fn what_with_waits_for_runs_on_the_thread_of_the_waiter() {
     on_kinds(&KINDS, 1, |engine| {
         let here = inside(&engine, |engine| {
             let looked_at = push_chain(engine, 3)?;
@@ -188,7 +188,7 @@ fn members_of_the_awaited_group_run_on_the_thread_of_the_waiter() {
     });
 }
 
-/// Members that push members could prolong the wait for ever.
+/// Members that push members could prolong the wait forever.
 #[test]
 fn a_wait_for_a_group_runs_no_members_that_were_pushed_later() {
     on_kinds(&THREADED, 1, |engine| {
@@ -213,7 +213,7 @@ fn a_wait_for_a_group_runs_no_members_that_were_pushed_later() {
     });
 }
 
-/// A wait could be buried under the waits of operations that nothing there depends on.
+/// The wait could otherwise be buried under the waits of unrelated operations.
 #[test]
 fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
     on_kinds(&THREADED, 1, |engine| {
@@ -246,7 +246,7 @@ fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
 fn an_operation_of_another_lane_runs_on_that_lane() {
     on_kinds(&THREADED, 1, |engine| {
         let inside = engine.downgrade();
-        // So the other lane's own worker is not faster.
+        // Keeps the other lane's own worker from taking the operation first.
         let busy = engine.op("busy").property(Property::CopyToGpu);
         busy.push((), |()| thread::sleep(Duration::from_millis(50))).unwrap();
         let same = engine.op("outer").try_submit((), move |()| {
@@ -258,7 +258,7 @@ fn an_operation_of_another_lane_runs_on_that_lane() {
     });
 }
 
-/// A wait with a limit must return in time, whatever the operation does.
+/// A wait with a time limit must return in time, whatever the operation does.
 #[test]
 fn a_wait_with_a_time_limit_hands_the_worker_over() {
     on_kinds(&THREADED, 1, |engine| {
@@ -358,7 +358,7 @@ fn runs_of_operators_and_members_of_groups_run_in_place() {
     });
 }
 
-/// The waiter holds a variable, so the operation that it waits for must not wait for that.
+/// The waiter holds a variable, so the operation that it waits for must not wait for that variable.
 #[test]
 fn an_operation_in_place_cannot_wait_for_what_its_waiter_holds() {
     on_kinds(&KINDS, 1, |engine| {
@@ -373,9 +373,9 @@ fn an_operation_in_place_cannot_wait_for_what_its_waiter_holds() {
     });
 }
 
-/// Each handle is waited for while the operation is in a queue, runs, or is complete, on one thread or another.
+/// Each handle is waited for while its operation is in a queue, running, or complete, on any of the threads.
 #[test]
-fn each_operation_runs_once_whoever_waits_for_it() {
+fn each_operation_runs_once_whichever_thread_waits_for_it() {
     on_kinds(&THREADED, 3, |engine| {
         let (ran, drops) = (Arc::new(AtomicUsize::new(0)), Drops::new());
         let shared: Arc<Mutex<Vec<OpHandle<usize>>>> = Arc::default();
@@ -448,7 +448,7 @@ fn a_blocked_operation_does_not_hold_up_others() {
     });
 }
 
-/// It calls its function in any case, also where waits are refused and outside operations.
+/// `blocking` always calls its function, even where waits are refused, and outside operations.
 #[test]
 fn blocking_is_allowed_everywhere() {
     assert_eq!(blocking(|| 7), 7);

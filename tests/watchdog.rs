@@ -1,4 +1,4 @@
-//! Watchdogs.
+//! What watchdogs report, and when.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -49,7 +49,7 @@ fn an_operation_that_runs_for_too_long_is_reported_once() {
         assert!(report.dump.ops()[op].label() == "stuck" && time >= LIMIT, "{report}");
         let text = report.to_string();
         assert!(text.contains("`stuck` pushed at tests/watchdog.rs:") && text.contains("holds up 1 others"), "{text}");
-        assert!(reports.recv_timeout(3 * LIMIT).is_err(), "it is reported once");
+        assert!(reports.recv_timeout(3 * LIMIT).is_err(), "the operation is reported once");
         drop(sender);
         engine.wait_for_all().unwrap();
     });
@@ -152,13 +152,13 @@ fn an_engine_that_works_is_not_reported_and_a_watchdog_ends_with_its_engine() {
             engine.wait_for_var(&x).unwrap();
         }
         engine.shutdown(Shutdown::Drain, None).unwrap();
-        // The thread has the other end.
+        // The thread of the watchdog holds the sender.
         assert!(reports.recv().is_err(), "nothing was reported, and the thread has ended");
     });
 }
 
 #[test]
-fn what_gets_the_reports_may_panic_and_may_shut_the_engine_down() {
+fn the_receiver_of_reports_may_panic_and_may_shut_the_engine_down() {
     watched(|| {
         let (sender, receiver) = mpsc::channel();
         let (engine_sender, engine_receiver) = mpsc::channel::<Engine>();

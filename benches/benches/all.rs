@@ -1,4 +1,5 @@
-//! Runs the benchmarks one after the other and combines their headlines. `cargo bench` at the root starts it.
+//! Runs the benchmarks one after the other and combines their main results. `cargo bench` at the root starts this
+//! program.
 //!
 //! Words select benchmarks. After a full run of all of them, the table between the two marks in the root's README is
 //! replaced by the new results.
@@ -24,7 +25,7 @@ fn find(figures: &Figures, table: &str, row: &str, column: &str) -> f64 {
     figures.iter().find(same).map_or(f64::NAN, |figure| figure.3)
 }
 
-/// Creates the headline from the results of the benchmarks. `None`: one of them has not been run.
+/// Returns the main results of the benchmarks as text, or `None` if one of them has not been run.
 fn headline(from: &Path) -> Option<String> {
     let (push_run, latency) = (report::read(from, "push_run")?, report::read(from, "latency")?);
     let trips = report::TRIPS.map(|column| find(&push_run, "machine", "round trip", column));
@@ -70,7 +71,7 @@ fn headline(from: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Puts the headline between the marks of the README.
+/// Puts the main results between the marks in the README.
 fn renew(readme: &Path, headline: &str) -> Result<(), String> {
     let text = fs::read_to_string(readme).map_err(|error| error.to_string())?;
     let [begin, end] = MARKS.map(|mark| text.find(mark));
@@ -87,7 +88,7 @@ fn main() {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let words = machine::words();
     if let Some(word) = words.iter().find(|word| !BENCHES.contains(&word.as_str())) {
-        eprintln!("there is no benchmark `{word}`; there are: {}", BENCHES.join(", "));
+        eprintln!("there is no benchmark `{word}`; the benchmarks are: {}", BENCHES.join(", "));
         exit(2);
     }
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -105,7 +106,7 @@ fn main() {
         if machine::quick() {
             command.env("RADDLE_BENCH_QUICK", "1");
         }
-        // Selected benchmarks run in full, and their results count.
+        // No words are passed on, so a selected benchmark runs in full and replaces its results.
         let status = command.status().expect("cargo can be started");
         if !status.success() {
             eprintln!("the benchmark `{bench}` failed");
@@ -120,6 +121,6 @@ fn main() {
         && out == here.join("results")
         && let Err(error) = renew(&here.join("../README.md"), &headline)
     {
-        eprintln!("the README keeps its table: {error}");
+        eprintln!("the table in the README was not updated: {error}");
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! - without arguments: prints the table beside the counts in `counts.txt`;
 //! - `--check`: fails if a count is more than 5 % above the file's;
-//! - `--renew`: writes `counts.txt` again.
+//! - `--renew`: rewrites `counts.txt`.
 
 use std::{
     collections::BTreeMap,
@@ -25,9 +25,9 @@ use raddle_benches::{
 
 /// Enough to make the beginning and the end of a phase negligible.
 const OPERATIONS: usize = 4_000;
-/// Rounds of a workload that are not counted. Measured: from three on, the counts do not change.
+/// Rounds of a workload that are not counted. In measurements, the counts did not change after three rounds.
 const WARM_UP: usize = 5;
-/// Set in the process that runs under callgrind.
+/// The environment variable that is set in the process under callgrind.
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
 /// The relative increase that counts as a regression, and the decrease after which the file should be renewed.
 const TOLERANCE: f64 = 0.05;
@@ -38,7 +38,7 @@ fn baseline_file() -> PathBuf {
 
 // ------------------------------------------------------------------------------------------------ under callgrind ----
 
-/// Makes callgrind write the counts since the last call, under a name.
+/// Makes callgrind write the counts since the last call, under `name`.
 #[cfg(target_arch = "x86_64")]
 fn dump(name: &str) {
     // "CT" and the fourth of callgrind's requests, `CALLGRIND_DUMP_STATS_AT`.
@@ -89,7 +89,7 @@ fn inside() {
 /// The instructions per operation, by phase and workload.
 type Counts = BTreeMap<String, f64>;
 
-/// Reads a file of callgrind: the name of the dump, and the number of instructions.
+/// Parses a callgrind file. Returns the name of the dump and the number of instructions.
 fn parse(text: &str) -> Option<(String, u64)> {
     let name = text.lines().find_map(|line| line.strip_prefix("desc: Trigger: Client Request: "))?;
     let total = text.lines().find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")))?;
@@ -120,12 +120,12 @@ fn count() -> Result<Counts, String> {
     _ = fs::remove_dir_all(&folder);
     if !output.status.success() || counts.len() != 2 * Workload::ALL.len() {
         let error = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("valgrind ended with {} and {} counts: {}", output.status, counts.len(), error.trim()));
+        return Err(format!("valgrind ended with {}, after {} counts: {}", output.status, counts.len(), error.trim()));
     }
     Ok(counts)
 }
 
-/// Reads `counts.txt`: the compiler, and the counts.
+/// Reads `counts.txt`. Returns the compiler and the counts.
 fn baseline() -> (String, Counts) {
     let text = fs::read_to_string(baseline_file()).unwrap_or_default();
     let compiler = text.lines().find_map(|line| line.strip_prefix("# compiler: ")).unwrap_or_default().to_owned();
@@ -138,7 +138,7 @@ fn baseline() -> (String, Counts) {
 
 fn renew(counts: &Counts) {
     let mut text = format!(
-        "# Instructions per operation, which `.ci/run counts` compares with. Renewed by\n\
+        "# Instructions per operation, the baseline of `.ci/run counts`. To update it, run\n\
          #     cargo bench -p raddle-benches --bench counts -- --renew\n\
          # compiler: {}\n",
         machine::RUSTC
@@ -156,7 +156,7 @@ fn main() -> ExitCode {
     }
     let asked = |option: &str| env::args().any(|argument| argument == option);
     if !cfg!(target_arch = "x86_64") || Command::new("valgrind").arg("--version").output().is_err() {
-        println!("skipped: counts need valgrind, on x86-64");
+        println!("skipped: the counts need valgrind on x86-64");
         return ExitCode::SUCCESS;
     }
     if machine::quick() && !asked("--check") && !asked("--renew") {
@@ -180,9 +180,9 @@ fn main() -> ExitCode {
         "counts",
         "Instructions",
         &format!(
-            "Per operation, by callgrind, {OPERATIONS} operations that do nothing on one worker. *push*: until the \
-             push returns, while the worker stands. *run*: what the worker takes afterwards, from taking the operation \
-             to having told its successors. The file to compare with is of {compiler}."
+            "Per operation, counted by callgrind, for {OPERATIONS} operations that do nothing, on one worker. *push*: \
+             until the push returns, while the worker is blocked. *run*: on the worker afterwards, from taking the \
+             operation until its successors have been notified. The file to compare with is from {compiler}."
         ),
     );
     let mut table =
@@ -206,14 +206,14 @@ fn main() -> ExitCode {
     }
     let renew = "cargo bench -p raddle-benches --bench counts -- --renew";
     if !better.is_empty() {
-        println!("fewer instructions than in the file, or none in it: {}\nrenew it: {renew}", better.join("; "));
+        println!("fewer instructions than in the file, or none in it: {}\nto update it: {renew}", better.join("; "));
     }
     if worse.is_empty() {
         return ExitCode::SUCCESS;
     }
     println!("more instructions than in the file: {}", worse.join("; "));
     if compiler != machine::RUSTC {
-        println!("not a failure: the file was made with {compiler}, and this is {}; renew it: {renew}", machine::RUSTC);
+        println!("not a failure: the file is from {compiler}, and this is {}; to update it: {renew}", machine::RUSTC);
         return ExitCode::SUCCESS;
     }
     if asked("--check") { ExitCode::FAILURE } else { ExitCode::SUCCESS }

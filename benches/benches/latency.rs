@@ -29,7 +29,7 @@ use raddle_benches::{
 };
 
 const COLUMNS: [&str; 8] = ["what", "per second", "samples", "p50", "p90", "p99", "p99.9", "largest"];
-/// The least number of samples for a 99.9th percentile.
+/// The smallest number of samples for which there is a 99.9th percentile.
 const ENOUGH: u64 = 10_000;
 
 /// One histogram per round, in ns.
@@ -103,7 +103,7 @@ enum Arrivals {
     Random,
 }
 
-/// The times at which pushes are due, in ns from the beginning.
+/// Returns the times at which pushes are due, in ns from the beginning.
 fn schedule(rate: u64, duration: Duration, arrivals: Arrivals) -> Vec<u64> {
     let count = (rate as f64 * duration.as_secs_f64()).max(10.0) as usize;
     let period = 1e9 / rate as f64;
@@ -125,7 +125,7 @@ fn schedule(rate: u64, duration: Duration, arrivals: Arrivals) -> Vec<u64> {
         .collect()
 }
 
-/// Calls `push` with the number of each push when it is due, or as soon as possible after. Time is counted from
+/// Calls `push` with the number of each push when it is due, or as soon as possible afterwards. Time is counted from
 /// `start`.
 fn open_loop(start: Instant, due: &[u64], mut push: impl FnMut(usize)) {
     for (i, &due) in due.iter().enumerate() {
@@ -166,7 +166,7 @@ impl Notes {
     }
 }
 
-/// A way to push operations: its name, and the builder.
+/// A kind of operation: its priority and its property.
 #[derive(Clone, Copy)]
 struct Kind {
     priority: i32,
@@ -195,7 +195,7 @@ fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> H
 
 // ----------------------------------------------------------------------------------------------------- the floors ----
 
-/// Runs the same loop without an engine: measures how late this thread itself is.
+/// Runs the same loop without an engine, to measure how late this thread itself is.
 fn hiccups(due: &[u64]) -> Histogram<u64> {
     let start = Instant::now() + Duration::from_millis(2);
     let mut late = Vec::with_capacity(due.len());
@@ -203,7 +203,7 @@ fn hiccups(due: &[u64]) -> Histogram<u64> {
     histogram(late)
 }
 
-/// A word that a thread sleeps on, by the futex call itself.
+/// A word on which a thread sleeps, with the futex call itself.
 #[derive(Default)]
 struct Futex(AtomicU32);
 
@@ -257,19 +257,20 @@ fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
 
 // ----------------------------------------------------------------------------------------------------- successors ----
 
-/// Blocks an operation until the gate is opened, so that its successors can be pushed first.
+/// Pushes an operation that mutates `variable` and blocks until the returned sender is dropped, so that its successors
+/// can be pushed first.
 fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
     let (open, opened) = mpsc::channel::<()>();
     let wait = move |_: &OpContext<'_>| {
-        // An error also means that the gate is open.
+        // Ends when the sender is dropped.
         _ = opened.recv();
     };
     engine.push_sync(wait, [], [variable]).expect("push");
     open
 }
 
-/// Measures the time from the end of an operation to the start of its successor in a chain; on one worker, and
-/// (rarely) on another.
+/// Measures the time from the end of an operation to the start of its successor in a chain, where both ran on the same
+/// worker.
 fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -288,7 +289,7 @@ fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
         };
         engine.push_sync(f, [], [&variable]).expect("push");
     }
-    // The times count from here on.
+    // Times are counted from `start`, so wait for it.
     std::thread::sleep(notes.start.saturating_duration_since(Instant::now()));
     drop(open);
     engine.wait_for_all().expect("wait");
@@ -327,7 +328,7 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
 
 // ----------------------------------------------------------------------------------------------------- saturation ----
 
-/// Measures the latencies of a kind of operations while every worker has a backlog: `fillers` operations of
+/// Measures the latencies of operations of a kind while every worker has a backlog: `fillers` operations of
 /// `iterations` are pending when the first one is due.
 fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
@@ -337,12 +338,12 @@ fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iteration
         engine.push_sync(move |_| compute(iterations), [], [&variables[i % 256]]).expect("push");
     }
     let last = Arc::clone(&full);
-    // Relaxed, here and below: the flag only shows whether the fillers lasted, and is read after all have ended.
+    // Relaxed, here and below: the flag only shows that the fillers have run out.
     engine.op("").priority(-1).reads(&variables).push_sync(move |_| last.store(true, Ordering::Relaxed)).expect("push");
     let probes: Vec<Token> = (0..64).map(|_| engine.token()).collect();
     let start = Instant::now();
     open_loop(start, due, |i| {
-        // Relaxed: the engine orders these accesses.
+        // Relaxed: the flag only shows that the fillers have run out.
         if full.load(Ordering::Relaxed) {
             return;
         }
@@ -380,10 +381,10 @@ fn main() {
         "Latency",
         &format!(
             "In ns. Open loop: an operation is due at a time that was fixed beforehand, and its latency counts from \
-             then, also when the pushing thread is late. That thread spins on the last core; {workers} worker(s) are \
+             then, even if the pushing thread is late. That thread spins on the last core; {workers} worker(s) are \
              pinned to the others. Each percentile is the median of {rounds} rounds; the largest is that of all \
-             rounds. There is no p99.9 of fewer than {ENOUGH} samples. Reading the clock takes {clock:.0} ns, and each \
-             latency holds about one reading."
+             rounds. There is no p99.9 for fewer than {ENOUGH} samples. Reading the clock takes {clock:.0} ns, and \
+             each latency includes about one reading."
         ),
     );
 
@@ -487,12 +488,11 @@ fn main() {
     }
     drop(both);
 
-    let note = "The machine without an engine: the same loop that pushes nothing, and a thread that sleeps on a futex \
-                on the first core and is woken by the call alone. What the machine does to these it does to every \
-                engine.";
+    let note = "The machine without an engine: the same loop without pushes, and a thread that sleeps on a futex on \
+                the first core and is woken by the call alone. What delays these also delays every engine.";
     report.add(&floor.table("floor", "The machine's own floor", note));
-    let note = "Nothing else runs. The worker that spins is of an engine with `IdlePolicy::Spin`; the parked one of an \
-                engine with `IdlePolicy::Park`; the default policy spins for 50 µs first.";
+    let note = "Nothing else runs. The spinning worker belongs to an engine with `IdlePolicy::Spin`, the parked one to \
+                an engine with `IdlePolicy::Park`; under the default policy a worker spins for 50 µs before it parks.";
     report.add(&idle.table("idle", "Idle: from the due time to the start", note));
     let ratio = |row: usize, quantile| {
         let raddle = percentile(&idle.rounds[rates.len() + row], quantile);
@@ -500,7 +500,7 @@ fn main() {
     };
     let mut table = Table::new(
         "parked",
-        "A parked worker against the raw futex wake",
+        "A parked worker compared with the raw futex wake",
         "Quotients of the percentiles above, same rate, interleaved rounds.",
         &["per second", "p50", "p90", "p99"],
     );
@@ -509,13 +509,13 @@ fn main() {
     }
     report.add(&table);
     let note = "From the end of an operation to the start of one that waited for it. Not an open loop: nothing is \
-                pushed meanwhile. The workers spin.";
+                pushed during the measurement. The workers spin.";
     report.add(&successors.table("successor", "Successors", note));
-    let note = "Never to be compared with the idle rows: operations of 1 µs arrive by chance, and most of what is \
-                measured at higher loads is the queue that any single server has.";
+    let note = "Do not compare these with the idle rows: operations of 1 µs arrive at random, and most of the latency \
+                at higher loads is spent in the queue that any single server has.";
     report.add(&loaded.table("loaded", "Loaded: from the due time to the start", note));
-    let note = "Each worker has a backlog of operations of 10 µs with priority 0 throughout. The best possible for an \
-                operation that interrupts nothing is a wait of between 0 and 10 µs.";
+    let note = "Each worker has a backlog of operations of 10 µs with priority 0 throughout. The best possible wait \
+                of an operation that interrupts nothing is between 0 and 10 µs.";
     report.add(&full.table("saturated", "Saturated: from the due time to the start", note));
 
     let title = "Latency by percentile, idle";

@@ -22,7 +22,7 @@ use raddle_benches::{
 /// The groups of steps, in the order of the table.
 const GROUPS: [&str; 4] = ["push", "run", "recorded", "other"];
 
-/// Pending operations at a time: enough to make the ends of a batch negligible.
+/// The number of operations that are pending at a time: enough to make the ends of a batch negligible.
 const BATCH: u64 = 4_096;
 
 /// Measures `count` calls of `push`, without the runs of the pushed operations.
@@ -51,7 +51,7 @@ fn runs(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
         let (send, receive) = mpsc::channel();
         let go = occupy(engine);
         let sender = send.clone();
-        // By their priorities, these two are the first and the last of the ready operations.
+        // Their priorities make these two the first and the last of the ready operations.
         engine.op("first").priority(1).push_sync(move |_| _ = sender.send(Instant::now())).expect("push");
         (0..batch).for_each(&mut push);
         engine.op("last").priority(-1).push_sync(move |_| _ = send.send(Instant::now())).expect("push");
@@ -120,7 +120,7 @@ fn benches(criterion: &mut Criterion) {
     run("operator, 1 write, one variable", &|_| operator.push().expect("push"));
     group.finish();
 
-    // The same with a recorder. Its rings are emptied between the batches, since a full one costs less.
+    // The same steps with a recorder. Its rings are emptied between the batches, since a full ring costs less.
     let recorder = Recorder::new();
     let recorded = Engine::builder().workers(1).recorder(&recorder).build().expect("an engine");
     let inside: Vec<Token> = (0..64).map(|_| recorded.token()).collect();
@@ -183,10 +183,10 @@ fn main() {
     let mut report = Report::new(
         "micro",
         "Single steps",
-        "By criterion, 20 samples: ns per step. An engine with one \
-         worker. *push*: the call alone, while the worker is kept busy by something else. *run*: what the worker takes \
-         per operation, from taking it to having told its successors, when all are pushed beforehand. *recorded*: the same \
-         steps of an engine that records them.",
+        "Measured with criterion, 20 samples: ns per step. An engine with one worker. *push*: the call alone, while \
+         the worker is kept busy by something else. *run*: the worker's time per operation, from taking it until its \
+         successors have been notified, when all operations are pushed beforehand. *recorded*: the same steps on an \
+         engine that records them.",
     );
     let mut table = Table::new("micro", "Steps", "", &["step", "median, ns", "mean, ns", "standard deviation, ns"]);
     let mut found = vec![];

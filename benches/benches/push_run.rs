@@ -1,8 +1,8 @@
 //! The cost of an empty operation from push to completion, for raddle and for the other runtimes.
 //!
 //! One thread pushes. Each figure is ns per operation: the time from the first push until all operations are complete,
-//! divided by their number. The engines take turns, round by round, and the median of the rounds counts. The benchmark
-//! guards the engine's overhead; it does not measure latency.
+//! divided by their number. The engines take turns, round by round, and the median of the rounds is reported. The
+//! benchmark guards against a growth of the engine's overhead; it does not measure latency.
 
 use std::collections::BTreeMap;
 
@@ -40,12 +40,12 @@ fn main() {
         &format!(
             "ns per operation: from the first push until all are done, divided by their number ({operations}; for dagrs \
              at most 2,000). One thread pushes. Median of {rounds} rounds in which the engines take turns, after one \
-             that does not count; least and largest in brackets. Whatever was run by `RADDLE_PEERS` prints medians of \
-             its own.\n\n\
+             that is discarded; smallest and largest in brackets. Engines that `RADDLE_PEERS` runs report their own \
+             medians.\n\n\
              `Naive` runs each operation inside its push, in order, and without an engine's threads. rayon, dagrs, \
-             oneTBB and Taskflow know no order of pushes: for them the pushing thread keeps the last writer and the \
-             readers of each variable and makes a graph of it, which is timed as well. The graph runs when it is \
-             complete, so rayon's row has no thread that pushes beside those that run; Taskflow's runs as it grows. \
+             oneTBB and Taskflow do not derive dependencies from the order of pushes: for them the pushing thread \
+             tracks the last writer and the readers of each variable and builds a graph, which is timed as well. \
+             rayon's graph runs when it is complete, so no thread pushes while it runs; Taskflow's runs as it grows. \
              With OpenMP, the thread that pushes is one of the two that run."
         ),
     );
@@ -84,8 +84,8 @@ fn main() {
     let mut table = Table::new("ns", "ns per operation", "", &columns);
     let mut ratios = Table::new(
         "ratio",
-        "Times as long as raddle takes",
-        "Below one, raddle loses. The figures are quotients of the medians above.",
+        "Time as a multiple of raddle's",
+        "Below one, raddle is slower. The figures are quotients of the medians above.",
         &columns,
     );
     // By engine: the medians in the order of the columns.

@@ -97,7 +97,7 @@ fn main() {
     let cores = machine::cores();
     let rounds = machine::rounds(5);
     let operations = machine::choose(100_000, 2_000);
-    // One, two, four and so on, and the number of cores; for pushers also more than the cores.
+    // One, two, four and so on up to `most`, and the number of cores.
     let counts = |most: usize| {
         let mut counts: Vec<usize> =
             std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n <= most).chain([cores]).collect();
@@ -112,8 +112,8 @@ fn main() {
         "scaling",
         "More workers, more pushing threads",
         &format!(
-            "Medians of {rounds} interleaved rounds of {operations} operations, with the least and the greatest in brackets. On \
-             {cores} cores, a thread that pushes takes one from the workers while it does."
+            "Medians of {rounds} interleaved rounds of {operations} operations, with the smallest and the largest in \
+             brackets. On {cores} cores, a pushing thread takes a core from the workers."
         ),
     );
 
@@ -160,7 +160,7 @@ fn main() {
     let mut columns = vec!["operations"];
     columns.extend(titles.iter().map(String::as_str));
     let note = "ns per operation over all threads: the time from the start of the pushes until all operations are \
-                done, divided by all operations. Half of it with twice the threads would be perfect scaling.";
+                done, divided by their number. With perfect scaling, twice the threads would halve it.";
     let mut table = Table::new("pushers", "By the number of pushing threads", note, &columns);
     let (_, engine) = engines.last().expect("an engine");
     let mut curves: Vec<Series> = vec![];

@@ -1,7 +1,8 @@
 //! The dependence types and kernels of Task Bench, with METG(50%): see `pattern`, `kernel` and `metg`.
 //!
-//! One thread pushes all operations of a graph of 16 columns in order, and waits. The benchmark guards the engine's
-//! overhead on graphs of every density, and the smallest useful size of operations. It does not measure latency.
+//! One thread pushes all operations of a graph of 16 columns in order, and waits. The benchmark guards against a growth
+//! of the engine's overhead, on graphs of every density, and of the smallest useful size of operations. It does not
+//! measure latency.
 
 use raddle::EngineKind;
 use raddle_benches::{
@@ -32,11 +33,11 @@ fn main() {
         "Task Bench",
         &format!(
             "Graphs of Task Bench (SC 2020), {WIDTH} columns wide, pushed by one thread while {cores} workers run \
-             them. Efficiency is what the operations take one after the other without an engine, divided by the cores \
-             and by the time that they take here. METG(50%) is the smallest operation, as its kernel's own time, from \
-             which on efficiency is 50 % or more. The paper gives the cores' time per operation instead, which \
-             includes the overhead: at 50 % that is twice the figure here. Medians of {rounds} rounds, of \
-             {metg_rounds} for METG, with the least and the largest; the engines take turns."
+             them. Efficiency is the time that the operations take one after the other without an engine, divided by \
+             the number of cores and by the time that they take here. METG(50%) is the size, as the kernel's own time, \
+             of the smallest operation from which efficiency stays at 50 % or more. The paper gives the cores' time \
+             per operation instead, which includes the overhead: at 50 % that is twice the figure here. Medians of \
+             {rounds} rounds ({metg_rounds} for METG), with the smallest and the largest; the engines take turns."
         ),
     );
 
@@ -76,9 +77,9 @@ fn main() {
     // METG of every type and kernel.
     let mut columns = vec!["dependence"];
     columns.extend(SIZED.map(Kernel::name));
-    let note = "`raddle`. The memory-bound kernel reads and writes one line of 64 bytes per iteration from memory that \
-                no cache holds; where the cores together get less than so many times one core's share of the memory, \
-                its efficiency has a ceiling.";
+    let note = "For raddle. The memory-bound kernel reads and writes one line of 64 bytes per iteration in memory that \
+                no cache holds; where the memory bandwidth does not grow with the number of cores, its efficiency has \
+                a ceiling.";
     let mut table = Table::new("metg", "METG(50%), ns", note, &columns);
     for dependence in Dependence::ALL.into_iter().filter(|dependence| machine::wanted(dependence.name())) {
         let pattern = Pattern::new(dependence, WIDTH);
@@ -117,8 +118,8 @@ fn main() {
             }
         }
     }
-    let note = "The rows of engines that are not written in Rust are in [push_run.md](push_run.md). dagrs gets graphs \
-                of 2,000 operations only.";
+    let note = "The rows of engines that are not written in Rust are in [push_run.md](push_run.md). dagrs runs graphs \
+                of at most 2,000 operations.";
     let columns = ["engine", "METG(50%), ns", "times raddle's", "the paper's way, ns"];
     let mut table = Table::new("stencil", "METG(50%) of the compute-bound stencil, width 16", note, &columns);
     let own = median(&found[0]);
@@ -131,7 +132,7 @@ fn main() {
     let (x, y) = (Axis::new("operation, ns", Scale::Log), Axis::new("efficiency, %", Scale::Linear));
     report.plot("efficiency", title, &lines(title, &x, &y, &curves));
 
-    // The basis of the measure.
+    // The cost of the kernels, on which METG is based.
     let mut table = Table::new("kernel", "The kernels by themselves", "", &["kernel", "ns per iteration, one core"]);
     for kernel in SIZED {
         table.row(kernel.name(), [number(serial_ns(kernel, 1000) / 1000.0)]);

@@ -1,4 +1,5 @@
-// Taskflow's dependent tasks on the workloads of `push_run`, for `RADDLE_PEERS`; `taskflow` beside this builds it.
+// Taskflow's dependent tasks on the workloads of `push_run`, for `RADDLE_PEERS`; the script `taskflow` beside this file
+// builds it.
 //
 // The numbers of operations and variables, the random choices, the kernel and METG(50%) are those of `src/workload.rs`,
 // `src/kernel.rs` and `src/metg.rs`, and must stay the same.
@@ -39,7 +40,7 @@ double ns_since(Clock::time_point start) {
     return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
 }
 
-// The compute-bound kernel. Not inlined, so that the code is the same alone and in a task.
+// The compute-bound kernel. It is not inlined, so that its code is the same alone and in a task.
 [[gnu::noinline]] void compute(std::uint32_t iterations) {
     double x = 1.0 + 1e-9 * (iterations & 7);
     for (std::uint32_t i = 0; i < iterations; ++i) {
@@ -49,7 +50,7 @@ double ns_since(Clock::time_point start) {
 }
 
 // Handles are kept in a ring, in the order of submission, and variables refer to them by number. So a handle has one
-// owner beside Taskflow, instead of copies that all threads count in one place; and the thread that created a task
+// owner besides Taskflow, instead of copies that all threads count in one place; and the thread that created a task
 // usually frees it as well, which is the fastest case of the allocator.
 class Engine {
   public:
@@ -130,7 +131,7 @@ class Engine {
     std::vector<tf::AsyncTask> ring_ = std::vector<tf::AsyncTask>(1024);
     // The numbers of the first kept handle and of the next handle; no task has 0.
     std::uint64_t first_ = 1, next_ = 1;
-    // The dependencies of the task that is being submitted. Pointers, since copies of handles are counted.
+    // The dependencies of the task that is being submitted, as pointers, since copies of handles are counted.
     std::vector<tf::AsyncTask*> before_;
 };
 
@@ -172,7 +173,7 @@ struct Pick {
     std::uint32_t a, b, c;
 };
 
-// Three different ones of 1,024 variables for each operation: two to read, one to write.
+// Three different variables of 1,024 for each operation: two to read and one to write.
 std::vector<Pick> choose() {
     std::uint64_t state = 42;
     const auto random = [&] {
@@ -237,7 +238,7 @@ double serial_ns(std::uint32_t iterations) {
     return ns_since(start) / count;
 }
 
-// The size from which efficiency stays above 50 %; negative: there is none.
+// The size from which efficiency stays above 50 %; negative if there is none.
 double metg(Engine& engine) {
     double found = -1, task_before = 0, efficiency_before = 1;
     for (std::uint32_t iterations = 16; iterations <= 1u << 17; iterations = iterations * 5 / 4 + 1) {
@@ -263,8 +264,8 @@ double metg(Engine& engine) {
     return found;
 }
 
-// Whether the results equal those of a serial run: each operation computes the number of its variable from those that
-// it reads and from the old one.
+// Whether the results equal those of a serial run: each operation computes its variable's new value from the old one
+// and from the values that it reads.
 bool ordered(Engine& engine) {
     const std::vector<Pick> picks = choose();
     std::vector<std::uint64_t> values(1024), serial(1024);
@@ -309,7 +310,7 @@ int main() {
         std::fputs("tasks ran in an order that the dependences do not allow\n", stderr);
         return EXIT_FAILURE;
     }
-    // Workloads take turns, and the first round does not count.
+    // Workloads take turns, and the first round is discarded.
     Row rows[] = {
         {"independent/4096v", independent, ROUNDS, {}},
         {"chain", chain, ROUNDS, {}},

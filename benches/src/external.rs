@@ -17,7 +17,7 @@ pub const METG: &str = "METG50 stencil w16";
 pub struct External {
     /// Engine, workload (`None`: METG), ns.
     pub figures: Vec<(String, Option<Workload>, f64)>,
-    /// Other lines.
+    /// The other lines.
     pub notes: Vec<String>,
 }
 
@@ -49,10 +49,11 @@ fn parse(text: &str) -> External {
     external
 }
 
-/// Runs the command; `None` if `RADDLE_PEERS` is not set, or in the quick mode.
+/// Runs the command. If it fails, the lines that it printed before count. Returns `None` if `RADDLE_PEERS` is not set,
+/// or in quick mode.
 ///
 /// # Panics
-/// If the command cannot be started. If it fails, the lines that it printed before count.
+/// If the command cannot be started.
 #[must_use]
 pub fn run() -> Option<External> {
     let command = env::var("RADDLE_PEERS").ok().filter(|command| !command.trim().is_empty() && !machine::quick())?;

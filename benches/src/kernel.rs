@@ -31,7 +31,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// The name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,12 +52,12 @@ pub struct Work {
     pub iterations: u32,
     /// The step that the operation belongs to.
     pub step: u32,
-    /// The column that it belongs to.
+    /// The column that the operation belongs to.
     pub column: u32,
 }
 
 impl Work {
-    /// Returns no work.
+    /// No work.
     pub const EMPTY: Self = Self { kernel: Kernel::Empty, iterations: 0, step: 0, column: 0 };
 
     /// Does the work.
@@ -91,7 +91,7 @@ impl Work {
     }
 }
 
-/// The loop of the compute-bound kernel, which the peers outside Rust also run.
+/// Runs the loop of the compute-bound kernel, which the peers outside Rust also run.
 #[inline(never)]
 pub fn compute(iterations: u32) {
     let mut x = 1.0 + 1e-9 * f64::from(iterations & 7);
@@ -101,7 +101,7 @@ pub fn compute(iterations: u32) {
     black_box(x);
 }
 
-/// Returns the time of the kernel of one operation, in ns: the mean of many runs on this thread.
+/// Returns the time of one operation's kernel, in ns: the mean of many runs on this thread.
 #[must_use]
 pub fn serial_ns(kernel: Kernel, iterations: u32) -> f64 {
     let steps = (2_000_000 / (u64::from(iterations) + 1) / COLUMNS as u64).max(20) as u32;

@@ -15,7 +15,7 @@ use core_affinity::CoreId;
 
 use crate::stats::median;
 
-/// Returns the cores that this process may use.
+/// Returns the number of cores that this process may use.
 #[must_use]
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -29,7 +29,7 @@ pub fn quick() -> bool {
         || env::args().any(|argument| argument == "--test")
 }
 
-/// Returns `full`, or `quick` in the quick mode.
+/// Returns `full`, or `quick` in quick mode.
 pub fn choose<T>(full: T, quick: T) -> T {
     if self::quick() { quick } else { full }
 }
@@ -47,7 +47,7 @@ pub fn words() -> Vec<String> {
     env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
 }
 
-/// Whether a row of this name is selected.
+/// Whether a row with this name is selected.
 #[must_use]
 pub fn wanted(name: &str) -> bool {
     let words = words();
@@ -101,11 +101,10 @@ pub fn commit() -> String {
     if changed.is_some() { format!("{commit} with changes") } else { commit }
 }
 
-/// Returns the compiler that built the benchmarks.
+/// The compiler that built the benchmarks.
 pub const RUSTC: &str = env!("RADDLE_RUSTC");
 
-/// Returns one line with the processor, cores, kernel, compiler, commit, date, and the load of the machine before the
-/// run.
+/// Returns one line with the processor, cores, kernel, compiler, commit, date, and the current load of the machine.
 #[must_use]
 pub fn provenance() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_else(|_| env::consts::OS.into());
@@ -128,7 +127,7 @@ pub fn provenance() -> String {
 /// Runs `f` on a thread that stays on the `n`th core, counted from the last if `n` is negative.
 ///
 /// # Panics
-/// If `f` does, or if the thread cannot be pinned.
+/// If `f` panics, or if the thread cannot be pinned.
 pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
     // Queried once, by a thread that is not pinned yet: a pinned thread sees only its own core.
     static CORES: LazyLock<Vec<CoreId>> = LazyLock::new(|| core_affinity::get_core_ids().expect("the cores"));
@@ -154,8 +153,8 @@ pub fn settle() {
 static TRIPS: Mutex<Vec<f64>> = Mutex::new(vec![]);
 
 /// Measures how long a word takes from the first core to the last one and back, in ns: the cost of a message and an
-/// answer between two threads, which every engine pays. It varies tenfold with the placement of virtual cores by the
-/// host. `None`: there is one core.
+/// answer between two threads, which every engine pays. It varies tenfold with the host's placement of virtual cores.
+/// Returns `None` if there is only one core.
 fn round_trip() -> Option<f64> {
     const COUNT: u32 = 1000;
     if cores() < 2 {
@@ -191,7 +190,7 @@ fn round_trip() -> Option<f64> {
     Some(ns)
 }
 
-/// Returns the median, the least and the largest of the recorded round trips. `None`: there are none.
+/// Returns the median, the smallest and the largest of the recorded round trips, or `None` if there are none.
 #[must_use]
 pub fn round_trips() -> Option<[f64; 3]> {
     let trips = TRIPS.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -200,12 +199,12 @@ pub fn round_trips() -> Option<[f64; 3]> {
     Some([median(&trips), least, largest])
 }
 
-/// Returns [`round_trips`] as text; empty if there are none.
+/// Describes the result of [`round_trips`] in a sentence, which is empty if there are none.
 #[must_use]
 pub fn distance(trips: Option<[f64; 3]>) -> String {
     trips.map_or_else(String::new, |[median, least, largest]| {
         format!(
-            " While this ran a word went from one core to another and back in {median:.0} ns ({least:.0}–{largest:.0})."
+            " During the run, a word took {median:.0} ns ({least:.0}–{largest:.0}) from one core to another and back."
         )
     })
 }

@@ -2,8 +2,8 @@
 //!
 //! The kernel's iterations grow by a quarter at a time. *Efficiency* is the serial time of the operations without an
 //! engine, divided by the number of cores and by the measured time. METG is the size above which efficiency stays over
-//! 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as the peers
-//! outside Rust do. The paper uses the cores' time per operation instead, which includes the overhead and is
+//! 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as in the figures
+//! of the peers outside Rust. The paper uses the cores' time per operation instead, which includes the overhead and is
 //! therefore twice as large at 50 %.
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 /// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Metg {
-    /// The kernel's own time at which efficiency exceeds 50 %, in ns. `None`: it never does.
+    /// The kernel's own time at which efficiency exceeds 50 %, in ns, or `None` if it never does.
     pub ns: Option<f64>,
     /// The kernel's own time and the efficiency of each size that was tried.
     pub curve: Vec<(f64, f64)>,
@@ -28,7 +28,7 @@ const BUDGET: f64 = 4e7;
 pub fn metg(suite: &mut dyn Suite, pattern: &Pattern, kernel: Kernel, cores: usize, quick: bool) -> Metg {
     let mut curve: Vec<(f64, f64)> = vec![];
     let mut found: Option<f64> = None;
-    // A line of memory takes longer than an iteration of computing.
+    // An iteration of the memory-bound kernel takes longer than one of the others.
     let mut iterations = if kernel == Kernel::Memory { 4 } else { 16 };
     let most = if kernel == Kernel::Memory { 1 << 16 } else { 1 << 17 };
     while iterations <= most {

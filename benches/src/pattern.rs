@@ -19,7 +19,7 @@ pub enum Dependence {
     NoComm,
     /// On the point's own column and its neighbours.
     Stencil1d,
-    /// The same in a ring.
+    /// As `Stencil1d`, but in a ring.
     Stencil1dPeriodic,
     /// On the point's own column and the left one; as in a sweep, steps grow from one point and shrink at the end.
     Dom,
@@ -53,7 +53,7 @@ impl Dependence {
         Self::RandomNearest,
     ];
 
-    /// The name in Task Bench.
+    /// Returns the name in Task Bench.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ impl Dependence {
         }
     }
 
-    /// Returns the points that `point` depends on, in the steps at this place of the period.
+    /// Returns the points that `point` depends on, in the steps at the position `phase` of the period.
     fn of(self, phase: usize, point: usize, width: usize) -> Vec<usize> {
         let around = |left: usize, right: usize| point.saturating_sub(left)..=(point + right).min(width - 1);
         match self {
@@ -137,7 +137,8 @@ pub struct Pattern {
     pub dependence: Dependence,
     /// The number of columns.
     pub width: usize,
-    /// The points that each point reads. The indices are the place of the step in the period, its parity, and the point.
+    /// The variables that each point reads. The indices are the position of the step in the period, the step's parity,
+    /// and the point.
     reads: Vec<[Vec<Vec<u32>>; 2]>,
 }
 

@@ -27,7 +27,7 @@ impl From<String> for Cell {
     }
 }
 
-/// Formats a number with separated thousands.
+/// Formats a number with commas between thousands.
 #[must_use]
 pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
@@ -52,7 +52,7 @@ pub fn number(value: f64) -> Cell {
     Cell { text: grouped(value, decimals), value: Some(value) }
 }
 
-/// Returns a median as a cell, followed by the least and the largest value.
+/// Returns the median as a cell, followed by the smallest and the largest value.
 #[must_use]
 pub fn spread(figures: &[f64]) -> Cell {
     let mut cell = number(crate::stats::median(figures));
@@ -74,7 +74,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Creates a table under the heading `title`, with a text before it. `key` names it in the CSV file.
+    /// Creates a table under the heading `title`, with the text `note` above it. `key` names it in the CSV file.
     #[must_use]
     pub fn new(key: &'static str, title: &str, note: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
@@ -143,7 +143,7 @@ impl Report {
     /// Writes a plot as `NAME-KEY.svg` and shows it in the report.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the plot cannot be written.
     pub fn plot(&mut self, key: &str, title: &str, svg: &str) {
         let file = format!("{}-{key}.svg", self.name);
         fs::write(folder().join(&file), svg).expect("the plot can be written");
@@ -153,7 +153,7 @@ impl Report {
     /// Writes the files.
     ///
     /// # Panics
-    /// If they cannot be written.
+    /// If the files cannot be written.
     pub fn save(self) {
         let Self { name, head, body, mut csv } = self;
         let trips = machine::round_trips();
@@ -178,7 +178,7 @@ fn folder() -> PathBuf {
 /// The figures of a CSV file: table, row, column, value.
 pub type Figures = Vec<(String, String, String, f64)>;
 
-/// Reads the figures that a benchmark has written to a folder; `None` if there are none.
+/// Returns the figures that a benchmark has written to a folder, or `None` if there are none.
 #[must_use]
 pub fn read(folder: &Path, name: &str) -> Option<Figures> {
     let text = fs::read_to_string(folder.join(format!("{name}.csv"))).ok()?;

@@ -1,8 +1,8 @@
-//! raddle and the alternatives for a Rust program, behind one interface.
+//! raddle and its alternatives for Rust programs, behind one interface.
 //!
 //! Only raddle infers dependencies from the variables that an operation reads and mutates. For the others the pushing
-//! thread tracks the last writer of each variable and the readers since, which is the least code that their user would
-//! write. The tracking is timed, as is the construction of their graph.
+//! thread tracks the last writer of each variable and the readers since, which is the least code that their users would
+//! have to write. The tracking is timed, as is the construction of their graph.
 
 use std::{
     hint::black_box,
@@ -22,10 +22,10 @@ pub use dagrs_graph::Dagrs;
 
 /// A runtime for operations that read and mutate variables.
 pub trait Runtime {
-    /// Returns its name in tables.
+    /// Returns the runtime's name in tables.
     fn name(&self) -> &str;
 
-    /// Replaces the variables with `count` new ones; not timed.
+    /// Replaces the variables with `count` new ones. Not timed.
     fn make_variables(&mut self, count: usize);
 
     /// Pushes an operation.
@@ -98,12 +98,12 @@ pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
         _ = gone.recv();
     };
     engine.push_sync(f, [], []).expect("push");
-    is_busy.recv().expect("the worker runs it");
+    is_busy.recv().expect("the worker runs the operation");
     go
 }
 
-/// Sleeps until no operation of the engine is pending, without a wait of the engine's: while such a wait goes on, the end of
-/// each operation takes a few more instructions.
+/// Sleeps until no operation of the engine is pending. Uses none of the engine's waits, since during such a wait the
+/// end of each operation takes a few more instructions.
 #[inline(never)]
 pub fn settle(engine: &Engine) {
     while engine.pending() > 0 {
@@ -229,7 +229,7 @@ fn run_node<'s>(nodes: &'s [Node], mut index: u32, scope: &rayon::Scope<'s>) {
         node.work.run();
         let mut next = None;
         for &successor in &node.successors {
-            // AcqRel: all dependencies happen before the operation, in every order of the decrements.
+            // AcqRel: all dependencies happen before the operation, whatever the order of the decrements.
             if nodes[successor as usize].pending.fetch_sub(1, Ordering::AcqRel) == 1 {
                 if next.is_none() {
                     next = Some(successor);

@@ -1,6 +1,6 @@
 //! Medians.
 
-/// Returns the median: the mean of the two middle values if their number is even, NaN if there are none.
+/// Returns the median: the mean of the two middle values if the number of figures is even, NaN if there are none.
 #[must_use]
 pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
@@ -12,7 +12,7 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-/// Returns the least and the largest value.
+/// Returns the smallest and the largest value.
 #[must_use]
 pub fn range(figures: &[f64]) -> (f64, f64) {
     figures.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)))

@@ -25,11 +25,11 @@ pub enum Scale {
 /// An axis: its label, its scale, and names for its ticks in place of numbers, if there are any.
 #[derive(Clone, Debug)]
 pub struct Axis<'a> {
-    /// Its label.
+    /// The label.
     pub label: &'a str,
-    /// Its scale.
+    /// The scale.
     pub scale: Scale,
-    /// Positions and names of ticks.
+    /// Positions and names of ticks, if they are not numbers.
     pub ticks: Option<Vec<(f64, String)>>,
 }
 

@@ -21,9 +21,9 @@ pub enum Workload {
     Readers,
     /// Each reads two and mutates one of 1,024 variables, chosen at random.
     Random,
-    /// The stencil of Task Bench, 16 columns wide: three reads, at the edges two, and one mutation.
+    /// The stencil of Task Bench, 16 columns wide: three reads (two at the edges) and one mutation.
     Stencil,
-    /// The chain, by an operator that is created once. Few engines have operators.
+    /// The chain, pushed by an operator that is created once. Few engines have operators.
     Operator,
 }
 
@@ -32,7 +32,7 @@ impl Workload {
     pub const ALL: [Self; 6] =
         [Self::Independent, Self::Chain, Self::Readers, Self::Random, Self::Stencil, Self::Operator];
 
-    /// The name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,8 +58,8 @@ pub struct Prepared {
 const WIDTH: u32 = 16;
 
 impl Workload {
-    /// Creates the variables, and does all other work that is not timed. `None`: the runtime does not support the
-    /// workload.
+    /// Creates the variables, and does all other work that is not timed. Returns `None` if the runtime does not support
+    /// the workload.
     pub fn prepare<R: Runtime>(self, runtime: &mut R, operations: usize) -> Option<Prepared> {
         let variables = match self {
             Self::Independent => 4096,
@@ -151,12 +151,12 @@ fn stencil<R: Runtime>(runtime: &mut R, operations: usize) -> usize {
 pub struct Run {
     /// From the first push to the end of the last operation, in ns.
     pub ns: f64,
-    /// How many operations there were.
+    /// The number of operations.
     pub operations: usize,
 }
 
 impl Run {
-    /// ns per operation.
+    /// Returns the ns per operation.
     #[must_use]
     pub fn each(&self) -> f64 {
         self.ns / self.operations as f64
@@ -165,10 +165,10 @@ impl Run {
 
 /// A [`Runtime`] with the measurements that the benchmarks take.
 pub trait Suite {
-    /// Returns its name in tables.
+    /// Returns the runtime's name in tables.
     fn title(&self) -> String;
 
-    /// Measures ns per operation, push and run. `None`: the runtime does not support the workload.
+    /// Measures ns per operation, push and run. Returns `None` if the runtime does not support the workload.
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
 
     /// Runs a graph of Task Bench, with fewer steps if the runtime takes fewer operations.

@@ -18,7 +18,7 @@ pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStrea
     expand(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// Replaces the lifetimes of the struct by `'static`.
+/// A visitor that replaces the lifetimes of the struct with `'static`.
 struct MakeStatic(Vec<Lifetime>);
 
 impl VisitMut for MakeStatic {
@@ -58,7 +58,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let mut with_call = input.generics.clone();
     with_call.params.insert(0, GenericParam::Lifetime(LifetimeParam::new(call.clone())));
     let (call_generics, ..) = with_call.split_for_impl();
-    // The struct of references has the type parameters, and one lifetime for all references.
+    // The struct of references has the type and const parameters, and one lifetime for all references.
     let params = input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).cloned();
     let params: Vec<GenericParam> = params
         .map(|mut param| {

@@ -73,7 +73,7 @@ pub fn encode(picture: &RgbImage, bytes: &mut Vec<u8>) -> ImageResult<()> {
     JpegEncoder::new_with_quality(bytes, 90).encode_image(picture)
 }
 
-/// Returns how much of a frame consists of details of up to `radius` pixels: the difference that blurring them makes.
+/// Returns how much detail of up to `radius` pixels a frame has: the difference that blurring it makes.
 pub fn detail(luma: &GrayImage, radius: u32) -> f64 {
     root_mean_squared_error(luma, &box_filter(luma, radius, radius))
 }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encoded_picture_can_be_decoded_and_replaces_the_former_one() {
+    fn an_encoded_picture_can_be_decoded_and_replaces_the_previous_one() {
         let picture = grey(&square());
         let mut bytes = vec![1, 2, 3];
         encode(&picture, &mut bytes).unwrap();

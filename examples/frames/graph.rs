@@ -20,7 +20,7 @@ use raddle::{Engine, OpBuilder, OpHandle, PushError, Var, WaitError};
 use crate::camera::Camera;
 use crate::filters::{self, Gradient, Position, Statistics};
 
-/// The images of one frame in flight. Once the frame is delivered, another one may use the slot.
+/// The images of one frame in flight. Once the frame has been delivered, another one may use the slot.
 struct Slot {
     raw: Var<RgbImage>,
     clean: Var<RgbImage>,
@@ -94,8 +94,8 @@ impl<'e> Graph<'e> {
     /// The statistics have the lowest priority. A running operation is not interrupted, so they are many short
     /// operations instead of one long one.
     ///
-    /// All results are declared with `overwrite` and not with `write`: the slot's previous frame is not used, and if it
-    /// failed, this frame does not fail with it.
+    /// All results are declared with `overwrite` and not with `write`: the images of the slot's previous frame are not
+    /// used, and if that frame failed, this one does not fail with it.
     pub fn push_frame(&self, frame: u64) -> Result<Pending, PushError> {
         let slot = &self.ring[self.slot_of(frame)];
         let stage = |name, priority| self.stage(name, priority);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_engine_delivers_what_the_filters_yield_one_after_another() {
+    fn every_engine_delivers_what_the_filters_return_in_sequence() {
         let camera = camera(0);
         let expected: Vec<_> = (0..FRAMES).map(|n| expected(&camera, n)).collect();
         assert!(expected.iter().all(Option::is_some));

@@ -44,7 +44,7 @@ use graph::{Graph, Pending, Plan};
 /// A photograph of a pavilion by danielbuechele, CC BY 2.0; see `assets/LICENSES.md`.
 const PHOTO: &[u8] = include_bytes!("assets/pagoda.jpg");
 
-/// The default of the fixed rate, as a fraction of the highest possible rate.
+/// The default fixed rate, as a fraction of the highest possible rate.
 const LOAD: f64 = 0.8;
 
 /// Sends camera frames through a graph of filters and reports how long they take.
@@ -200,7 +200,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
     let mut page = None;
     if let Some(path) = &options.report {
-        // Created before the pass, so that a path that cannot be written costs no time.
+        // Created before the pass, so that no time is lost if the file cannot be written.
         let file = File::create(path).map_err(|e| format!("cannot write to {}: {e}", path.display()))?;
         let recorder = Recorder::with_capacity(RECORDED_BYTES);
         let recorded = Setup { recorder: Some(recorder.clone()), ..setup };
@@ -227,8 +227,8 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Result<()> {
     say(format_args!(
         "\nThe last columns are latencies in milliseconds, from the time when a frame was due\n\
-         to its delivery. In the passes as fast as possible, most of a latency is time in\n\
-         which the workers run other frames.\n\
+         to its delivery. In the passes as fast as possible, most of the latency is time\n\
+         in which the workers process other frames.\n\
          Each frame had the same bytes in all {passes} passes."
     ))?;
     if let Some(naive) = naive {
@@ -289,7 +289,7 @@ fn say(line: std::fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-/// Room for what each thread does in a recorded pass of some thousand frames.
+/// Room for what each thread does in a recorded pass of a few thousand frames.
 const RECORDED_BYTES: usize = 64 << 20;
 
 /// Creates a progress bar, which indicatif hides unless it writes to a terminal.
@@ -313,7 +313,7 @@ impl Setup<'_> {
     /// Passes all frames through the graph once and prints a line about it.
     ///
     /// With a rate, a frame is due at its scheduled time even if no slot is free, and its latency is counted from that
-    /// time. Without a rate, it is due when a slot is free.
+    /// time. Without a rate, a frame is due when a slot is free.
     fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Outcome, Box<dyn Error>> {
         let options = self.options;
         let builder = Engine::builder().workers(self.workers).kind(kind);

@@ -3,7 +3,7 @@
 /// Bytes in a row, on all devices. The CUDA kernels contain the same constant.
 pub const WIDTH: usize = 512;
 
-/// Computes byte by byte the result of both kernels for a chunk; the results of all devices are compared with it.
+/// Computes the result of both kernels for a chunk, byte by byte. The results of all devices are compared with it.
 pub fn reference(raw: &[u8]) -> Vec<u8> {
     let rows = raw.len() / WIDTH;
     let at = |x: usize, y: usize| u32::from(raw[y * WIDTH + x]);
@@ -25,7 +25,7 @@ pub fn reference(raw: &[u8]) -> Vec<u8> {
 pub fn smooth(raw: &[u8], smooth: &mut [u8]) {
     let rows = raw.len() / WIDTH;
     let row = |y: usize| &raw[y * WIDTH..][..WIDTH];
-    // One more column on each side, a copy of its neighbour.
+    // There is one more column on each side, a copy of its neighbour.
     let mut sums = [0u16; WIDTH + 2];
     for (y, smooth) in smooth.chunks_exact_mut(WIDTH).enumerate() {
         let (above, here, below) = (row(y.saturating_sub(1)), row(y), row((y + 1).min(rows - 1)));
@@ -70,10 +70,10 @@ pub mod cuda {
 
     use super::WIDTH;
 
-    /// Threads per block. Picked.
+    /// Threads per block. Not tuned.
     const BLOCK: u32 = 256;
 
-    /// The kernels, loaded to a device.
+    /// The kernels, loaded onto a device.
     #[derive(Debug)]
     pub struct Kernels {
         smooth: CudaFunction,
@@ -111,11 +111,11 @@ pub mod cuda {
         stream.cuda().expect("the engine's only GPU is a CUDA device")
     }
 
-    /// Launches a kernel that takes the addresses of `vecs` and their number of rows, and writes the last of them.
+    /// Launches a kernel that takes the addresses of `vecs` and their number of rows, and writes the last vector.
     #[expect(unsafe_code, reason = "the compiler cannot check what a kernel accesses")]
     fn launch(stream: &mut GpuStream, kernel: &CudaFunction, vecs: &[&DeviceVec<u8>]) -> Result<(), DriverError> {
         let bytes = vecs[0].len();
-        assert!(vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0, "vectors of whole rows");
+        assert!(vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0, "equally many whole rows");
         let pointers: Vec<u64> = vecs.iter().map(|vec| vec.cuda_ptr().expect("memory of a CUDA device")).collect();
         let rows = u32::try_from(bytes / WIDTH).expect("a chunk has fewer rows");
         let stream = stream_of(stream);
@@ -127,9 +127,9 @@ pub mod cuda {
         let grid = (bytes as u32).div_ceil(BLOCK);
         let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the arguments match the parameters of both kernels in `kernels.ptx`. The kernels access `rows` rows
-        // of each vector, which is the length of each, and write only the last vector. The operation that launches
-        // them has access to the vectors, exclusively to the last, until the device has completed the work on its
-        // stream.
+        // of each vector, which is the length of each, and write only the last vector. The operation that launches them
+        // has access to the vectors, and exclusive access to the last one, until the device has completed the work on
+        // its stream.
         unsafe { arguments.launch(config) }.map(drop)
     }
 }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flat_chunk_gets_brighter_and_stays_flat() {
+    fn a_flat_chunk_stays_flat_and_is_not_darkened() {
         for (before, after) in [(0, 0), (85, 127), (255, 255)] {
             assert!(reference(&[before; 4 * WIDTH]).iter().all(|&byte| byte == after), "{before}");
         }

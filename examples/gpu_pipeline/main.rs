@@ -6,12 +6,12 @@
 //! cargo run --release --example gpu_pipeline -- --gpu simulated --chunks 100
 //! ```
 //!
-//! Read `pipeline.rs` first: all code that uses the engine is there. `kernels.rs` has the computation, and
-//! `kernels.ptx` the same for CUDA. This file has the options, the clock and the report.
+//! Read `pipeline.rs` first: it contains all operations of the pipeline. `kernels.rs` contains the computation, and
+//! `kernels.ptx` the same for CUDA. This file contains the options, the timing and the report.
 //!
 //! The program first runs the work of each lane alone: capture and comparison, copies in, kernels, copies out. Then it
-//! runs all of them together. At best that takes as long as the longest of them. Each chunk must equal the result of
-//! the CPU, byte for byte, or the example fails.
+//! runs all of them together. At best that takes as long as the longest of them. Each chunk must equal the CPU's
+//! result, byte for byte, or the example fails.
 //!
 //! Without an NVIDIA GPU the example uses the simulated one, whose results are real and whose times are invented.
 
@@ -95,20 +95,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the example and writes the report to `out`. A write may fail, as when a pipe is closed.
+/// Runs the example and writes the report to `out`. A write may fail, for instance if a pipe is closed.
 fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let device = choose(options.gpu)?;
     let chunks = options.chunks as usize;
     let bytes = options.chunk_kib as usize * 1024;
     writeln!(out, "device: {}", device.name)?;
-    writeln!(out, "{chunks} chunks of {} KiB, buffers of each step: {}\n", options.chunk_kib, options.buffers)?;
+    writeln!(out, "{chunks} chunks of {} KiB, buffers for each step: {}\n", options.chunk_kib, options.buffers)?;
 
     let engine = Engine::builder().gpu(device.driver).build()?;
     let kernels = load(&engine, device.simulated.is_some(), bytes)?;
     let scenes: Arc<[Scene]> = scenes(bytes)?.into();
     let pipeline = Pipeline::new(&engine, kernels, scenes, options.buffers.into())?;
 
-    // A first round that is not timed: the driver compiles the kernels, and pages are touched.
+    // The first round is not timed: the driver compiles the kernels, and pages are touched for the first time.
     through(&pipeline, chunks.min(2 * usize::from(options.buffers)), options.buffers.into())?;
 
     let gigabytes = (chunks * bytes) as f64 / 1e9;
@@ -132,7 +132,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let part = |time: Duration| 100.0 * time.as_secs_f64() / outcome.time.as_secs_f64();
     writeln!(
         out,
-        "\noverlap: the busiest lane alone is {:.0} % of all together; one after the other it would be {:.0} %",
+        "\noverlap: the busiest lane alone takes {:.0} % of the time of all; one after the other they take {:.0} %",
         part(*longest),
         part(sum),
     )?;
@@ -148,7 +148,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
         let (now, used) = (gpu.counts(), gpu.usage());
         writeln!(
             out,
-            "asked of the device: {} kernels, {} copies, {} events, {} waits for events, {} marks for the host",
+            "calls to the device: {} kernels, {} copies, {} events, {} waits for events, {} marks for the host",
             now.launches - counts.launches,
             now.copies - counts.copies,
             now.records - counts.records,
@@ -164,7 +164,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
             busy(used.copy_out.busy, usage.copy_out.busy),
         )?;
     }
-    writeln!(out, "each of {chunks} chunks came out as the CPU computes it, to the last byte")?;
+    writeln!(out, "each of {chunks} chunks came out as the CPU computes it, byte for byte")?;
     Ok(())
 }
 
@@ -268,7 +268,7 @@ struct Outcome {
 }
 
 /// Sends chunks through the whole pipeline. The program waits only to bound how far it runs ahead: it keeps enough
-/// chunks in flight to fill the buffers of each step.
+/// chunks in flight to fill the buffers for each step.
 fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Outcome, Box<dyn Error>> {
     let mut latency = Histogram::new(3)?;
     let mut under_way: VecDeque<(usize, Pending)> = VecDeque::new();
@@ -276,7 +276,7 @@ fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Out
         let captured = pending.captured.wait()?;
         let delivery = pending.delivery.wait()?;
         if !delivery.correct {
-            return Err(format!("chunk {chunk} differs from the result of the CPU").into());
+            return Err(format!("chunk {chunk} differs from the CPU's result").into());
         }
         let nanos = delivery.at.duration_since(captured).as_nanos();
         latency.record(u64::try_from(nanos)?)?;

@@ -1,4 +1,4 @@
-//! The graph of operations: the variables that each of them reads and writes.
+//! The graph of operations: the variables that each operation reads and writes.
 //!
 //! ```text
 //! capture ─► input ═► copy in ═► raw ─┬─► smooth ─► smoothed ─┬─► tone ─► toned ═► copy out ═► output ─► deliver

@@ -1,4 +1,4 @@
-//! Programs of several threads, explained by one order.
+//! Programs of several threads, whose results one order must explain.
 
 #![no_main]
 

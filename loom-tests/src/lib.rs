@@ -1,5 +1,5 @@
-//! Shared code of the models of `raddle`: it runs a model, and checks that a twin fails. The models of the tracker use its
-//! world of variables and operations, and the models of waits its pending operations.
+//! Shared code for the models of `raddle`: functions that run a model and check that a twin fails, a world of variables
+//! and operations for the models of the tracker, and pending operations for the models of waits.
 //!
 //! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom,
 //! with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are
@@ -13,14 +13,15 @@
 //!
 //! # Bounds
 //!
-//! A model states how many preemptions loom may use in one interleaving; `COMPLETE` explores all of them. The
-//! variables `LOOM_MAX_*` are ignored, because an external bound could make a passing run mean less than it says.
+//! A model states how many preemptions loom may use in one interleaving; with `COMPLETE` it explores every
+//! interleaving. The environment variables `LOOM_MAX_*` are ignored, because an external bound could make a passing run
+//! mean less than it says.
 //!
 //! # shuttle
 //!
-//! `tests/shuttle.rs` has larger models, up to whole engines. They run under shuttle, with `--cfg raddle_shuttle`
-//! only. [shuttle](https://github.com/awslabs/shuttle) tries random schedules, so these models have a number of
-//! schedules instead of a bound.
+//! `tests/shuttle.rs` has larger models, up to whole engines. They need only `--cfg raddle_shuttle`, and run under
+//! [shuttle](https://github.com/awslabs/shuttle), which tries random schedules. So they have a number of schedules
+//! instead of a bound.
 
 #[cfg(raddle_loom)]
 mod pending;
@@ -35,12 +36,12 @@ mod twin;
 #[cfg(raddle_loom)]
 mod world;
 
-/// Ends an operation that uses no variable and was not executed.
+/// Completes and drops an operation that uses no variable.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub fn end_alone<T>(op: raddle::internals::OpRef<T>) {
     let mut ready = raddle::internals::ReadyList::default();
     raddle::internals::end(op, &mut ready);
-    assert!(ready.is_empty(), "no operation was behind it");
+    assert!(ready.is_empty(), "an operation was behind one that uses no variable");
 }
 
 #[cfg(raddle_loom)]
@@ -73,11 +74,11 @@ mod model {
     /// The number of steps in one interleaving after which a model counts as not terminating.
     const MAX_BRANCHES: usize = 5_000;
 
-    /// Runs `f` in every interleaving with at most `bound` preemptions, on the reclamation `flavour`. Returns the
+    /// Runs `f` in every interleaving with at most `bound` preemptions, with the reclamation `flavour`. Returns the
     /// number of interleavings.
     ///
     /// # Panics
-    /// If there is only one.
+    /// If there is only one interleaving.
     #[track_caller]
     pub fn model(bound: impl Into<Option<usize>>, flavour: Flavour, f: impl Fn() + Send + Sync + 'static) -> usize {
         let (bound, at, start) = (bound.into(), Location::caller(), Instant::now());
@@ -98,7 +99,7 @@ mod model {
         let bound = bound.map_or("none".to_owned(), |bound| bound.to_string());
         let (file, seconds) = (at.file().rsplit('/').next().unwrap_or_default(), start.elapsed().as_secs_f64());
         println!("{file}:{}: {interleavings} interleavings, bound {bound}, {flavour:?}, {seconds:.2} s", at.line());
-        assert!(interleavings > 1, "the model has one interleaving only, so it explores nothing");
+        assert!(interleavings > 1, "the model has only one interleaving, so it explores nothing");
         interleavings
     }
 }

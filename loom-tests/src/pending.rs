@@ -2,7 +2,7 @@
 
 use std::{
     // From `std`, so that they add no interleavings. They are used on one thread, or read after the thread that wrote
-    // them was joined.
+    // them has been joined.
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -16,10 +16,10 @@ use raddle::{
     internals::{PendingOps, Ticket},
 };
 
-/// Holds the completion of an operation once the operation has started.
+/// The place where an operation leaves its completion when it starts.
 pub type Place = Arc<Mutex<Option<Completion>>>;
 
-/// Pushes an asynchronous operation that writes `token`.
+/// Pushes an asynchronous operation that writes `token`. Returns the place where it leaves its completion.
 ///
 /// # Panics
 /// If the engine has shut down.
@@ -33,7 +33,7 @@ pub fn push_async(engine: &Engine, token: &Token) -> Place {
 /// Returns a naive engine, a variable, and the completion of an asynchronous operation that writes it.
 ///
 /// # Panics
-/// If the operation has not started immediately, as it should.
+/// If the operation did not start immediately.
 pub fn pending() -> (Engine, Token, Completion) {
     let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
     let token = engine.token();
@@ -48,12 +48,12 @@ pub fn leave(pending: &PendingOps, ticket: Ticket) {
     }
 }
 
-/// A waker that counts how often it is woken.
+/// A waker that counts how often it is called.
 #[derive(Debug, Default)]
 pub struct Count(AtomicUsize);
 
 impl Count {
-    /// Returns how often it was woken.
+    /// Returns how often the waker was called.
     pub fn get(&self) -> usize {
         self.0.load(Relaxed)
     }

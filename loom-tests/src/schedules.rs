@@ -13,14 +13,15 @@ use shuttle::{
     scheduler::{PctScheduler, RandomScheduler},
 };
 
-/// The number of schedules per seed. From the second schedule of a `pct` batch on, the length of the model is known.
+/// The number of schedules per seed. The first schedule of a `pct` batch measures the length of the model for the
+/// others.
 const BATCH: usize = 50;
 
-/// The number of preemptions in a schedule of PCT. Bugs that need no more are found with a known probability.
+/// The number of preemptions in a PCT schedule. A bug that needs no more is found with a known probability.
 const DEPTH: usize = 3;
 
-/// Runs `f` in about `schedules` schedules, half of them random and half by PCT, starting with the seed
-/// `RADDLE_SHUTTLE_SEED` (default: 1). `RADDLE_SHUTTLE_FACTOR` multiplies their number. With
+/// Runs `f` in about `schedules` schedules, half of them random and half chosen by PCT, starting with the seed
+/// `RADDLE_SHUTTLE_SEED` (default: 1). `RADDLE_SHUTTLE_FACTOR` multiplies the number of schedules. With
 /// `RADDLE_SHUTTLE_REPLAY=random:SEED` or `pct:SEED`, only that batch is run. A failure prints the batch to replay.
 ///
 /// # Panics

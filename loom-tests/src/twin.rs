@@ -4,7 +4,7 @@ use std::process::Command;
 
 use raddle::internals::{Step, remove};
 
-/// Runs `f`, a model, with `step` removed from the library.
+/// Runs the model `f` with `step` removed from the library.
 pub fn without(step: Step, f: impl FnOnce()) {
     remove(Some(step));
     f();
@@ -24,6 +24,6 @@ pub fn must_fail(twin: &str, needle: &str) {
         .expect("the process of the twin should start");
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(text.contains("running 1 test"), "there is no ignored test `{twin}`:\n{text}");
-    assert!(!output.status.success(), "the twin `{twin}` passed, so the removed step was not missed:\n{text}");
+    assert!(!output.status.success(), "the twin `{twin}` passed, so the model does not need the removed step:\n{text}");
     assert!(text.contains(needle), "the twin `{twin}` failed without `{needle}`:\n{text}");
 }

@@ -50,8 +50,8 @@ impl Entry {
     }
 }
 
-/// The history of all operations. In `std` types, because it must add neither interleavings nor happens-before edges
-/// to what it records.
+/// The histories of all operations. Uses `std` types, because it must add neither interleavings nor happens-before
+/// edges to what it records.
 #[derive(Debug, Default)]
 struct Diary {
     clock: StdUsize,
@@ -77,8 +77,8 @@ pub struct StalledPush {
 
 struct Variable {
     queue: VarQueue<Task>,
-    /// The number of operations that wrote it. loom fails the model if two accesses to it are not ordered and at least
-    /// one of them writes.
+    /// The number of operations that wrote the variable. loom fails the model if two accesses to this cell are not
+    /// ordered and at least one of them is a write.
     data: UnsafeCell<usize>,
     disposed: StdBool,
 }
@@ -162,18 +162,19 @@ impl World {
         self.note_push_ends(number, pushed)
     }
 
-    /// Begins to push `op`, undisturbed, and stops when its first access is in its queue.
+    /// Begins to push `op`, without interference from other threads, and stops when its first access is in its queue.
     pub fn stall(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::after(1, op) }
     }
 
-    /// Begins to push `op`, undisturbed, and stops when all its accesses are linked, before it moves the last tail.
+    /// Begins to push `op`, without interference from other threads, and stops when all its accesses are linked, before
+    /// it moves the last tail.
     pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::before_swing(op) }
     }
 
-    /// Begins to push `op`, undisturbed, and stops before its last access. A helper links that one and stops, without
-    /// ever moving the tail.
+    /// Begins to push `op`, without interference from other threads, and stops before its last access. A helper links
+    /// the last access and stops, without ever moving the tail.
     pub fn stall_beside_a_helper(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::beside_a_helper(op) }
     }
@@ -190,7 +191,7 @@ impl World {
         number
     }
 
-    /// Takes the operation's number, because the operation may have been reclaimed.
+    /// Notes the end of a push. Takes the operation's number, because the operation may have been reclaimed.
     fn note_push_ends(&self, number: usize, pushed: Pushed<Task>) -> Pushed<Task> {
         self.diary.entry(number, |entry| {
             entry.push_ended = Some(self.diary.tick());
@@ -230,10 +231,10 @@ impl World {
                 continue;
             }
             if access.mode().is_write() {
-                // SAFETY: loom checks that no other thread uses the data meanwhile.
+                // SAFETY: loom checks that no other thread uses the data at the same time.
                 data.with_mut(|data| unsafe { *data += 1 });
             } else {
-                // SAFETY: loom checks that no other thread writes the data meanwhile.
+                // SAFETY: loom checks that no other thread writes the data at the same time.
                 data.with(|data| unsafe { data.read() });
             }
         }
@@ -251,7 +252,7 @@ impl World {
 
     /// Reads the data of a variable, outside any operation.
     pub fn look(&self, variable: usize) {
-        // SAFETY: loom checks that no other thread writes the data meanwhile.
+        // SAFETY: loom checks that no other thread writes the data at the same time.
         self.variables[variable].data.with(|data| unsafe { data.read() });
     }
 
@@ -270,15 +271,15 @@ impl World {
         unsafe { VarQueue::dispose(NonNull::from(&variable.queue), move || drop(world)) };
     }
 
-    /// Checks the history when all threads are joined: every operation was ready once and ran once, and operations
-    /// that were pushed one after the other ran in that order; every variable was written as often as expected, and
-    /// can be disposed of; then every record is reclaimed once.
+    /// Checks the history after all threads have been joined: every operation became ready once and ran once,
+    /// operations that were pushed one after the other ran in that order, and every variable was written as often as
+    /// expected. Then disposes of the variables, and checks that every record is reclaimed once.
     ///
     /// If two queues disagreed about the order of two conflicting operations, both operations would wait for each other
     /// forever. So the queues agree if every operation ran.
     ///
     /// # Panics
-    /// If one of these does not hold.
+    /// If one of these checks fails.
     pub fn end(self: &Arc<Self>) {
         let entries = self.diary.entries.lock().expect("no thread panics under this lock").clone();
         for (number, entry) in entries.iter().enumerate() {

@@ -33,7 +33,7 @@ fn engine() -> Engine {
 /// On the naive engine the mutation runs on the thread that finds it ready: the one that pushes it, or the one that
 /// calls `with`.
 #[test]
-fn a_look_and_a_mutation_exclude_each_other() {
+fn a_read_by_with_and_a_mutation_exclude_each_other() {
     model(2, Flavour::Contract, || {
         let engine = engine();
         let value = engine.var(Arc::new(Data(UnsafeCell::new(0))));
@@ -48,7 +48,7 @@ fn a_look_and_a_mutation_exclude_each_other() {
 
 /// `with` waits for an operation that another thread completes.
 #[test]
-fn a_look_sees_what_was_written_before_a_completion() {
+fn a_read_by_with_sees_what_was_written_before_a_completion() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();
         let data = Arc::new(Data(UnsafeCell::new(0)));
@@ -64,7 +64,7 @@ fn a_look_sees_what_was_written_before_a_completion() {
 }
 
 #[test]
-fn a_failure_is_reported_once_to_a_handle_that_is_ignored_meanwhile() {
+fn a_failure_that_races_with_ignore_counts_as_reported() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();
         let handle = engine.op("").reads([&token]).submit((), |()| ()).unwrap();

@@ -1,9 +1,10 @@
-//! Operations that are cancelled by their handles and by groups, while they start and while others wait.
+//! Operations that are cancelled through their handles and through groups, while they start and while threads wait for
+//! them.
 #![cfg(raddle_loom)]
 
 use std::sync::{
     Arc,
-    // From `std`, so that it adds no interleavings; it is read after the threads were joined.
+    // From `std`, so that it adds no interleavings; it is read after the threads have been joined.
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
@@ -33,7 +34,7 @@ impl Data {
     }
 }
 
-/// What a function captures. It counts its drops.
+/// A value that a function captures; it counts its drops.
 struct Captured(Arc<AtomicUsize>);
 
 impl Drop for Captured {
@@ -67,7 +68,7 @@ fn one_claim_is_won() {
             Ok(()) => assert!(winners.is_empty() && claim.is_stopping()),
             Err(how) => assert_eq!(winners, [&how]),
         }
-        assert_eq!(claim.start(), started, "a repeated call has the same result");
+        assert_eq!(claim.start(), started, "a repeated call has a different result");
         assert_eq!(data.get(), 1);
     });
 }
@@ -168,12 +169,12 @@ fn a_function_is_called_or_dropped() {
 #[test]
 fn a_function_is_called_or_dropped_by_its_canceller() {
     a_function_is_called_or_dropped();
-    must_fail("a_function_is_used_by_two_without_the_check", "assertion failed");
+    must_fail("a_function_is_used_by_two_threads_without_the_check", "assertion failed");
 }
 
 #[test]
 #[ignore = "the twin of the model above, which must fail"]
-fn a_function_is_used_by_two_without_the_check() {
+fn a_function_is_used_by_two_threads_without_the_check() {
     without(Step::ClaimOnce, a_function_is_called_or_dropped);
 }
 
@@ -194,7 +195,7 @@ fn a_wait_for_a_group_sees_what_its_operations_did() {
 }
 
 #[test]
-fn a_group_that_is_cancelled_beside_a_start_has_one_result() {
+fn an_operation_that_is_cancelled_twice_while_it_starts_has_one_result() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();
         let value = engine.var(0);

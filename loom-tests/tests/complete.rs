@@ -1,8 +1,8 @@
-//! A completion and a push never miss each other: the last of the two returns the operation as ready, exactly once;
+//! A completion and a push never miss each other: the later of the two returns the operation as ready, exactly once;
 //! and what an operation wrote is visible to those that it makes ready.
 //!
 //! The data of the variables are loom's cells, so an operation that runs too early, or without having acquired what its
-//! predecessors wrote, is a race that loom finds.
+//! predecessors wrote, causes a race that loom finds.
 
 #![cfg(raddle_loom)]
 
@@ -34,7 +34,7 @@ fn hand_over(before: Mode, after: Mode) {
     world.end();
 }
 
-/// Runs the model on both reclamations, with suitable bounds.
+/// Runs the model with both flavours of reclamation, with suitable bounds.
 fn hand_over_on_both(before: Mode, after: Mode) {
     for (bound, flavour) in [(COMPLETE, Contract), (Some(4), Crossbeam)] {
         model(bound, flavour, move || hand_over(before, after));
@@ -72,9 +72,9 @@ fn without_release_a_completion_hands_nothing_over() {
     must_fail("completing_with_relaxed_ordering", "Causality violation");
 }
 
-/// A helper inserts the successor: its pusher stalls after its first access, a third thread helps it, and meanwhile
-/// the predecessor on its second variable completes. The pusher finds deferred flags or the flags themselves, and must
-/// count each access once.
+/// A helper inserts the successor: the successor's pusher stalls after the first access, a third thread helps it, and
+/// the predecessor on the second variable completes at the same time. The pusher finds deferred flags or the flags
+/// themselves, and must count each access once.
 fn meet_helped(bound: usize, before: Mode, after: Mode) {
     model(bound, Contract, move || {
         let world = World::new(2);
@@ -102,7 +102,7 @@ fn a_reader_hands_over_to_a_helped_writer() {
     meet_helped(2, Read, Write);
 }
 
-/// The same with two threads: the one that completes the predecessor then helps the successor.
+/// As `meet_helped`, but with two threads: the one that completes the predecessor then helps the successor.
 fn end_and_help(before: Mode, after: Mode) {
     model(2, Contract, move || {
         let world = World::new(2);
@@ -137,7 +137,7 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Otherwise their ends would execute the fences of the epoch, which could hide a missing edge.
+        // Without holds, the end of each operation would execute the epoch's fences, which could hide a missing edge.
         let holds = firsts.each_ref().map(OpRef::hold);
         let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         assert!(world.push(world.op(&[(0, Write), (1, Read)])).ready.is_none(), "two predecessors are pending");
@@ -150,13 +150,13 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
     });
 }
 
-/// The same while the successor is pushed.
+/// One thread completes both predecessors while another pushes the successor.
 #[test]
 fn two_predecessors_complete_while_the_successor_is_pushed() {
     model(4, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Otherwise their ends would execute the fences of the epoch, which could hide a missing edge.
+        // Without holds, the end of each operation would execute the epoch's fences, which could hide a missing edge.
         let holds = firsts.each_ref().map(OpRef::hold);
         let firsts = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         let successor = world.op(&[(0, Read), (1, Write)]);
@@ -180,7 +180,7 @@ fn readers_between_writers(bound: usize, ends: [usize; 2]) {
         let writer = world.push(writer).ready.expect("nothing is pending");
         let readers = readers.map(|reader| {
             let address = reader.as_ptr();
-            assert!(world.push(reader).ready.is_none(), "an operation is ready beside a pending writer");
+            assert!(world.push(reader).ready.is_none(), "an operation is ready while a writer is pending");
             address
         });
         let mut ready = ReadyList::default();
@@ -188,7 +188,7 @@ fn readers_between_writers(bound: usize, ends: [usize; 2]) {
         world.complete(writer, &mut ready);
         let mut readers = readers.map(|reader| {
             let popped = ready.pop().expect("a reader is not ready");
-            assert_eq!(popped.as_ptr(), reader, "the readers are ready in the order of their pushes");
+            assert_eq!(popped.as_ptr(), reader, "the readers are not ready in the order of their pushes");
             Some(popped)
         });
         let threads = ends.map(|reader| {
@@ -296,7 +296,7 @@ fn two_readers_are_pushed_behind_a_reader_that_completes() {
 }
 
 /// A reader whose pusher is stalled is inserted by a helper while the reader before it completes. The completion may
-/// move the tail to the new reader. A reader behind that one must not wait for it.
+/// move the tail to the new reader. A third reader, behind the new one, must not wait for it.
 #[test]
 fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     model(2, Contract, || {
@@ -340,7 +340,7 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
         let behind = [world.op(&[(0, Read), (1, Read)]), world.op(&[(0, Read)]), world.op(&[(0, Write)])];
         let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         for op in behind {
-            assert!(world.push(op).ready.is_none(), "an operation is ready beside a pending writer");
+            assert!(world.push(op).ready.is_none(), "an operation is ready while a writer is pending");
         }
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.run(one));
@@ -350,7 +350,7 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     });
 }
 
-/// A completion that finds the tail behind moves it, and hands over the access to which it moves the tail.
+/// A completion that finds that the tail lags behind moves it, and hands over the access to which it moves the tail.
 #[test]
 fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {
@@ -376,9 +376,9 @@ fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
     ready
 }
 
-/// An operation completes while the next one is linked behind it, but the tail is not moved yet, and a third is pushed
-/// behind that. The flags that were grantable to the second when it was linked count for the third: no reader waits for
-/// another.
+/// An operation completes while the next one is linked behind it, but the tail has not been moved yet, and a third is
+/// pushed behind the second. The flags that were grantable to the second when it was linked count for the third: no
+/// reader waits for another.
 #[test]
 fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_they_are_linked() {
     model(2, Contract, || {
@@ -401,10 +401,10 @@ fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_the
     });
 }
 
-/// A completion walks to an operation that is linked, but whose push has not moved the tail. Another push moves it,
-/// and must not grant the flags that the completion has yet to set: the operation could then complete and be
-/// reclaimed before the completion reaches it. The other push uses both of its variables, so that its record is
-/// retired.
+/// A completion walks to an operation that is linked, but whose push has not moved the tail. Another push moves the
+/// tail, and must not grant the flags that the completion has yet to set: the operation could then complete and be
+/// reclaimed before the completion reaches it. The other push uses both variables of that operation, so that the
+/// operation's record is retired.
 #[test]
 fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
@@ -424,7 +424,7 @@ fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     });
 }
 
-/// The same with an operation that a helper has linked and whose pusher adopts the deferred flags.
+/// As above, but a helper has linked the operation, and its pusher adopts the deferred flags.
 #[test]
 fn an_access_linked_by_a_helper_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
@@ -452,7 +452,7 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
         let ops = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Otherwise their ends would execute the fences of the epoch, which could hide a missing edge.
+        // Without holds, the end of each operation would execute the epoch's fences, which could hide a missing edge.
         let holds = ops.each_ref().map(OpRef::hold);
         let [one, other] = ops.map(|op| world.push(op).ready.expect("nothing is pending"));
         let stalled = world.stall(world.op(&[(0, Read), (1, Read)]));
@@ -485,8 +485,8 @@ fn a_thread_that_finds_a_variable_idle_sees_its_writes() {
     }
 }
 
-/// Readers of an idle variable are ready immediately, even if one of them is pushed over two variables and the other
-/// one finds it half pushed.
+/// Readers of an idle variable are ready immediately, even if one of them uses two variables and the other one finds it
+/// half pushed.
 #[test]
 fn readers_of_an_idle_variable_are_ready_immediately() {
     model(3, Contract, || {
@@ -502,8 +502,8 @@ fn readers_of_an_idle_variable_are_ready_immediately() {
     });
 }
 
-/// A waiter walks forward from its own operation, and from that of another waiter, while that one and those behind it
-/// complete. It sees its own operation, the one behind that, and no record that is gone.
+/// A waiter walks forward from its own operation and from another waiter's, while the other operation and those behind
+/// it complete. The walk sees the waiter's own operation and the one behind it, and reads no reclaimed record.
 fn walk_beside_completions() {
     let world = World::new(2);
     let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
@@ -526,16 +526,16 @@ fn walk_beside_completions() {
         }
         false
     };
-    // SAFETY: (1): the own operation completes below, and the other one after the flag was set.
+    // SAFETY: (1): this waiter's operation completes below, and the other one after the flag is set.
     unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], usize::MAX, look) };
-    assert!((2..=5).contains(&seen), "{seen} operations: the two, and those behind them");
+    assert!((2..=5).contains(&seen), "the walk saw {seen} operations, and not 2 to 5");
     world.run(own);
     thread.join().unwrap();
     world.end();
 }
 
 #[test]
-fn a_walk_beside_completions_reads_no_record_that_is_gone() {
+fn a_walk_during_completions_reads_no_reclaimed_record() {
     model(2, Contract, walk_beside_completions);
 }
 
@@ -548,6 +548,6 @@ fn a_walk_without_a_pin() {
 }
 
 #[test]
-fn without_a_pin_a_walk_reads_a_record_that_is_gone() {
+fn without_a_pin_a_walk_reads_a_reclaimed_record() {
     must_fail("a_walk_without_a_pin", "");
 }

@@ -1,5 +1,5 @@
-//! Asynchronous operations: the completion beside its function, beside waits, and when it is dropped; and the oneshot
-//! that holds a result.
+//! Asynchronous operations: completions that are used while their functions run or while threads wait, and completions
+//! that are dropped; and the oneshot that holds a result.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -37,7 +37,7 @@ fn the_error_of_a_function_reaches_exactly_one_side() {
     });
 }
 
-/// The function finds out in two ways that the completion was used; in both it sees what the completing thread did
+/// The function can find out in two ways that the completion was used; in both it sees what the completing thread did
 /// before.
 #[test]
 fn a_thread_that_sees_a_resolution_sees_the_writes_before_it() {
@@ -212,8 +212,8 @@ fn a_result_wakes_a_future_that_was_pending() {
     });
 }
 
-/// A future is dropped while the result is set: it may be woken before, and its waker is gone afterwards. A future
-/// that is polled with another waker keeps only that one.
+/// A future is dropped while the result is set: it may be woken before the drop, but its waker is dropped with it. A
+/// future that is polled with another waker keeps only the new one.
 #[test]
 fn a_dropped_future_leaves_no_waker_with_the_result() {
     model(COMPLETE, Flavour::Contract, || {

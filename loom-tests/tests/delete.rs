@@ -1,7 +1,7 @@
-//! A deleted variable accepts no operation: a push comes before the deletion, or is rejected and reports it.
+//! A deleted variable accepts no operation: a push comes before the deletion, or is rejected and reports that.
 //!
-//! The world checks at its end that each operation that ran after the deletion was rejected, that its push and its
-//! run agree about that, and that each operation pushed after the deletion's push had returned was rejected.
+//! At its end the world checks that each operation that ran after the deletion was rejected, that the operation's push
+//! and run agree on this, and that each operation pushed after the deletion's push had returned was rejected.
 
 #![cfg(raddle_loom)]
 
@@ -36,7 +36,8 @@ fn a_push_comes_before_the_deletion_or_is_rejected_on_crossbeam_epoch() {
     delete_while_another_pushes(Some(2), Crossbeam);
 }
 
-/// The push stalls before it reaches the deleted variable, so that a helper may be the thread that finds it closed.
+/// The push stalls before it reaches the deleted variable, so that a helper may be the thread that finds the variable
+/// closed.
 #[test]
 fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     model(1, Contract, || {
@@ -56,7 +57,7 @@ fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     });
 }
 
-/// A helper reaches the variable when it is closed and the deletion is not pushed yet.
+/// A helper reaches the variable when it is closed but the deletion has not been pushed yet.
 #[test]
 fn a_helper_rejects_before_the_deletion_is_pushed() {
     model(2, Contract, || {
@@ -75,7 +76,7 @@ fn a_helper_rejects_before_the_deletion_is_pushed() {
     });
 }
 
-/// A slow helper: when it rejects the operation, the access may already be linked, and the push over.
+/// A slow helper: by the time that it rejects the operation, the access may already be linked, and the push over.
 #[test]
 fn an_access_that_is_linked_is_not_rejected() {
     model(2, Contract, || {
@@ -88,7 +89,7 @@ fn an_access_that_is_linked_is_not_rejected() {
             assert!(helper.push(behind).ready.is_none(), "an operation is ready before the stalled one in front of it");
             deletion
         });
-        // It runs after the helper is joined, so that it sees the helper's effects.
+        // The ready operation runs only after the helper has been joined, so that it sees the helper's effects.
         let ready = world.finish_push(stalled);
         let deletion = thread.join().unwrap();
         world.push_and_run(deletion);

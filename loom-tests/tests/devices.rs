@@ -20,7 +20,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// The data that a device writes, or that a lane notes of an operation.
+/// The data that a device writes, or that a lane notes about an operation.
 struct Data(UnsafeCell<u64>);
 
 impl Data {
@@ -44,7 +44,8 @@ unsafe impl Sync for Data {}
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Send for Data {}
 
-/// A lane completes two operations one after the other. A thread that finds one complete sees what it did.
+/// A lane completes two operations one after the other. A thread that finds an operation complete sees what that
+/// operation did.
 fn a_lane_completes_operations_while_a_thread_checks_for_them() {
     let (timeline, data) = (Arc::new(Timeline::default()), [Data::new(), Data::new()]);
     let (lane, done) = (Arc::clone(&timeline), data.clone());
@@ -106,11 +107,11 @@ fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
 }
 
 /// A lane records an event behind its operation, and the operation becomes complete, while another lane checks for
-/// both. Once the event is published, that lane finds one or the other: it never asks for an event behind a complete
-/// operation, and never waits for an event that no lane will record.
+/// both. Once the event is published, that lane finds the event or the completion: it never asks for an event behind a
+/// complete operation, and never waits for an event that no lane will record.
 fn a_lane_publishes_and_completes_while_another_checks() {
     let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
-    // From `std`: it tells what came first in an interleaving, and orders nothing.
+    // From `std`: it records what came first in an interleaving, and orders nothing.
     let published = Arc::new(StdBool::new(false));
     let (lane, done, told) = (Arc::clone(&timeline), Arc::clone(&data), Arc::clone(&published));
     let lane = thread::spawn(move || {
@@ -121,12 +122,12 @@ fn a_lane_publishes_and_completes_while_another_checks() {
         assert!(lane.after(1).is_none(), "no lane needs an event behind a complete operation");
     });
     if !timeline.is_complete(1) {
-        // Loaded after a call of `is_complete`: loom switches to the other thread only where this one uses one of
+        // Loaded after a call to `is_complete`: loom switches to the other thread only where this one uses one of
         // loom's objects.
         let before = published.load(Relaxed);
         if timeline.after(1).is_none() {
             let complete = timeline.is_complete(1);
-            assert!(complete || !before, "the event is gone, and the operation is not complete");
+            assert!(complete || !before, "the event is gone, but the operation is not complete");
             if complete {
                 assert_eq!(data.read(), 7);
             }
@@ -140,7 +141,7 @@ fn an_event_is_available_until_its_operation_is_complete() {
     model(COMPLETE, Flavour::Contract, a_lane_publishes_and_completes_while_another_checks);
 }
 
-/// The first event behind an operation is the one to wait for, whatever is published and completed meanwhile.
+/// The first event behind an operation is the one to wait for, whatever is published and completed at the same time.
 #[test]
 fn a_lane_gets_the_first_event_that_covers_the_operation() {
     model(COMPLETE, Flavour::Contract, || {
@@ -164,7 +165,7 @@ fn a_lane_gets_the_first_event_that_covers_the_operation() {
     });
 }
 
-/// Lanes note their operations at the same time, and numbers only rise.
+/// Lanes note their operations at the same time, and the numbers never decrease.
 #[test]
 fn lanes_note_operations_at_the_same_time() {
     model(COMPLETE, Flavour::Contract, || {
@@ -195,7 +196,8 @@ struct Device {
 }
 
 impl Device {
-    /// Creates a device with an operation in flight on each of `lanes` lanes, in this order; each writes the variable.
+    /// Creates a device with one operation in flight on each of `lanes` lanes, in the order of the lanes; each
+    /// operation writes the variable.
     fn with_lanes(lanes: usize) -> Arc<Self> {
         let device = Self::default();
         for lane in 0..lanes {
@@ -209,10 +211,10 @@ impl Device {
     /// failure of the one before it, or else with `error`. Returns the failure that is reported for the operation.
     fn ends(&self, lane: usize, error: u32) -> u32 {
         let failure = self.fault_lock.with(|| {
-            // SAFETY: the turn is this lane's, so no other lane uses the failure.
+            // SAFETY: it is this lane's turn, so no other lane uses the failure.
             let known = unsafe { self.fault.failure() };
             known.unwrap_or_else(|| {
-                // SAFETY: the turn is still this lane's.
+                // SAFETY: it is still this lane's turn.
                 unsafe { self.fault.set_failure(Some(error)) };
                 error
             })
@@ -221,8 +223,8 @@ impl Device {
         failure
     }
 
-    /// Returns the failure that an operation of the CPU behind those of the device finds, if any, or `None` if it has
-    /// to wait.
+    /// Returns the failure, if any, that a CPU operation behind the device's operations finds, or `None` if it has to
+    /// wait.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
         let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, Mode::Write));
         // SAFETY: the operation holds the variable, and the device's work on it is complete; loom reports a race.
@@ -235,7 +237,7 @@ fn a_lane_finds_its_device_lost_while_the_cpu_asks() {
     let lane = Arc::clone(&device);
     let lane = thread::spawn(move || lane.ends(0, 7));
     let waits = device.verdict(1).is_none_or(|found| {
-        assert_eq!(found, Some(7), "an operation runs that comes after what a lost device has not done");
+        assert_eq!(found, Some(7), "an operation runs, but a lost device did not do what comes before it");
         false
     });
     assert_eq!(lane.join().unwrap(), 7);
@@ -259,11 +261,11 @@ fn without_the_release_of_the_number_by_a_lane_that_fails() {
 
 #[test]
 fn without_the_release_of_the_number_a_failure_is_missed() {
-    must_fail("without_the_release_of_the_number_by_a_lane_that_fails", "what a lost device has not done");
+    must_fail("without_the_release_of_the_number_by_a_lane_that_fails", "a lost device did not do");
 }
 
-/// A wait that begins meanwhile may return immediately only if nothing is in flight and nothing has failed. Here one
-/// of the two always holds, so it must not.
+/// A wait may return immediately only if nothing is in flight and nothing has failed. Here the operation is either in
+/// flight or has failed, so the wait must not.
 #[test]
 fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
     model(COMPLETE, Flavour::Contract, || {
@@ -271,12 +273,13 @@ fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
         let lane = Arc::clone(&device);
         let lane = thread::spawn(move || lane.ends(0, 7));
         let is_pending = || !device.timelines[0].is_complete(device.fault.last_on_device(0, Mode::Write));
-        assert!(device.fault.needs_wait(is_pending), "a wait misses what a lost device has not done");
+        assert!(device.fault.needs_wait(is_pending), "a wait misses what a lost device did not do");
         lane.join().unwrap();
     });
 }
 
-/// Two lanes find their device lost, each by an error of its own. So does an operation behind both.
+/// Two lanes find their device lost, each through its own error. Their operations, and one behind both, fail for the
+/// same reason.
 fn two_lanes_find_their_device_lost() {
     let device = Device::with_lanes(2);
     let lanes = [(0, 7), (1, 8)].map(|(lane, error)| {
@@ -317,12 +320,12 @@ fn an_operation_issued_while_its_device_is_lost_fails_like_the_one_before_it() {
         let device = Device::with_lanes(1);
         let lane = Arc::clone(&device);
         let before = thread::spawn(move || lane.ends(0, 7));
-        // SAFETY: the turn is this lane's, so no other lane uses the failure.
+        // SAFETY: it is this lane's turn, so no other lane uses the failure.
         let found = device.fault_lock.with(|| unsafe { device.fault.failure() });
         assert!(found.is_none_or(|failure| failure == 7));
         assert_eq!(before.join().unwrap(), 7);
         if found.is_none() {
-            // It was issued on the lost device, and ends like everything that is in flight there.
+            // The operation was issued on the lost device, and ends like all operations in flight there.
             assert_eq!(device.ends(1, 8), 7);
         }
     });

@@ -1,5 +1,5 @@
-//! The list of engines that a forked child ends. The models do not cover that a fork hands over what was done before
-//! it: instead of a child, another thread reads.
+//! The list of engines that a forked child ends. The models do not show that a fork hands over what was done before it,
+//! since another thread reads instead of a child.
 #![cfg(raddle_loom)]
 
 use std::{ptr::NonNull, sync::Arc};

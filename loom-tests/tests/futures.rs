@@ -1,4 +1,5 @@
-//! Operations that are futures, and guards: who polls, who ends the operation, and what they hand over.
+//! Operations that are futures, and guards: which thread polls, which thread ends the operation, and what these threads
+//! hand over.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -46,10 +47,10 @@ impl Data {
 
 // --------------------------------------------------------------------------------------------- the state of polls ----
 
-/// A future that is ready when it sees `wanted` signals. The thread that is to queue a poll polls.
+/// A future that is ready when it sees `wanted` signals. A thread that would queue a poll polls instead.
 struct Model {
     state: PollState,
-    /// The future.
+    /// Stands for the state of the future, which every poll mutates.
     polls: Arc<Data>,
     signals: AtomicUsize,
     wanted: usize,
@@ -111,7 +112,7 @@ fn a_wake_up_during_a_poll_is_not_lost() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn pausing_without_a_look_at_wakes() {
+fn pausing_without_checking_for_wakes() {
     without(Step::PauseSeesWakes, || {
         model(COMPLETE, Flavour::Contract, a_future_is_woken_while_it_is_polled);
     });
@@ -119,7 +120,7 @@ fn pausing_without_a_look_at_wakes() {
 
 #[test]
 fn a_pause_that_does_not_see_wakes_loses_one() {
-    must_fail("pausing_without_a_look_at_wakes", "a wake-up was lost");
+    must_fail("pausing_without_checking_for_wakes", "a wake-up was lost");
 }
 
 #[test]
@@ -131,13 +132,13 @@ fn queueing_a_poll_during_a_poll() {
 }
 
 #[test]
-fn a_wake_that_queues_a_poll_during_a_poll_makes_two_at_once() {
+fn a_wake_that_queues_a_poll_during_a_poll_causes_two_polls_at_once() {
     must_fail("queueing_a_poll_during_a_poll", "Causality violation");
 }
 
-/// The second wake finds the poll of the first one queued or under way, or has come before it.
+/// The second wake finds the poll of the first one queued or under way, or comes before that poll.
 #[test]
-fn of_two_wakes_each_is_seen_by_a_poll() {
+fn each_of_two_wakes_is_seen_by_a_poll() {
     model(3, Flavour::Contract, || {
         let (future, is_done) = Model::new(2);
         let threads = [(); 2].map(|()| {
@@ -179,7 +180,7 @@ fn ready<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
-/// The operation ends on the thread that drops the last guard, with what was done through the other one.
+/// The operation ends on the thread that drops the last guard, and hands over what was done through both guards.
 #[test]
 fn the_last_guard_hands_over_what_all_guards_have_done() {
     model(2, Flavour::Contract, || {
@@ -234,9 +235,9 @@ fn an_acquisition_sees_what_came_before_and_wakes_its_task() {
     });
 }
 
-/// The future is dropped before its turn, or with guards that it has not taken.
+/// The future is dropped before its turn comes, or afterwards, with its guards not yet taken.
 #[test]
-fn a_dropped_acquisition_releases_the_variable_and_counts_nothing() {
+fn a_dropped_acquisition_releases_the_variable_and_is_not_counted() {
     model(2, Flavour::Contract, || {
         let (engine, token, done) = pending();
         let value = engine.var(Data::new());
@@ -306,7 +307,7 @@ fn a_future_waits_for_a_signal() {
 }
 
 #[test]
-fn a_future_that_another_thread_wakes_ends() {
+fn a_future_that_another_thread_wakes_completes() {
     model(2, Flavour::Contract, a_future_waits_for_a_signal);
 }
 
@@ -323,7 +324,8 @@ fn a_future_whose_wake_is_lost_is_lost() {
     must_fail("a_future_on_an_engine_that_loses_wakes", "the future was lost");
 }
 
-/// The other thread drops the waker: before the future has registered it, while it is polled, or when it waits.
+/// The other thread drops the waker: before the future has registered it, while the future is polled, or while it
+/// waits.
 #[test]
 fn a_future_whose_last_waker_is_dropped_fails_once() {
     model(2, Flavour::Contract, || {
@@ -348,7 +350,7 @@ fn a_future_whose_last_waker_is_dropped_fails_once() {
             })
             .unwrap();
         thread.join().unwrap();
-        // Otherwise the thread came first, and the future still waits.
+        // If the thread came first, the future still waits.
         if dropped.load(Relaxed) == 0 {
             polled.forget();
         }

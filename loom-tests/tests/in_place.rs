@@ -30,7 +30,7 @@ impl Runs {
     }
 }
 
-/// What an operation does: it counts its runs, under no lock.
+/// The task of an operation: it counts its runs, without a lock.
 type Task = Arc<Runs>;
 type Shared = Arc<Cancellable<Option<()>>>;
 
@@ -41,7 +41,7 @@ fn run(op: OpRef<Task>) {
     end_alone(op);
 }
 
-/// Pops the entry, and runs its operation unless that was taken or cancelled.
+/// Pops the entry, and runs its operation unless the operation was taken or cancelled.
 fn work(queue: &Mutex<Option<OpRef<Task>>>, shared: &Shared) {
     let Some(entry) = queue.lock().unwrap().take() else { return };
     let Some(op) = entry.pop_entry() else { return };
@@ -108,7 +108,7 @@ fn a_record_is_used_by_a_waiter_that_is_not_pinned() {
 }
 
 #[test]
-fn a_cancelled_operation_in_a_queue_is_run_by_nobody() {
+fn a_cancelled_operation_in_a_queue_is_not_run() {
     one_thread_runs_it(true);
 }
 
@@ -129,7 +129,7 @@ fn a_worker_looks() {
             let shared = Arc::clone(&shared);
             thread::spawn(move || wait_in_place(&shared))
         };
-        // SAFETY: `look_at_entry` lends the operation while nobody else owns it.
+        // SAFETY: `look_at_entry` lends the operation while no other thread owns it.
         let look = |op: &OpRef<Task>| unsafe { &*op.task_ptr() }.get();
         if let Some((entry, runs)) = op.look_at_entry(look) {
             assert_eq!(runs, 0, "the operation has run");

@@ -11,7 +11,7 @@ use raddle::{
 use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 fn op(number: usize, band: u8) -> OpRef<usize> {
-    // SAFETY: the operation names no variable.
+    // SAFETY: the operation uses no variable.
     unsafe { OpRef::new(number, band, false, std::iter::empty()) }
 }
 
@@ -75,7 +75,7 @@ fn two_poppers_that_take_several_share_all_pushed_operations() {
     model(3, Flavour::Contract, || {
         let injector = Arc::new(Injector::default());
         (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
-        // The oldest is taken, the others are installed.
+        // Takes the oldest and installs the others.
         assert_eq!(pop(&injector, DEFAULT_BAND), Some(0));
         let other = Arc::clone(&injector);
         let thread = thread::spawn(move || {
@@ -83,7 +83,7 @@ fn two_poppers_that_take_several_share_all_pushed_operations() {
             pop_several(&other, DEFAULT_BAND, 2)
         });
         let mut popped = pop_several(&injector, DEFAULT_BAND, 2);
-        assert!(popped.is_sorted(), "the oldest come first");
+        assert!(popped.is_sorted(), "the oldest do not come first");
         popped.extend(thread.join().unwrap());
         while !injector.is_empty() {
             popped.extend(pop_several(&injector, DEFAULT_BAND, 2));
@@ -115,7 +115,8 @@ fn two_poppers_share_the_operations_of_two_pushes() {
     });
 }
 
-/// A popper is slow: the head that it has loaded is popped and freed, and another chain is installed.
+/// While a slow popper holds the head that it has loaded, that head is popped and freed, and another chain is
+/// installed.
 #[test]
 fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     model(3, Flavour::Contract, || {
@@ -137,7 +138,8 @@ fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     });
 }
 
-/// Two poppers hold a chain each, of which they take one operation, and only one of them can leave its rest in front.
+/// Two poppers hold a chain each and take one operation from it, and only one of them can leave the rest of its chain
+/// in front.
 #[test]
 fn two_poppers_leave_the_rest_of_their_chains() {
     model(3, Flavour::Contract, || {
@@ -157,8 +159,8 @@ fn two_poppers_leave_the_rest_of_their_chains() {
     });
 }
 
-/// D and X are ready. A popper has loaded D as the head, with X behind it. Another one pops both, and X ends; then it
-/// pushes again, and has D at the front again if it `comes_back`. The first popper must not take D for the head that
+/// D and X are ready. A popper has loaded D as the head, with X behind it. Another popper pops both, and X ends; then
+/// it pushes again, and D is the head again if it `comes_back`. The first popper must not mistake D for the head that
 /// it has loaded.
 fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {
     const D: usize = 1;
@@ -192,11 +194,11 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
         popped.extend(std::iter::from_fn(|| pop(&lane)));
         pushed.sort_unstable();
         popped.sort_unstable();
-        assert_eq!(popped, pushed, "each is popped once per push");
+        assert_eq!(popped, pushed, "an operation is not popped once per push");
     }
 }
 
-/// Creates a lane of two workers, whose part this file plays.
+/// Creates a lane of two workers; the models do what the workers would do.
 fn lane() -> Arc<Lane<usize>> {
     Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
 }

@@ -1,4 +1,4 @@
-//! Loans: functions go on in the stead of idle workers.
+//! Loans: functions continue in place of idle workers.
 #![cfg(raddle_loom)]
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -10,7 +10,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// A lane with idle workers, and how many functions compute in it.
+/// A lane with idle workers, and the number of functions that compute in it.
 struct Lane {
     sleep: Sleep,
     loans: Loans,
@@ -32,7 +32,7 @@ impl Lane {
         self.computing.fetch_sub(1, Relaxed);
     }
 
-    /// A worker that is idle finds something. Returns whether it has stayed idle.
+    /// Lets an idle worker find work. Returns whether the worker had to stay idle.
     fn work(&self, worker: usize) -> bool {
         self.sleep.start_search();
         self.sleep.note_busy(worker);
@@ -43,7 +43,7 @@ impl Lane {
         has_stayed
     }
 
-    /// A function that has waited goes on, if it can borrow a place.
+    /// Lets a function that has waited go on, if it can borrow a place.
     fn go_on(&self) {
         if self.loans.borrow(&self.sleep) {
             self.compute();
@@ -52,7 +52,7 @@ impl Lane {
     }
 }
 
-/// The only worker finds something while a function goes on in its stead.
+/// The only worker finds work while a function continues in its place.
 fn one_worker() {
     let lane = Lane::new(1);
     let other = Arc::clone(&lane);
@@ -62,7 +62,7 @@ fn one_worker() {
 }
 
 #[test]
-fn a_worker_stays_idle_while_a_function_goes_on_in_its_stead() {
+fn a_worker_stays_idle_while_a_function_continues_in_its_place() {
     model(COMPLETE, Flavour::Contract, one_worker);
 }
 
@@ -107,10 +107,10 @@ fn a_worker_that_has_stayed_idle_sees_the_next_loan() {
     });
 }
 
-/// Two workers find something at the same time, while a function goes on in the stead of one of them. One of them at most
+/// Two workers find work at the same time, while a function continues in place of one of them. At most one of them
 /// stays idle.
 #[test]
-fn of_two_workers_one_stays_idle_for_a_function() {
+fn at_most_one_of_two_workers_stays_idle_for_a_function() {
     model(2, Flavour::Contract, || {
         let lane = Lane::new(2);
         let (other, third) = (Arc::clone(&lane), Arc::clone(&lane));
@@ -124,9 +124,9 @@ fn of_two_workers_one_stays_idle_for_a_function() {
     });
 }
 
-/// Two functions go on in the stead of one worker: at most one at a time.
+/// Two functions continue in place of one worker: at most one at a time.
 #[test]
-fn a_place_is_lent_once() {
+fn a_place_is_lent_to_one_function_at_a_time() {
     model(COMPLETE, Flavour::Contract, || {
         let lane = Lane::new(1);
         let other = Arc::clone(&lane);

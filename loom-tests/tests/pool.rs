@@ -62,10 +62,10 @@ impl Taken {
     }
 }
 
-/// Checks, when all threads are joined, that the batches in `kept` and in the pool are those below `count`, each once.
+/// Checks, after all threads have been joined, that `kept` and the pool together hold each batch below `count` once.
 fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     let mut all: Vec<Taken> = kept.into_iter().collect();
-    // Takes at most one more than there may be, in case the stack has become a ring.
+    // Takes at most one more than there may be, in case the stack has become a cycle.
     while let Some(batch) = Taken::from(pool).filter(|_| all.len() <= count) {
         all.push(batch);
     }
@@ -79,7 +79,7 @@ fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     }
 }
 
-/// One batch is in the pool, another is pushed on top of it.
+/// One batch is in the pool, and another is pushed on top of it.
 #[test]
 fn each_batch_is_taken_once_and_with_its_contents() {
     model(3, Flavour::Contract, || {

@@ -18,7 +18,8 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
 
-/// Pushes lists of operations, the last one on this thread and each other one on its own, then runs all operations.
+/// Pushes lists of operations, the last list on this thread and each other list on a thread of its own, then runs all
+/// operations.
 fn push_all(world: &Arc<World>, stalled: Option<StalledPush>, mut lists: Vec<Vec<OpRef<Task>>>) {
     let push = |world: &World, ops: Vec<_>| ops.into_iter().filter_map(|op| world.push(op).ready).collect();
     let mine = lists.pop().expect("there should be a list for this thread");
@@ -70,7 +71,7 @@ fn without_help_two_pushes_deadlock() {
     must_fail("appending_without_help", "never became ready");
 }
 
-/// Two pushes of the same variables, whose threads run ready operations immediately.
+/// Two pushes over the same variables, whose threads run ready operations immediately.
 fn two_that_run_immediately(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
     model(bound, flavour, move || {
         let world = World::new(2);
@@ -193,7 +194,7 @@ fn the_tail_hands_over_the_access_it_points_to() {
     });
 }
 
-/// Three pushes over three variables, each two of which share one. The first is stalled halfway.
+/// Three pushes over three variables; any two of the pushes share a variable. The first is stalled halfway.
 #[test]
 fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
     model(1, Contract, || {

@@ -4,8 +4,8 @@
 //! the access is spent and retired while other threads may still use it: they have read the tail, or they help.
 //!
 //! The models run on the contract of epoch-based reclamation, which reclaims a record as soon as that is allowed.
-//! crossbeam-epoch waits much longer than a model lasts, so with it no record would be reclaimed that a model could
-//! still use; one model runs on it to cover the calls.
+//! crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could still use;
+//! one model runs on it to cover the calls.
 
 #![cfg(raddle_loom)]
 
@@ -103,8 +103,8 @@ fn unless_the_tail_is_past_it_a_record_is_used_after_reclamation() {
     must_fail("retiring_the_access_at_the_tail", "use after reclamation");
 }
 
-/// The same with `is_idle` instead of the next push, and with the second half of a push of two variables or a whole
-/// push of one.
+/// As above, but with `is_idle` instead of the next push, and with the second half of a push over two variables or a
+/// whole push over one.
 fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
         let world = World::new(2);
@@ -143,7 +143,7 @@ fn the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behin
 
 /// A record has three shares: those of its operation's two accesses, and that of the thread that completes the
 /// operation. A different thread ends each share, and the last one retires the record. Through the task's cell, loom
-/// checks that all other threads' uses of the record come before.
+/// checks that all other threads' uses of the record come before that.
 #[test]
 fn the_last_share_retires_the_record_after_all_uses() {
     model(3, Contract, || {
@@ -214,7 +214,7 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
             drop(hold);
         });
         world.complete(op, &mut ReadyList::default());
-        // Makes the access of the first operation leave its queue.
+        // Makes the first operation's access leave its queue.
         world.push_and_run(world.op(&[(0, Write)]));
         thread.join().unwrap();
         world.end();

@@ -1,9 +1,9 @@
-//! The models are real: the flags are set, loom explores more than one interleaving of the library's own types on
-//! either reclamation, and it finds a race in them.
+//! The models are real: the flags are set, loom explores more than one interleaving of the library's own types with
+//! either flavour of reclamation, and finds a race in them.
 //!
-//! Flags are easily lost: any `RUSTFLAGS` in the environment replaces those of a configuration file, and then all
-//! tests pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, with which this file fails
-//! without the flags.
+//! Flags are easily lost: any `RUSTFLAGS` in the environment replaces those of a configuration file, and then all tests
+//! pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, which makes this file fail without the
+//! flags.
 
 /// The only test that exists without the flags.
 #[test]
@@ -45,10 +45,10 @@ mod under_loom {
     fn the_crossbeam_flavour_has_more_interleavings_than_the_contract() {
         let crossbeam = model(1, Flavour::Crossbeam, two_threads_push_on_one_variable);
         let contract = model(1, Flavour::Contract, two_threads_push_on_one_variable);
-        assert!(crossbeam > contract, "crossbeam-epoch is not on loom's atomics: {crossbeam}, {contract}");
+        assert!(crossbeam > contract, "crossbeam-epoch does not use loom's atomics: {crossbeam}, {contract}");
     }
 
-    /// `AsyncState::fail` may be called only once; two threads that call it race for its cell.
+    /// `AsyncState::fail` may be called only once; two threads that call it race on its cell.
     #[test]
     #[ignore = "fails by design; run by the test below"]
     fn planted_race() {

@@ -1,4 +1,4 @@
-//! The count of pending operations, and shutdown against push.
+//! The count of pending operations, and shutdowns that race with pushes.
 //!
 //! Threads choose a shard of the count by their number, so two threads of a model use two shards if there are two.
 #![cfg(raddle_loom)]
@@ -39,14 +39,14 @@ fn wait_for_two() {
     let threads = [0, 1].map(|index| {
         let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
         thread::spawn(move || {
-            // SAFETY: the wait comes after, which is what the model checks.
+            // SAFETY: the wait ends after this write, which is what the model checks.
             other.data[index].with_mut(|data| unsafe { *data = 1 });
             leave(&other.pending, ticket);
         })
     });
     assert!(shared.pending.wait(None) != Waited::TimedOut);
     for data in &shared.data {
-        // SAFETY: both operations are over.
+        // SAFETY: both operations are complete.
         assert_eq!(data.with(|data| unsafe { *data }), 1);
     }
     for thread in threads {
@@ -72,8 +72,8 @@ fn without_the_notification_a_wait_for_all_never_ends() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// A member of a scope lets another one enter before it leaves. The scope ends after both, and then has what they
-/// borrowed to itself.
+/// An operation of a scope lets another one enter before it leaves. The scope ends after both, and then has exclusive
+/// access to what they borrowed.
 fn end_of_a_scope() {
     let shared = shared();
     let (other, first) = (Arc::clone(&shared), shared.pending.enter());
@@ -81,18 +81,18 @@ fn end_of_a_scope() {
         let second = other.pending.enter();
         let another = Arc::clone(&other);
         let thread = thread::spawn(move || {
-            // SAFETY: the scope ends after this, which is what the model checks.
+            // SAFETY: the scope ends after this write, which is what the model checks.
             another.data[1].with_mut(|data| unsafe { *data = 1 });
             leave(&another.pending, second);
         });
-        // SAFETY: the scope ends after this, which is what the model checks.
+        // SAFETY: the scope ends after this write, which is what the model checks.
         other.data[0].with_mut(|data| unsafe { *data = 1 });
         leave(&other.pending, first);
         thread
     });
     shared.pending.wait_until_idle(|| None);
     for data in &shared.data {
-        // SAFETY: both operations are over.
+        // SAFETY: both operations are complete.
         assert_eq!(data.with_mut(|data| unsafe { data.replace(2) }), 1);
     }
     thread.join().unwrap().join().unwrap();
@@ -116,8 +116,8 @@ fn without_a_second_wait_a_scope_ends_too_early() {
     must_fail("without_a_second_wait_at_the_end_of_a_scope", "");
 }
 
-/// An operation that enters after the wait began does not delay it, even if it never leaves; one that races with it is
-/// counted exactly once.
+/// An operation that enters after the wait has begun does not delay the wait, even if the operation never leaves; one
+/// that races with the wait is counted exactly once.
 #[test]
 fn a_wait_for_all_does_not_cover_later_entries() {
     model(2, Flavour::Contract, || {
@@ -140,8 +140,7 @@ fn a_wait_for_all_does_not_cover_later_entries() {
     });
 }
 
-/// The same when all generations that are part of the count drain, so that others must be created while operations
-/// enter.
+/// As above, but all existing generations drain, so that new ones must be created while operations enter.
 #[test]
 fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     model(2, Flavour::Contract, || {
@@ -152,7 +151,7 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
         let other = Arc::clone(&shared);
         let racing = thread::spawn(move || {
             let ticket = other.pending.enter();
-            // SAFETY: a wait that comes after the join covers it, which is what the model checks.
+            // SAFETY: a wait after the join covers this operation, which is what the model checks.
             other.data[0].with_mut(|data| unsafe { *data = 1 });
             leave(&other.pending, ticket);
         });
@@ -174,7 +173,7 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
         }
         leave(&shared.pending, after);
         assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
-        // SAFETY: the operation is over, as the model checks.
+        // SAFETY: the operation is complete, as the model checks.
         assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
     });
 }
@@ -190,7 +189,7 @@ fn a_wait_is_polled() {
     thread.join().unwrap();
     if polled.is_pending() {
         assert_eq!(count.get(), 1, "the future was not woken");
-        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "it was woken too soon");
+        assert!(shared.pending.poll(&mut wait, &waker).is_ready(), "the future was woken too soon");
     }
 }
 
@@ -240,9 +239,9 @@ fn wait_for_room() {
     thread.join().unwrap();
     if polled.is_pending() {
         assert_eq!(count.get(), 1, "the future was not woken");
-        assert!(shared.pending.poll_room(&mut key, &waker).is_ready(), "it was woken too soon");
+        assert!(shared.pending.poll_room(&mut key, &waker).is_ready(), "the future was woken too soon");
     }
-    assert!(shared.pending.end_room(&mut key).is_none(), "nobody else waits");
+    assert!(shared.pending.end_room(&mut key).is_none(), "another future is still registered");
 }
 
 #[test]
@@ -264,7 +263,7 @@ fn without_watching_a_wait_for_room_is_never_woken() {
 }
 
 /// A generation is closed, and another one opened, while a future waits for room. The operation that leaves in the new
-/// generation finds that it is watched.
+/// generation finds that generation watched.
 #[test]
 fn a_wait_for_room_is_woken_by_operations_of_later_generations() {
     model(2, Flavour::Contract, || {
@@ -288,7 +287,7 @@ fn a_wait_for_room_is_woken_by_operations_of_later_generations() {
         assert!(polled.is_ready() || count.get() >= 1, "the future was not woken");
         assert!(shared.pending.poll_room(&mut key, &waker).is_ready(), "there is room");
         leave(&shared.pending, first);
-        assert!(shared.pending.end_room(&mut key).is_none(), "nobody else waits");
+        assert!(shared.pending.end_room(&mut key).is_none(), "another future is still registered");
     });
 }
 
@@ -301,12 +300,12 @@ fn a_thread_that_waits_for_room_is_woken() {
         let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
         let thread = thread::spawn(move || leave(&other.pending, ticket));
         shared.pending.wait_for_room(None);
-        assert!(shared.pending.has_room(0), "it returned too early");
+        assert!(shared.pending.has_room(0), "the wait returned too early");
         thread.join().unwrap();
     });
 }
 
-/// Two futures wait for the room of one operation. The first one is dropped; the second one is told.
+/// Two futures wait for the room of one operation. The first one is dropped; the second one is woken.
 #[test]
 fn a_future_that_is_dropped_passes_its_room_on() {
     model(2, Flavour::Contract, || {
@@ -329,7 +328,7 @@ fn a_future_that_is_dropped_passes_its_room_on() {
     });
 }
 
-/// Generations are used again while entries may still be refused by them.
+/// Generations are reused while they may still refuse entries.
 #[test]
 fn entries_are_counted_once_while_generations_are_reused() {
     model(2, Flavour::Contract, || {
@@ -348,7 +347,7 @@ fn entries_are_counted_once_while_generations_are_reused() {
 
 /// Either a wait covers an operation, or the operation sees what was done before the wait: that is how a shutdown
 /// refuses late pushes. The generation is closed and opened again while the operation is about to enter it, and its
-/// word has the same value.
+/// word has its old value again.
 #[test]
 fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
@@ -372,7 +371,7 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
 }
 
 /// If an operation enters before another leaves, as when the other has pushed it, a wait that finds nothing pending
-/// covers it: that is how a shutdown knows that it may end the threads.
+/// covers the operation: that is how a shutdown knows that it may end the threads.
 #[test]
 fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {

@@ -1,8 +1,8 @@
 //! Models that are too large for loom: dozens of operations on five or six threads, in hundreds or thousands of
 //! schedules.
 //!
-//! Every access counts as `SeqCst` here, so these models say nothing about orderings. They check everything else: they
-//! run the library's own types, the last of them whole engines with their threads.
+//! Every access counts as `SeqCst` here, so these models say nothing about orderings. They check everything else. They
+//! run the library's own types; the last of them run whole engines with their threads.
 #![cfg(raddle_shuttle)]
 
 use std::{
@@ -111,7 +111,7 @@ impl World {
         let mut ready = ReadyList::default();
         pushed.ready.into_iter().for_each(|op| ready.push(op));
         while let Some(op) = ready.pop() {
-            // SAFETY: the operation is ready and this thread's; the number never changes.
+            // SAFETY: the operation is ready and belongs to this thread; the number never changes.
             let number = unsafe { (*op.task_ptr()).number };
             self.note(number, 2);
             thread::yield_now();
@@ -120,8 +120,8 @@ impl World {
         }
     }
 
-    /// Ends the world when all threads are joined: every operation ran once, and the order in which they ran is one
-    /// that the pushes allow.
+    /// Ends the world after all threads have been joined. Checks that every operation ran once, and that they ran in an
+    /// order that the pushes allow.
     fn end(self: Arc<Self>) {
         let made = self.made.lock().unwrap();
         for (one, earlier) in made.iter().enumerate() {
@@ -188,7 +188,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
 
 fn op(number: Number) -> OpRef<Number> {
     let band = if below(3) == 0 { DEFAULT_BAND + below(3) as u8 - 1 } else { DEFAULT_BAND };
-    // SAFETY: the operation names no variable.
+    // SAFETY: the operation uses no variable.
     unsafe { OpRef::new(number, band, false, std::iter::empty()) }
 }
 
@@ -206,7 +206,7 @@ fn a_lane_with_three_workers() {
                 let mut taken = Vec::new();
                 while let Some(number) = take(&worker) {
                     taken.push(number);
-                    // Every third one makes another one ready, which goes to the slot or to the deque.
+                    // Every third operation makes another one ready, which goes to the slot or to the deque.
                     if number % 3 == 0 {
                         if below(2) == 0 {
                             worker.push_next(op(number + 1));
@@ -270,8 +270,8 @@ fn four_pushes_reach_four_workers_that_take_one_operation_each() {
     explore(6000, workers_that_take_one_operation_each);
 }
 
-/// A thread looks twice whether a lane is idle. If both looks return the same, it was: all operations have run, since only
-/// operations make others here.
+/// A thread checks twice whether a lane is idle. If both checks return the same value, the lane was idle in between:
+/// all operations have run, since here only operations make others.
 fn two_looks_at_an_idle_lane() {
     const OPERATIONS: usize = 6;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park });
@@ -308,7 +308,7 @@ fn two_looks_at_an_idle_lane() {
 }
 
 #[test]
-fn a_lane_is_idle_if_two_looks_say_the_same() {
+fn a_lane_is_idle_if_two_checks_agree() {
     explore(4000, two_looks_at_an_idle_lane);
 }
 
@@ -596,7 +596,7 @@ fn scopes_end_after_their_operations_and_parents_after_their_children() {
     explore(800, scopes_and_children);
 }
 
-/// A waker that waits for an operation.
+/// A waker that waits for an operation when it is called.
 struct WaitsFor {
     next: Mutex<Option<OpHandle<()>>>,
     is_over: Arc<AtomicUsize>,
@@ -604,7 +604,7 @@ struct WaitsFor {
 
 impl Wake for WaitsFor {
     fn wake(self: Arc<Self>) {
-        let next = self.next.lock().unwrap().take().expect("it is woken once");
+        let next = self.next.lock().unwrap().take().expect("the waker is called once");
         next.wait().unwrap();
         self.is_over.fetch_add(1, Relaxed);
     }
@@ -687,13 +687,12 @@ fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
 
 // ------------------------------------------------------------------------------------------------------ devices ----
 
-/// What kernels have done to a device's variable: the numbers of their operations. Uses `std`, which adds no
-/// schedules.
+/// The numbers of the operations whose kernels have used a device's variable. Uses `std`, which adds no schedules.
 type Done = Arc<Mutex<Vec<usize>>>;
 
 /// Three threads push kernels, copies and CPU operations on an engine with a GPU. The GPU picks its next step at
-/// random, and in some schedules it is lost on the way. A thread that sees its operation succeed finds the effects of
-/// it and of its own earlier operations; every wait ends.
+/// random, and in some schedules it is lost during the run. A thread that sees its operation succeed finds the effects
+/// of that operation and of its own earlier ones; every wait ends.
 fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
@@ -798,8 +797,8 @@ fn assert_is_loss(error: &WaitError, loses: bool) {
     assert!(loses && of_device, "{error}");
 }
 
-/// A wait for a variable covers the version of a device's mutation, even if the wait begins while the lane completes
-/// the operation.
+/// A wait for a device's mutation ends after the mutation is counted in the variable's version, even if the wait begins
+/// while the lane completes the operation.
 fn waits_for_device_operations() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().build();
@@ -833,7 +832,7 @@ fn a_wait_for_a_device_operation_sees_it_in_the_version() {
     explore(8000, waits_for_device_operations);
 }
 
-/// Sends when it is dropped.
+/// A value that sends a message when it is dropped.
 struct Life(mpsc::Sender<()>);
 
 impl Drop for Life {
@@ -842,8 +841,8 @@ impl Drop for Life {
     }
 }
 
-/// An operator over a device's variable is dropped, beside a reader on the device or behind one, and another reader is
-/// launched behind the deletion. If the deletion is `first`, that reader runs until the operator is deleted.
+/// An operator over a device's variable is dropped while a reader runs on the device or after one has run, and another
+/// reader is launched behind the deletion. If the deletion is `first`, that reader runs until the operator is deleted.
 fn a_deleted_operator(workers: usize, first: bool) {
     const GPU: Device = Device::Gpu(0);
     const LATER: Duration = Duration::from_millis(1);
@@ -932,7 +931,7 @@ fn an_engine_with_a_gpu_runs_the_operations_of_three_threads_and_ends() {
 }
 
 #[test]
-fn an_engine_whose_gpu_is_lost_ends_every_wait_and_then_itself() {
+fn an_engine_whose_gpu_is_lost_ends_every_wait_and_then_ends() {
     explore(800, || an_engine_with_a_gpu(EngineKind::PerDevice, true));
 }
 
@@ -943,7 +942,7 @@ macro_rules! twins {
         #[test]
         #[ignore = "fails by design; run by the test below"]
         fn $twin() {
-            // Ends with the first schedule that fails, which for some models is a rare one.
+            // Ends with the first schedule that fails; for some models such schedules are rare.
             without(Step::$step, || explore(200_000, $model));
         }
 

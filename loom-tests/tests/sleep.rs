@@ -1,8 +1,9 @@
-//! Sleeping against pushing: no wake-up is lost, whatever the order of announcing, searching, pushing and notifying.
+//! Workers go to sleep while operations are pushed: no wake-up is lost, whatever the order of announcing, searching,
+//! pushing and notifying.
 //!
-//! A lost wake-up leaves a worker parked for ever, which loom reports as a deadlock. The workers' deques are the model
-//! deque, so what these models say about stealing concerns its users only. Workers do not spin here: that would only
-//! be one more search before the same announcement.
+//! A lost wake-up leaves a worker parked forever, which loom reports as a deadlock. The workers use the model deque,
+//! so these models check the code that steals, but not the real deque. Workers do not spin here: that would only be one
+//! more search before the same announcement.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn contended_lane(workers: usize) -> Made {
 }
 
 fn op(number: Number, band: u8) -> OpRef<Number> {
-    // SAFETY: the operation names no variable.
+    // SAFETY: the operation uses no variable.
     unsafe { OpRef::new(number, band, false, std::iter::empty()) }
 }
 
@@ -67,7 +68,7 @@ fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>,
     assert!(taken.iter().map(|&(number, _)| number).eq(0..count));
 }
 
-/// One worker that waits for as many operations as `bands` has elements, and one pusher that injects them.
+/// Models one worker that waits for as many operations as `bands` has elements, and one pusher that injects them.
 fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
     one_worker_of(lane, bands)
 }
@@ -109,8 +110,8 @@ fn two_pushes_reach_one_worker() {
     model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
 }
 
-/// A push may rely on one of two workers that is searching. Each of two operations is taken once, and the end of the
-/// lane reaches both workers.
+/// A push may rely on a worker that is searching. Each of two operations is taken once, and the end of the lane reaches
+/// both workers.
 #[test]
 fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
@@ -138,7 +139,7 @@ fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, two_workers(lane));
 }
 
-/// A notifier may leave a worker alone that is in a timed park and then parks without a time limit.
+/// A notifier need not wake a worker that is in a timed park, even if the worker then parks without a time limit.
 #[test]
 fn two_pushes_reach_two_workers_with_timed_parks() {
     model(2, Flavour::Contract, two_workers(contended_lane));
@@ -153,9 +154,10 @@ fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Worker 0 was announced, and finds an operation; so does a searcher. Then there is work, made by the searcher or by
-/// another thread. Both check again only as the last searcher to stop, so worker 1, which sleeps, must be woken: by
-/// the thread that makes the work, if it does not take worker 0 for a sleeper, or by one of the two.
+/// Worker 0, which was announced, finds an operation, and so does a searcher. Then the searcher or another thread makes
+/// work. Worker 0 and the searcher check again only if they are the last searcher to stop. So worker 1, which sleeps,
+/// must be woken by the thread that makes the work, if that does not take worker 0 for a sleeper, or else by worker 0
+/// or the searcher.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, _workers) = lane(2);
@@ -195,7 +197,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             lane.sleep().park(1);
             [Some(sleeper), Some(searcher), maker]
         });
-        // Not by the sleeper itself, which may be woken again when it is awake.
+        // Joined here and not by the sleeper, which may be woken again when it is already awake.
         sleeper.join().unwrap().into_iter().flatten().for_each(|thread| thread.join().unwrap());
     }
 }
@@ -227,8 +229,8 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     });
 }
 
-/// A thread stores its handle twice, as two threads would that run the worker in turn, and ends. A notifier wakes the
-/// worker meanwhile, through the old or the new handle, which must be complete and not freed.
+/// A thread stores its handle twice, as two threads that run the worker in turn would do, and ends. A notifier wakes
+/// the worker at the same time, through the old or the new handle, which must be complete and not freed.
 #[test]
 fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     model(3, Flavour::Contract, || {
@@ -242,7 +244,7 @@ fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
 }
 
 /// Three operations are in the deque of one of three workers, which take one each. A stealer takes one and moves
-/// another into its own deque, and meanwhile no other worker can find that one.
+/// another into its own deque; during the move, no other worker can find that one.
 #[test]
 fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     model(1, Flavour::Contract, || {
@@ -298,7 +300,7 @@ unsafe impl Send for Data {}
 fn workers_see_earlier_writes_when_their_lane_ends() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
-        // As if by another worker: a worker that does not search passes no fence when it ends.
+        // Stands for another worker that searches: a worker that does not search passes no fence when it ends.
         lane.sleep().start_search();
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);
@@ -341,8 +343,8 @@ fn without_the_second_search_a_wake_up_is_lost() {
     must_fail("without_the_second_search", "deadlock");
 }
 
-/// The notifier must not leave its work to a worker that stays parked. With two workers, since the notifier does so
-/// only while another worker is awake.
+/// The notifier must not leave its work to a worker that stays parked. There are two workers, since the notifier does
+/// so only while another worker is awake.
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn when_a_timed_park_does_not_end() {

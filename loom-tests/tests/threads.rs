@@ -1,4 +1,4 @@
-//! Spare threads, and the end of an engine in the background.
+//! Spare threads, the end of an engine in the background, and the workers that a stop lays aside.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -69,10 +69,10 @@ fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_
     });
 }
 
-/// An end in the background, which comes when it finds nothing pending.
+/// The end of an engine in the background, which happens once nothing is pending.
 struct Ends {
     pending: Arc<PendingOps>,
-    /// The number of operations that are over.
+    /// The number of operations that are complete.
     over: Arc<AtomicUsize>,
     ended: AtomicBool,
 }
@@ -80,15 +80,15 @@ struct Ends {
 impl Wake for Ends {
     fn wake(self: Arc<Self>) {
         if self.pending.poll_idle(&Waker::from(Arc::clone(&self))).is_ready() {
-            // Relaxed: the count hands over what the operations did, which is a part of the claim.
+            // Relaxed: the pending count hands over what the operations did, which is part of what the model checks.
             assert_eq!(self.over.load(Relaxed), 3, "an operation is still pending");
             self.ended.store(true, Relaxed);
         }
     }
 }
 
-/// An operation pushes a second one, which pushes a third, while an end in the background begins. The end comes when
-/// all are over.
+/// An operation pushes a second one, which pushes a third, while an end in the background begins. The engine ends when
+/// all three are complete.
 fn end_behind_a_chain() {
     let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
     let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));
@@ -105,7 +105,7 @@ fn end_behind_a_chain() {
     let ends = Arc::new(Ends { pending, over, ended: AtomicBool::new(false) });
     Arc::clone(&ends).wake();
     thread.join().unwrap();
-    assert!(ends.ended.load(Relaxed), "it was not ended");
+    assert!(ends.ended.load(Relaxed), "the engine did not end");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn stop_while_a_function_begins_to_wait() {
     let taken = aside.function_waits();
     runs.fetch_add(taken.len(), Relaxed);
     worker.join().unwrap();
-    assert_eq!(runs.load(Relaxed), 1, "nobody runs what the function waits for");
+    assert_eq!(runs.load(Relaxed), 1, "no thread runs what the function waits for");
     aside.function_has_returned();
     assert_eq!(aside.lay(|| taken.into_iter().next().or(Some("the worker"))), Laid::Aside);
     assert_eq!(aside.wait_for(1, None), Stopped::All);
@@ -161,7 +161,7 @@ fn without_taking_up_the_workers_that_are_aside() {
 
 #[test]
 fn without_taking_up_the_workers_that_are_aside_a_function_waits_for_ever() {
-    must_fail("without_taking_up_the_workers_that_are_aside", "nobody runs what the function waits for");
+    must_fail("without_taking_up_the_workers_that_are_aside", "no thread runs what the function waits for");
 }
 
 /// A stop and a start race: the worker ends up with the starter, or is never laid aside.

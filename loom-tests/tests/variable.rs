@@ -48,8 +48,8 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
-        // The mutation is on this thread because it loads the version before it stores it: loom would take that load
-        // for the last one, and would not explore that another thread's load may come after the store.
+        // The mutation runs on this thread because it loads the version before it stores it: otherwise loom would take
+        // that load for the last access, and would not explore that another thread's load may come after the store.
         let (its_token, its_data) = (token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
             if its_token.version() == 1 {

@@ -74,21 +74,21 @@ fn a_wait_that_joins_another_does_not_cover_later_pushes() {
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
-fn without_the_check_that_it_is_queued() {
+fn without_the_check_that_the_wait_is_queued() {
     without(Step::JoinWhatIsIn, || {
         model(2, Contract, a_wait_in_front_of_a_push);
     });
 }
 
 #[test]
-fn without_the_check_that_it_is_queued_a_wait_covers_later_pushes() {
-    must_fail("without_the_check_that_it_is_queued", "covers a later push");
+fn without_the_check_that_the_wait_is_queued_a_wait_covers_later_pushes() {
+    must_fail("without_the_check_that_the_wait_is_queued", "covers a later push");
 }
 
 /// Waits of both kinds begin while the operation in front of them completes, and with it the wait that they may join.
-/// Each returns the failure, and the records that were held meanwhile are freed.
+/// Each wait returns the failure, and the records that the waits held are freed.
 #[test]
-fn waits_that_join_a_beginning_wait_return_the_failure() {
+fn waits_that_join_a_wait_while_it_ends_return_the_failure() {
     model(2, Contract, || {
         let (engine, token, done) = pending();
         let first = engine.wait_for_var_async(&token);
@@ -98,7 +98,7 @@ fn waits_that_join_a_beginning_wait_return_the_failure() {
         done.fail("as planned");
         let others = thread.join().unwrap();
         for mut wait in others.into_iter().chain([first]) {
-            assert!(matches!(poll(&mut wait), Poll::Ready(Err(WaitError::Failed(_)))), "it did not return the failure");
+            assert!(matches!(poll(&mut wait), Poll::Ready(Err(WaitError::Failed(_)))), "a wait lost the failure");
         }
         drop(token);
         // The failure is known, and the variable is gone.

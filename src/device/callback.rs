@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use crate::sync::thread_static;
 
-// A device is running program code on this thread.
+// Whether a device is running program code on this thread.
 thread_static!(static KERNEL: Cell<bool> = Cell::new(false));
 
 /// Returns whether a device is running program code on this thread.
@@ -12,14 +12,14 @@ pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
 
-/// Forgets the kernel that runs on this thread, in a child that was forked inside it. The kernel belongs to the
+/// Forgets the kernel that runs on this thread, in a child that was forked by the kernel. The kernel belongs to the
 /// parent.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_kernel() {
     KERNEL.with(|kernel| kernel.set(false));
 }
 
-/// Runs `f`, which is program code, as a device does.
+/// Runs `f`, which is program code, as a kernel. Meanwhile [`in_kernel`] returns `true`.
 pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
     struct Leave(bool);
     impl Drop for Leave {

@@ -1,16 +1,16 @@
-//! GPUs of NVIDIA, through the CUDA driver.
+//! NVIDIA GPUs, through the CUDA driver.
 //!
-//! The driver's library is loaded when the first [`CudaGpu`] is opened or the GPUs are counted. If it is missing or
-//! too old, that is an error and not a panic: every function that this module calls is looked up before the first
-//! call.
+//! The driver's library is loaded when the first [`CudaGpu`] is opened or the GPUs are counted. A library that is
+//! missing or too old causes an error and not a panic: every function that this module calls is looked up before the
+//! first call.
 //!
-//! # What was run
+//! # What has been tested
 //!
-//! None of this has run on hardware. The tests run it against two libraries that stand in for the driver.
-//! `cuda/fake.c` executes everything immediately, and shows which calls are made, with which arguments, and how errors
-//! are handled. `tests/stand_in/cuda.c`, for whole programs, has streams that are threads, queues that fill, captures
-//! that are invalidated and devices that are lost. Both follow the manual. How hardware behaves, and how long it
-//! takes, is not known.
+//! None of this has run on hardware. The tests run it against two libraries that stand in for the driver. `cuda/fake.c`
+//! executes everything immediately; it tests which calls are made, with which arguments, and how errors are handled.
+//! `tests/stand_in/cuda.c` is for whole programs: its streams are threads, its queues fill, its captures can be
+//! invalidated, and its devices can be lost. Both follow the manual. How hardware behaves, and how long it takes, is
+//! not known.
 //!
 //! # Marks
 //!
@@ -19,8 +19,8 @@
 //! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before it are done and visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
 //! | `events` | an event from the pool | `cuEventQuery`, oldest first |
 //!
-//! A device that has failed no longer writes counters, and reports nothing by itself: only [`Stream::probe`] finds the
-//! failure.
+//! A device that has failed no longer writes counters, and does not report the failure: only [`Stream::probe`] detects
+//! it.
 //!
 //! # Edges
 //!
@@ -36,26 +36,26 @@
 //!
 //! # Captures
 //!
-//! While a thread captures work into a graph, the driver refuses calls of other threads that could disturb the
-//! capture, and may invalidate it. The calls that are known to be of this kind are made here in the relaxed mode of
-//! the thread (`Relaxed`).
+//! While a thread captures work into a graph, the driver refuses calls of other threads that could disturb the capture,
+//! and may invalidate it. This module makes the calls that are known to be of this kind in the thread's relaxed mode
+//! (`Relaxed`).
 //!
 //! A function must end every capture on the stream of its lane before it returns. An open capture is found as follows:
 //!
 //! | found by | when | consequence |
 //! |---|---|---|
-//! | the check after a function | the function has failed, or this is a build with debug assertions; after `include` always | the capture is ended, and its graph is not used; the operation fails |
-//! | the same, if functions before it were not checked | as in the first row | the same; and the device is given up, since the work of those functions may be in the graph |
-//! | the check before the engine's next command or probe on the stream | otherwise | the same, except that the operation has ended |
+//! | the check after a function | the function has failed, or this is a build with debug assertions; always after `include` | the capture is ended, and its graph is not used; the operation fails |
+//! | the same, if functions before it were not checked | as in the first row | the same, and the device is given up, since the work of those functions may be in the graph |
+//! | the check before the engine's next command or probe on the stream | otherwise | the same as in the second row, except that the operation has ended and does not fail |
 //!
 //! # Limits
 //!
 //! * An error number newer than CUDA 13.0 is outside the enumeration that the calls return; only cudarc can extend it.
-//! * A capture that another thread or another stream has begun cannot be ended, so the stream cannot be waited for
-//!   when a device is given up; that is logged.
-//! * A capture cannot be found on a stream of which the program has kept a raw handle.
+//! * A capture that another thread or another stream has begun cannot be ended, so the stream cannot be waited for when
+//!   a device is given up. This is logged.
+//! * A capture that the program begins through a raw handle that it has kept cannot be detected.
 //! * A lost device may still write to pinned memory. So that memory is not used again, and the driver is asked to free
-//!   it only when the last handle is gone.
+//!   it only when the last handle to the device is dropped.
 
 use std::{
     any::Any,
@@ -124,7 +124,7 @@ const FUNCTIONS: [&str; 34] = [
     "cuMemcpyPeerAsync",
 ];
 
-/// The function that only counters need.
+/// The function that is needed only for counters.
 const WRITE_VALUE: &str = "cuStreamWriteValue64_v2";
 
 /// The handle `CU_STREAM_PER_THREAD`, which stands for a different stream on each thread that uses it.
@@ -132,8 +132,8 @@ const PER_THREAD: usize = 2;
 
 /// Returns whether the driver's library has a function. The library must be loaded.
 fn has(function: &str) -> bool {
-    // SAFETY: the caller has loaded the library, so this only returns it. Loading would run the library's own start-up
-    // code.
+    // SAFETY: the caller has loaded the library, so this only returns it. Loading would run the library's own
+    // initialisation code.
     let library = unsafe { sys::culib() };
     // SAFETY: the symbol is a function of the driver, and the pointer is not called.
     unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
@@ -145,17 +145,17 @@ fn load() -> Result<(), DeviceError> {
     if LOADED.get().is_some() {
         return Ok(());
     }
-    // SAFETY: loading the driver runs its start-up code, as in every program that uses it.
+    // SAFETY: loading the driver runs its initialisation code, as in every program that uses it.
     if !unsafe { sys::is_culib_present() } {
         let message = "the CUDA driver's library (libcuda.so.1, nvcuda.dll) was not found: install NVIDIA's driver, or \
                        put the library's folder on the search path (LD_LIBRARY_PATH, PATH)";
         return Err(DeviceError::refused(-1, message));
     }
     if let Some(missing) = FUNCTIONS.iter().find(|function| !has(function)) {
-        let message = format!("the CUDA driver's library has no {missing}: install a newer driver of NVIDIA's");
+        let message = format!("the CUDA driver's library has no {missing}: install a newer NVIDIA driver");
         return Err(DeviceError::refused(-1, message));
     }
-    // SAFETY: any thread may call it, any number of times; the flags are 0, as the manual requires.
+    // SAFETY: any thread may make this call, any number of times; the flags are 0, as the manual requires.
     check("cuInit", unsafe { sys::cuInit(0) })?;
     let _ = LOADED.set(());
     Ok(())
@@ -165,8 +165,8 @@ fn load() -> Result<(), DeviceError> {
 fn is_loss(code: u32) -> bool {
     match code {
         // The driver is shutting down; the context was destroyed; the service through which processes share the device
-        // cannot be reached (806) or has dropped this process (810). Not 46: another process has the device for
-        // itself, so it could not be opened.
+        // cannot be reached (806) or has dropped this process (810). Not 46: another process has exclusive use of the
+        // device, so it could not be opened.
         4 | 709 | 806 | 810 => true,
         // Uncorrectable errors of memory or links; an error that was contained.
         214 | 220 | 226 => true,
@@ -205,16 +205,16 @@ impl Drop for Relaxed {
     }
 }
 
-/// Returns what to do about an error, if that is known.
+/// Returns advice about an error, or an empty string.
 fn advice(result: CUresult) -> &'static str {
     match result {
-        CUresult::CUDA_ERROR_NO_DEVICE => ": no GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES",
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ": the device, or pinned memory, is full",
+        CUresult::CUDA_ERROR_NO_DEVICE => ": no GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ": the device is out of memory, or no more memory can be pinned",
         CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
-            ": the driver in the kernel and its library have different versions; restart the machine after an update"
+            ": the driver's kernel module and its library have different versions; restart the machine after an update"
         }
         CUresult::CUDA_ERROR_STUB_LIBRARY => {
-            ": this is the library for linking, not the driver's; take it off the search path"
+            ": this is the stub library for linking, not the driver's; remove it from the search path"
         }
         _ => "",
     }
@@ -247,14 +247,14 @@ enum MarkKind {
 }
 
 impl MarkKind {
-    /// Returns the choice of the environment, or else the best one that the device supports.
+    /// Returns the kind that the environment selects, or else the best one that the device supports.
     fn choose(counters: bool) -> Result<Self, DeviceError> {
         match std::env::var("RADDLE_CUDA_MARKS").as_deref() {
             Ok("events") => Ok(Self::Events),
             Ok("counter") if counters => Ok(Self::Counter),
             Ok("counter") => Err(DeviceError::refused(
                 -1,
-                "RADDLE_CUDA_MARKS is `counter`, and this device or its driver cannot write 64 bits from a stream",
+                "RADDLE_CUDA_MARKS is `counter`, but this device or its driver cannot write 64 bits from a stream",
             )),
             Ok("") | Err(_) => Ok(if counters { Self::Counter } else { Self::Events }),
             Ok(other) => Err(DeviceError::refused(
@@ -265,12 +265,12 @@ impl MarkKind {
     }
 }
 
-/// A GPU of NVIDIA.
+/// An NVIDIA GPU.
 ///
-/// Clones are handles of the same device. Its memory and its streams belong to the device's primary context, which
-/// other CUDA libraries in the process use as well. The first copy from another GPU enables access to that GPU's
-/// memory (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets error 704: the access is
-/// already enabled.
+/// Clones are handles to the same device. Its memory and its streams belong to the device's primary context, which
+/// other CUDA libraries in the process use as well. The first copy from another GPU enables access to that GPU's memory
+/// (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets error 704: the access is already
+/// enabled.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -307,7 +307,7 @@ struct Shared {
     context: Arc<CudaContext>,
 }
 
-/// The driver's handle of an event.
+/// The driver's handle to an event.
 #[derive(Clone, Copy, Debug)]
 struct RawEvent(sys::CUevent);
 
@@ -316,7 +316,7 @@ unsafe impl Send for RawEvent {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawEvent {}
 
-/// An event that was recorded. Its drop returns it to the device's list.
+/// A recorded event. Dropping it returns the event to the device's list.
 #[derive(Debug)]
 pub(super) struct CudaEvent {
     gpu: CudaGpu,
@@ -325,16 +325,17 @@ pub(super) struct CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        // The event may be recorded again at once: a stream that already waits for it waits for the earlier recording.
+        // The event may be recorded again immediately: a stream that already waits for it waits for the earlier
+        // recording.
         lock(&self.gpu.0.events).push(self.raw);
     }
 }
 
 impl CudaGpu {
-    /// Returns the number of GPUs, which is 0 if the driver reports that there is none.
+    /// Returns the number of GPUs, or 0 if the driver reports that there are none.
     ///
     /// # Errors
-    /// The driver's library is missing, too old, or does not start.
+    /// The driver's library is missing or too old, or cannot be initialised.
     pub fn count() -> Result<usize, DeviceError> {
         let counted = load().and_then(|()| {
             let mut count = 0;
@@ -348,33 +349,32 @@ impl CudaGpu {
         }
     }
 
-    /// Opens the GPU with this number, counted from 0. The calling thread's current context becomes that of the GPU.
+    /// Opens the GPU with this number; numbers start at 0. The calling thread's current context becomes that of the
+    /// GPU.
     ///
     /// # Errors
-    /// Those of [`count`](Self::count); there is no such GPU; the driver has no room for its context, or for a page of
-    /// pinned memory; or the environment variable `RADDLE_CUDA_MARKS` is neither `events` nor `counter`.
+    /// The errors of [`count`](Self::count); there is no such GPU; the driver is out of memory for the GPU's context or
+    /// for a page of pinned memory; or the environment variable `RADDLE_CUDA_MARKS` is neither `events` nor `counter`,
+    /// or is `counter` although the device does not support it.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
         load()?;
         let count = Self::count()?;
         if ordinal >= count {
             let code = CUresult::CUDA_ERROR_INVALID_DEVICE as i32;
-            let message = format!("there is no GPU {ordinal}: the CUDA driver sees {count}, counted from 0");
+            let message = format!("there is no GPU {ordinal}: the CUDA driver sees {count}, numbered from 0");
             return Err(DeviceError::refused(code, message));
         }
         let relaxed = Relaxed::begin();
-        // All functions that it calls exist, but it is written to panic if one is missing.
+        // `CudaContext::new` panics if a function that it calls is missing, although none should be.
         let context = panics::catch(|| CudaContext::new(ordinal)).map_err(|payload| {
             panics::discard(payload);
-            DeviceError::refused(
-                -1,
-                "the CUDA driver's library is not what it should be: install NVIDIA's driver again",
-            )
+            DeviceError::refused(-1, "the CUDA driver's library is damaged: reinstall NVIDIA's driver")
         })?;
         drop(relaxed);
         let context =
             context.map_err(|error| check("opening the device's context", error.0).expect_err("it failed"))?;
-        // SAFETY: without the tracking, uses of memory from this context must be ordered otherwise. The engine orders
-        // those of its own memory, and the documentation warns programs that allocate through the context.
+        // SAFETY: without the tracking, uses of memory from this context must be ordered by other means. The engine
+        // orders the uses of its own memory, and the documentation warns programs that allocate through the context.
         unsafe { context.disable_event_tracking() };
         let driver =
             |error: cudarc::driver::DriverError| check("asking for a property", error.0).expect_err("it failed");
@@ -399,31 +399,31 @@ impl CudaGpu {
             context,
         };
         if marks == MarkKind::Counter {
-            // Allocated now, since the driver may stop the whole device for it.
+            // Allocated now, since the driver may stop the whole device to allocate it.
             let word = shared.word()?;
             lock(&shared.words).free.push(word);
         }
         Ok(Self(Arc::new(shared)))
     }
 
-    /// Returns the device's context, for what cudarc offers beside streams, such as loading kernels. cudarc does not
+    /// Returns the device's context, for what cudarc offers besides streams, such as loading kernels. cudarc does not
     /// track the uses of memory that is allocated through it (`CudaContext::disable_event_tracking`).
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
 
-    /// Wraps one of the program's own streams. It has no marks: events order its work.
+    /// Wraps one of the program's own streams. No marks are made on it: events order its work.
     pub(crate) fn import(&self, stream: Arc<CudaStream>) -> Result<Box<dyn Stream>, DeviceError> {
         self.0.sound()?;
         if stream.context().cu_ctx() != self.0.context.cu_ctx() {
             let code = CUresult::CUDA_ERROR_INVALID_CONTEXT as i32;
-            let message = format!("the stream is not of the primary context of {}; make it there", self.0.name);
+            let message = format!("the stream is not of the primary context of {}; create it there", self.0.name);
             return Err(DeviceError::refused(code, message));
         }
         if stream.cu_stream().addr() == PER_THREAD {
             let code = CUresult::CUDA_ERROR_INVALID_HANDLE as i32;
-            let message = "the per-thread default stream is another one on a lane's thread; make one that has a handle";
+            let message = "the per-thread default stream differs on a lane's thread; create a stream instead";
             return Err(DeviceError::refused(code, message));
         }
         let marks = Marks::Events { pending: VecDeque::new(), passed: 0 };
@@ -462,13 +462,13 @@ impl Shared {
         })
     }
 
-    /// Returns the device's address, in Linux's format. The number of the PCI function is not 0 if a GPU is shared
-    /// between virtual machines.
+    /// Returns the device's PCI address, in Linux's format. The function number is not 0 if a GPU is shared between
+    /// virtual machines.
     fn pci_address(&self) -> Option<String> {
         self.own().ok()?;
         // The length that the manual states.
         let mut address = [0u8; 13];
-        // SAFETY: the pointer is to a local array, whose length the driver gets.
+        // SAFETY: the pointer is to a local array, whose length is passed to the driver.
         let result = unsafe {
             sys::cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32, self.context.cu_device())
         };
@@ -476,7 +476,7 @@ impl Shared {
         CStr::from_bytes_until_nul(&address).ok()?.to_str().ok().map(str::to_ascii_lowercase)
     }
 
-    /// Returns the error that a drop in cudarc has left for its next caller.
+    /// Returns the error of an earlier drop in cudarc, if there was one. cudarc keeps it for the next call.
     fn left_behind(&self) -> Result<(), DeviceError> {
         self.context.check_err().or_else(|error| self.check("a drop in cudarc", error.0))
     }
@@ -484,18 +484,18 @@ impl Shared {
     /// Returns an error in a process that was forked after the device was opened.
     fn own(&self) -> Result<(), DeviceError> {
         if self.process.is_foreign() {
-            return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
+            return Err(DeviceError::lost(-1, "the device belongs to the parent process, which forked this one"));
         }
         Ok(())
     }
 
-    /// Returns the loss, if there was one.
+    /// Returns the loss as an error, if there was one.
     fn sound(&self) -> Result<(), DeviceError> {
         self.own()?;
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Makes the device's context current on this thread. Returns the previous one.
+    /// Makes the device's context current on this thread. Returns the previous context.
     fn bind(&self) -> Result<sys::CUcontext, DeviceError> {
         let mut before = ptr::null_mut();
         // SAFETY: the driver is initialised, and the pointer is to a local variable of the type that it writes.
@@ -579,18 +579,18 @@ impl Shared {
     /// Wraps a stream for an engine.
     fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks, imported: bool) -> LaneStream {
         let mut streams = lock(&self.streams);
-        // A stream of the program's own may have been imported before.
+        // One of the program's own streams may have been imported before.
         streams.retain(|other| other.strong_count() > 0 && !ptr::eq(other.as_ptr(), Arc::as_ptr(&stream)));
         streams.push(Arc::downgrade(&stream));
         drop(streams);
         LaneStream { gpu: gpu.clone(), stream, marks, imported, shown: false, unseen: false, unfit: false }
     }
 
-    /// Waits until the device has done all its work, or is lost. Waits for each stream separately: while one stream of
-    /// a context is being captured, a wait for the whole context would be refused, and would invalidate the capture.
+    /// Waits until the device has done all its work, or is lost. It waits for each stream separately: while one stream
+    /// of a context is being captured, a wait for the whole context would be refused, and would invalidate the capture.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        // The streams must be dropped inside as well.
+        // The closure must also drop the streams.
         self.bound(move || {
             let mut all = Ok(());
             for stream in &streams {
@@ -608,7 +608,7 @@ impl Shared {
             }
             all
         })
-        // A device that is lost by now writes no more.
+        // If the device has been lost by now, there is nothing to wait for.
         .or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
     }
 
@@ -624,7 +624,7 @@ impl Shared {
     /// Lets copies from `peer`, the context of another device, bypass host memory if the machine supports it. This
     /// device's context must be current.
     ///
-    /// If a new context has the address of an old one, it is taken for the old one, and copies from it take longer.
+    /// If a new context has the address of an old one, it is mistaken for the old one, and copies from it take longer.
     fn reach(&self, peer: usize) {
         let mut peers = lock(&self.peers);
         if peers.contains(&peer) {
@@ -668,14 +668,14 @@ impl Drop for Shared {
                 self.pool.release(kind, |address, _| self.release(address));
             }
             let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
-            // A page stays allocated for good if the device may still write one of its words.
+            // A page is never freed if the device may still write to one of its words.
             for page in pages.into_iter().filter(|page| Words::of(&free, page) == Words::PAGE / Words::STEP) {
                 self.release(page);
             }
             for event in lock(&self.events).drain(..) {
-                // SAFETY: the event is alive, and the list was its only owner. It may still be pending, since its mark
-                // may be: the driver permits its destruction, and releases it once it has happened. If this fails, the
-                // process keeps it.
+                // SAFETY: the event is alive, and the list was its only owner. Its mark may still be pending: the
+                // driver permits the destruction even then, and releases the event once it has happened. If this fails,
+                // the event leaks.
                 let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
             }
             Ok(())
@@ -735,15 +735,16 @@ impl Driver for CudaGpu {
     fn abandon(&self, error: &DeviceError) {
         let gpu = &*self.0;
         if gpu.own().is_err() {
-            // The lock may be held for ever, and the streams are the parent's.
+            // The lock may be held forever, and the streams are the parent's.
             return;
         }
         let waited = {
             let _turn = lock(&gpu.giving_up);
-            // From now on the pool allocates nothing, and streams accept nothing.
+            // After this the pool allocates nothing, and streams accept no commands.
             let _ = gpu.lost.set(error.clone().into_loss());
-            // A device that still works finishes what it has, including what this thread issued after another thread
-            // had waited here; only then may the host reuse pinned memory. A lost device reports the loss immediately.
+            // A device that still works finishes its commands, including those that this thread issued after another
+            // thread had waited here; only then may the host reuse pinned memory. A lost device reports the loss
+            // immediately.
             gpu.synchronize()
         };
         if let Err(error) = waited {
@@ -752,7 +753,7 @@ impl Driver for CudaGpu {
     }
 }
 
-/// Words that devices write marks to. They are allocated by the page, since an allocation of pinned memory may stop
+/// Words to which devices write marks. They are allocated by the page, since an allocation of pinned memory may stop
 /// the whole device.
 #[derive(Debug, Default)]
 struct Words {
@@ -773,7 +774,7 @@ impl Words {
     }
 }
 
-/// A word that the device writes marks to.
+/// A word to which the device writes marks.
 struct Counter {
     word: Address,
     /// The address of the word on the device.
@@ -815,17 +816,17 @@ struct LaneStream {
     gpu: CudaGpu,
     stream: Arc<CudaStream>,
     marks: Marks,
-    /// The stream is one of the program's own.
+    /// Whether the stream is one of the program's own.
     imported: bool,
-    /// The running function has asked for the stream.
+    /// Whether the running function has asked for the stream.
     shown: bool,
-    /// An earlier function has asked for the stream, which has not been checked for a capture since.
+    /// Whether an earlier function has asked for the stream, which has not been checked for a capture since.
     unseen: bool,
-    /// A capture also contained work of other functions. That work was not done, and never will be.
+    /// Whether a capture also contained work of other functions. That work was not done, and never will be.
     unfit: bool,
 }
 
-/// Returns cudarc's handle of a lane's stream, or `None` if the stream is not on a CUDA device.
+/// Returns cudarc's handle to a lane's stream, or `None` if the stream is not on a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     let lane = stream.as_any().downcast_mut::<LaneStream>()?;
     // An error that a drop has left would make cudarc's next call fail, although the two are unrelated.
@@ -851,7 +852,7 @@ impl LaneStream {
     /// of a graph: a mark in a graph never passes, or passes whenever the graph is launched.
     fn ready_to_issue(&mut self) -> Result<(), DeviceError> {
         if self.imported {
-            // Outside of an operation the program may capture it freely.
+            // Outside an operation, the program may capture the stream freely.
             if self.ready()?.is_capturing(&self.stream)? {
                 let message = "the imported stream is being captured; end the capture before an operation includes it";
                 return Err(DeviceError::refused(CAPTURING, message));
@@ -861,7 +862,7 @@ impl LaneStream {
         self.unseen |= self.may_be_captured();
         let _ = self.look()?;
         if self.unfit {
-            let message = "a function has left the stream of its lane in a capture; end the capture on every way out";
+            let message = "a function has left a capture of its lane's stream open; end it on every path out";
             return Err(DeviceError::refused(CAPTURING, message));
         }
         self.ready().map(drop)
@@ -872,20 +873,20 @@ impl LaneStream {
         self.shown || Arc::strong_count(&self.stream) > 1
     }
 
-    /// Ends a capture of the stream, if there may be one. Returns whether there was one.
+    /// Looks for a capture of the stream if there may be one, and ends it. Returns whether there was one.
     fn look(&mut self) -> Result<LeftBehind, DeviceError> {
         if !self.unseen && !self.may_be_captured() {
             return Ok(LeftBehind::Nothing);
         }
         let found = self.end_capture().inspect_err(|_| self.unseen = true)?;
         self.unfit |= found == LeftBehind::Capture && self.unseen;
-        // The running function may still begin one.
+        // `shown` stays set, since the running function may still begin a capture.
         self.unseen = false;
         Ok(found)
     }
 
-    /// Ends a capture of the stream, like [`look`](Self::look), but does not first check whether there may be one.
-    /// Works on a lost device too, which must still be waited for.
+    /// Ends a capture of the stream, like [`look`](Self::look), but does not first check whether there may be one. Also
+    /// works on a device that was given up, since its work must still be waited for.
     fn end_capture(&self) -> Result<LeftBehind, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.own()?;
@@ -899,7 +900,8 @@ impl LaneStream {
         // Whatever this returns, the capture may be over.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
         if gpu.is_capturing(&self.stream)? {
-            // For instance, another stream has brought this one into the capture, or another thread has begun it.
+            // For instance, another stream has drawn this one into its capture, or another thread has begun the
+            // capture.
             gpu.check("cuStreamEndCapture", result)?;
         }
         Ok(LeftBehind::Capture)
@@ -922,7 +924,7 @@ impl Drop for LaneStream {
         match &mut self.marks {
             Marks::Counter(counter) => {
                 // Acquire: after its last mark the device does not write the word again. If the last mark has not
-                // passed, the device keeps the word.
+                // passed, the word is not reused.
                 if counter.word().load(Acquire) == counter.made {
                     lock(&self.gpu.0.words).free.push(counter.word);
                 }
@@ -951,7 +953,7 @@ impl Stream for LaneStream {
         let Some(event) = event.downcast::<CudaEvent>() else {
             return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated one"));
         };
-        // SAFETY: the event and the stream are alive. The event may be of another context.
+        // SAFETY: the event and the stream are alive. The event may belong to another context.
         gpu.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.stream.cu_stream(), event.raw.0, 0) })
     }
 

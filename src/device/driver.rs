@@ -7,12 +7,12 @@ use crate::error::device::DeviceError;
 /// The size of the smallest block, in bytes. Drivers align blocks to at least this.
 pub(super) const ALIGNMENT: usize = 256;
 
-/// A GPU for an engine. Made from a [`SimulatedGpu`](super::simulated::SimulatedGpu), or from a `CudaGpu` in builds
+/// A GPU for an engine, created from a [`SimulatedGpu`](super::simulated::SimulatedGpu), or from a `CudaGpu` in builds
 /// with the feature `cuda`.
 #[derive(Clone, Debug)]
 pub struct GpuDriver(pub(crate) Arc<dyn Driver>);
 
-/// The commands that a stream is for.
+/// The kind of commands that a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamRole {
     CopyIn,
@@ -20,7 +20,7 @@ pub(crate) enum StreamRole {
     Compute,
     /// Kernels that the device starts before others, if it can.
     Urgent,
-    /// All commands: this is the GPU's only stream in an engine that has one for each GPU.
+    /// All kinds of commands.
     All,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Address {
     pub(super) ptr: *mut u8,
 }
 
-// SAFETY: an address gives no access by itself: whoever dereferences the pointer must justify it.
+// SAFETY: holding the pointer is harmless; code that dereferences it must justify the access.
 unsafe impl Send for Address {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Address {}
@@ -74,11 +74,11 @@ impl Address {
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) address: Address,
-    /// The size, which may exceed the requested one.
+    /// The size, which may exceed the requested size.
     pub(crate) bytes: usize,
 }
 
-/// A point in a stream that other streams can wait for. Clones are cheap, and the last one releases the event.
+/// A point in a stream that other streams can wait for. Clones are cheap, and dropping the last one releases the event.
 #[derive(Clone)]
 pub struct Event(Arc<dyn Any + Send + Sync>);
 
@@ -100,12 +100,12 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A device.
+/// A device, with its streams and its memory.
 pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Returns the name of the device, for messages.
     fn name(&self) -> String;
 
-    /// Returns the cores near the device, or none if they are not known.
+    /// Returns the cores near the device, or an empty list if they are not known.
     fn cores_near(&self) -> Vec<usize> {
         Vec::new()
     }
@@ -113,21 +113,22 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Opens a stream.
     fn open(&self, role: StreamRole) -> Result<Box<dyn Stream>, DeviceError>;
 
-    /// Takes a block of at least `bytes` from the pool, and allocates from the device only if the pool has none. The
-    /// content of the block is unspecified and may be uninitialised.
+    /// Takes a block of at least `bytes` bytes from the pool, and allocates from the device only if the pool has none.
+    /// The contents of the block are unspecified and may be uninitialised.
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError>;
 
-    /// Returns a block of this driver to the pool. Calls no function of the device, and waits for nothing but a short
-    /// lock. The device must no longer use the block.
+    /// Returns a block of this driver to the pool. Never calls the device, and waits only for a lock that is held
+    /// briefly. The device must no longer use the block.
     fn free(&self, block: Block);
 
     /// Gives up the device: the engine stops using it, and frees memory that commands in flight may still use. When
-    /// this returns, on any thread, the device touches no memory of any block, or no such block is used again.
+    /// this returns, on any thread, the device no longer touches the memory of any block, or the blocks that it may
+    /// touch are never used again.
     fn abandon(&self, error: &DeviceError);
 }
 
-/// Whether the end of a function checks for a capture that the function has left open. The check may cost a call to
-/// the driver.
+/// When the engine checks for a capture that a function has left open: when the function ends, or later. The check may
+/// cost a call to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureCheck {
     Now,
@@ -144,7 +145,7 @@ pub(crate) enum LeftBehind {
     Capture,
 }
 
-/// A queue of commands for a device, called by one thread at a time.
+/// A queue of commands for a device, used by one thread at a time.
 ///
 /// An error that is not a loss means that the call had no effect on the stream.
 pub(crate) trait Stream: Send {
@@ -152,7 +153,7 @@ pub(crate) trait Stream: Send {
     /// streams exists. Returns `None` for a stream without a driver.
     fn driver(&self) -> Option<usize>;
 
-    /// Records an event at this point of the stream. The event happens when all commands before it are done.
+    /// Records an event at this point in the stream. The event happens when all commands before it are done.
     fn record(&mut self) -> Result<Event, DeviceError>;
 
     /// Makes all later commands of the stream wait for `event`, on the device. The host does not wait.
@@ -162,26 +163,26 @@ pub(crate) trait Stream: Send {
     /// Each number must be greater than the one before.
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
-    /// Returns the number of the last mark that the stream has passed, 0 before the first. Cheap.
+    /// Returns the number of the last mark that the stream has passed, or 0 before the first. The call is cheap.
     ///
     /// Acquire (edge `mark`): the caller sees what the commands before that mark have written.
     fn passed(&mut self) -> Result<u64, DeviceError>;
 
-    /// Asks the driver whether the stream is sound. Must be called now and then while no mark passes, since a driver
-    /// may find faults only here.
+    /// Checks whether the stream is sound. Must be called from time to time while no mark passes, since some drivers
+    /// detect faults only here.
     fn probe(&mut self) -> Result<(), DeviceError>;
 
-    /// Makes the device copy `bytes`.
+    /// Makes the device copy `bytes` bytes from `from` to `to`.
     ///
     /// # Safety
-    /// 1. Both places hold `bytes`, and stay allocated until the stream has passed a mark behind this command, or the
-    ///    device is lost.
+    /// 1. Both places hold `bytes` bytes, and stay allocated until the stream has passed a mark behind this command, or
+    ///    the device is lost.
     /// 2. Until then, nothing else writes to either place or reads the target, except commands that streams and events
     ///    order with this one.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Notes that a function of the program, which may have used the stream, has returned. If `check` asks for it and
-    /// the function has left the stream capturing, ends the capture, so that none of the captured work is ever done.
+    /// Notes that a function of the program, which may have used the stream, has returned. If the function has left the
+    /// stream capturing and `check` is [`CaptureCheck::Now`], ends the capture; none of the captured work is ever done.
     ///
     /// # Errors
     /// The function has left a failure for the next caller, or the capture cannot be ended.
@@ -195,6 +196,6 @@ pub(crate) trait Stream: Send {
         Ok(false)
     }
 
-    /// Returns the stream, to be downcast to the driver's own type.
+    /// Returns the stream as `Any`, to be downcast to the driver's own type.
     fn as_any(&mut self) -> &mut dyn Any;
 }

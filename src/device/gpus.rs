@@ -26,7 +26,7 @@ pub(crate) const MAX_GPUS: usize = (u8::MAX as usize - FIRST_LANE as usize) / LA
 pub(crate) struct Gpus<T> {
     pub(crate) gpus: Box<[Gpu]>,
     lanes: Box<[GpuLane<T>]>,
-    /// Whether the lanes' threads are pinned near their devices.
+    /// Whether the lanes' threads are pinned to the cores near their devices.
     pub(crate) pins: bool,
     /// The number of lanes of each GPU. It is one in the naive engine, where no thread serves the lane.
     pub(crate) lanes_each: usize,
@@ -115,8 +115,8 @@ impl<T> Gpus<T> {
         self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
     }
 
-    /// Sends `op` to a lane of a device that it waits for. The lane takes it before the operations that it has yet to
-    /// issue, which are independent of it.
+    /// Sends `op` to the device lane that it waits for. The lane takes `op` before the operations that it has yet to
+    /// issue, on which `op` does not depend.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }
@@ -126,7 +126,7 @@ impl<T> Gpus<T> {
         self.gpu(gpu).and_then(|gpu| gpu.lost.get())
     }
 
-    /// Lets the threads of all lanes end. No operation may be pending.
+    /// Makes the threads of all lanes end. No operation may be pending.
     pub(crate) fn end(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end());
     }
@@ -140,8 +140,8 @@ impl<T> Gpus<T> {
 impl Gpu {
     /// Notes that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
-        // Must come before another thread can see the loss and free memory. Every caller waits here for the commands
-        // that it has issued itself.
+        // This must come before another thread can see the loss and free memory. Every caller waits here for the
+        // commands that it has issued itself.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {
@@ -150,7 +150,7 @@ impl Gpu {
         self.lost.get().cloned().unwrap_or(loss)
     }
 
-    /// Takes a stream for the naive engine, which must be [returned](Self::return_stream).
+    /// Takes a stream for the naive engine. The stream must be [returned](Self::return_stream).
     pub(crate) fn take_stream(&self, device: Device) -> GpuStream {
         let idle = lock(&self.idle).pop();
         idle.unwrap_or_else(|| match self.driver.open(StreamRole::All) {

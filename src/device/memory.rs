@@ -14,7 +14,7 @@ use bytemuck::Pod;
 use super::driver::{ALIGNMENT, Address, Block, Driver, MemoryKind, MemoryOwner};
 use crate::error::device::DeviceError;
 
-/// A block of a driver. Dropping this returns the block to the driver.
+/// A block that was allocated by a driver. Dropping this returns the block to the driver.
 struct Owned {
     driver: Arc<dyn Driver>,
     block: ManuallyDrop<Block>,
@@ -23,7 +23,7 @@ struct Owned {
 impl Owned {
     /// Allocates memory for `len` values of type `T`.
     fn new<T>(driver: &Arc<dyn Driver>, kind: MemoryKind, len: usize) -> Result<Self, DeviceError> {
-        const { assert!(align_of::<T>() <= ALIGNMENT, "no device aligns its memory so far") };
+        const { assert!(align_of::<T>() <= ALIGNMENT, "no device aligns its memory this strictly") };
         let Some(bytes) = len.checked_mul(size_of::<T>()) else {
             let each = size_of::<T>();
             return Err(DeviceError::refused(
@@ -46,11 +46,12 @@ impl Drop for Owned {
 
 /// A fixed number of values in the memory of a device.
 ///
-/// The host cannot access them. Operations on the device use them, and copies move them from and to a [`PinnedVec`]. A
-/// `DeviceVec` exists only as the value of a variable: so only operations that have declared it can have references to
-/// it, and the engine knows when the device has finished with it. The content of a new one is unspecified.
+/// The host cannot access them. Operations on the device use them, and copies move them to and from a [`PinnedVec`]. A
+/// `DeviceVec` exists only as the value of a variable. So only operations that have declared the variable can have
+/// references to the vector, and the engine knows when the device has finished with it. The contents of a new vector
+/// are unspecified.
 ///
-/// Its drop returns the memory to the device's pool.
+/// Dropping it returns its memory to the device's pool.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -104,7 +105,7 @@ impl<T> DeviceVec<T> {
         matches!(address.owner, MemoryOwner::Cuda(_)).then(|| address.ptr() as cudarc::driver::sys::CUdeviceptr)
     }
 
-    /// Returns whether the values are in the memory of `owner`. A vector without bytes is in every memory.
+    /// Returns whether the values are in the memory of `owner`. A vector without bytes counts as being in every memory.
     pub(super) fn is_at(&self, owner: MemoryOwner) -> bool {
         self.memory.block.bytes == 0 || self.address().owner == owner
     }
@@ -116,13 +117,13 @@ impl<T> fmt::Debug for DeviceVec<T> {
     }
 }
 
-/// A fixed number of values in memory of the host that a device copies from and to directly, while the host does
-/// something else ("page-locked" memory).
+/// A fixed number of values in page-locked host memory, which a device copies to and from directly while the host does
+/// something else.
 ///
-/// It derefs to a slice. Like a [`DeviceVec`] it exists only as the value of a variable, so no reference to it exists
-/// while a copy is in flight. A new one holds zeros. It is cached like other memory.
+/// It derefs to a slice. Like a [`DeviceVec`], it exists only as the value of a variable, so no reference to it exists
+/// while a copy is in flight. A new vector holds zeros. The CPU caches the memory like any other.
 ///
-/// Its drop returns the memory to the device's pool.
+/// Dropping it returns its memory to the device's pool.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -145,15 +146,15 @@ pub struct PinnedVec<T> {
 impl<T: Pod + Send + Sync> PinnedVec<T> {
     pub(crate) fn new(driver: &Arc<dyn Driver>, len: usize) -> Result<Self, DeviceError> {
         let vec = Self { memory: Owned::new::<T>(driver, MemoryKind::Pinned, len)?, len, values: PhantomData };
-        // SAFETY: the memory is this vector's alone, and has this size. The write needs no old values: they may be
-        // another vector's.
+        // SAFETY: the memory belongs to this vector alone, and has this size. The write does not read the old values,
+        // which may be another vector's or uninitialised.
         unsafe { vec.as_mut_ptr().write_bytes(0, len) };
         Ok(vec)
     }
 }
 
 impl<T> PinnedVec<T> {
-    /// Returns the number of values, without a reference to them.
+    /// Returns the number of values, without creating a reference to them.
     pub(crate) fn count(&self) -> usize {
         self.len
     }
@@ -163,8 +164,8 @@ impl<T> PinnedVec<T> {
     }
 
     /// Returns the address of the values. Invariant: it points to `len` values of type `T`, in memory that is
-    /// initialised, aligned to at least the alignment of `T`, and this vector's alone. `T` is [`Pod`], since only
-    /// `new` creates a vector.
+    /// initialised, aligned to at least the alignment of `T`, and owned by this vector alone. `T` is [`Pod`], since
+    /// only `new` creates a vector.
     fn as_mut_ptr(&self) -> *mut T {
         self.address().ptr().cast()
     }

@@ -9,8 +9,8 @@
 //! | what | who |
 //! |---|---|
 //! | a driver | any thread, at any time |
-//! | a stream | one thread at a time: that of its lane; in the naive engine, and for streams that a program has imported, the thread that runs an operation which uses it |
-//! | a block, and the memory in it | the owner that has taken it from the pool, until it returns it; while commands on it are in flight, the device |
+//! | a stream | one thread at a time: the thread of its lane; in the naive engine, and for imported streams, the thread that runs an operation on it |
+//! | a block, and the memory in it | the owner that took it from the pool, until it returns it; the device, while commands on it are in flight |
 //!
 //! # Order
 //!
@@ -28,8 +28,8 @@
 //! # After a loss
 //!
 //! An error that [is a loss](crate::DeviceError::is_lost) is permanent: every later call on every stream of the device
-//! returns it, and allocations are refused. After [`Driver::abandon`](driver::Driver::abandon) the device touches no
-//! memory; the head of `cuda` states what is not known about hardware. Blocks can still be returned.
+//! returns it, and allocations are refused. Once [`Driver::abandon`](driver::Driver::abandon) has returned, the device
+//! touches no memory; the head of `cuda` states what is not known about hardware. Blocks can still be returned.
 
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]

@@ -1,12 +1,12 @@
-//! A cache of free blocks, by size. It exists because an allocation by the driver can stop the whole device.
+//! A cache of free blocks, by size. It exists because the driver may stop the whole device to allocate memory.
 //!
 //! There are four sizes between one power of two and the next. So a block is at most a quarter larger than the
-//! requested size, or it has 256 bytes. Above [`LARGE`] the size of a block is a multiple of [`PAGE`], so that one
-//! block can take most of a device's memory.
+//! requested size, except that the smallest block has 256 bytes. Above [`LARGE`] the size of a block is a multiple of
+//! [`PAGE`], so that one block can take most of a device's memory.
 //!
 //! # Progress
 //!
-//! Each kind of memory has a lock. It is held while a vector is pushed to or popped from, and never during a call to
+//! Each kind of memory has a lock. It is held only while a list of free blocks is changed, and never during a call to
 //! the driver.
 
 use std::{collections::BTreeMap, fmt};
@@ -18,7 +18,7 @@ use crate::{
 
 use super::driver::{ALIGNMENT, Address, Block, MemoryKind};
 
-/// Blocks up to this size have one of four sizes for each power of two. Picked.
+/// Blocks up to this size have one of four sizes for each power of two. Not tuned.
 const LARGE: usize = 64 << 20;
 
 /// The unit in which the CUDA driver allocates large memory.
@@ -33,7 +33,7 @@ pub(super) struct Pool {
     pinned: Mutex<Free>,
 }
 
-/// Returns the size of a block for `bytes`, which is not 0, or `None` if no block can be that large.
+/// Returns the size of a block for `bytes` bytes, or `None` if no block can be that large. `bytes` must not be 0.
 fn size_for(bytes: usize) -> Option<usize> {
     if bytes <= ALIGNMENT {
         return Some(ALIGNMENT);
@@ -44,7 +44,8 @@ fn size_for(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(step).filter(|&size| isize::try_from(size).is_ok())
 }
 
-/// Takes a block of at least `size` bytes, and returns it with its size. A large one may be a quarter larger.
+/// Takes a free block of at least `size` bytes, and returns it with its size. A large block may be up to a quarter
+/// larger than `size`.
 fn take(free: &mut Free, size: usize) -> Option<(Address, usize)> {
     let most = if size > LARGE { size + size / 4 } else { size };
     free.range_mut(size..=most).find_map(|(&size, blocks)| blocks.pop().map(|address| (address, size)))
@@ -62,8 +63,9 @@ impl Pool {
         }
     }
 
-    /// Takes a block of at least `bytes`: a free one, or one that `ask` allocates with exactly the size that it gets.
-    /// If `ask` finds no room, passes all free blocks of that kind to `release`, and calls `ask` once more.
+    /// Takes a block of at least `bytes` bytes: a free one, or a new one from `ask`, which must allocate exactly the
+    /// size that it receives. If `ask` runs out of memory, passes all free blocks of that kind to `release`, and calls
+    /// `ask` once more.
     pub(super) fn allocate(
         &self,
         kind: MemoryKind,
@@ -88,10 +90,10 @@ impl Pool {
         Ok(Block { address, bytes })
     }
 
-    /// Takes a block back.
+    /// Returns a block to the pool.
     pub(super) fn free(&self, block: Block) {
         if block.bytes != 0 {
-            debug_assert_eq!(size_for(block.bytes), Some(block.bytes), "the block is not of this pool");
+            debug_assert_eq!(size_for(block.bytes), Some(block.bytes), "the block does not come from a pool");
             lock(self.of(block.address.kind)).entry(block.bytes).or_default().push(block.address);
         }
     }
@@ -134,7 +136,7 @@ mod tests {
         assert_eq!(size_for(usize::MAX), None);
     }
 
-    /// A device of 141 GB.
+    /// The device has 141 GB.
     #[test]
     fn one_block_can_take_most_of_a_device() {
         const GIB: usize = 1 << 30;
@@ -152,7 +154,7 @@ mod tests {
         assert_eq!(less.bytes, LARGE + PAGE);
         let again = pool.allocate(MemoryKind::Device, 2 * LARGE - PAGE, asked(&mut count), |_, _| ());
         assert_eq!(again.expect("there is room").bytes, 2 * LARGE);
-        assert_eq!(count, 2, "one of three was there");
+        assert_eq!(count, 2, "one of the three blocks was in the pool");
     }
 
     fn asked(count: &mut usize) -> impl FnMut(usize) -> Result<Address, DeviceError> {
@@ -170,12 +172,12 @@ mod tests {
         for (kind, bytes) in [(MemoryKind::Device, 1000), (MemoryKind::Device, 2000), (MemoryKind::Pinned, 1000)] {
             pool.allocate(kind, bytes, asked(&mut count), |_, _| ()).expect("there is room");
         }
-        assert_eq!(count, 3, "one of four was there");
+        assert_eq!(count, 3, "one of the four blocks was in the pool");
     }
 
     #[test]
     fn free_blocks_are_released_before_an_allocation_fails() {
-        // The device is full, or no more memory can be pinned.
+        // The device is out of memory, or no more memory can be pinned.
         for code in [2, 304] {
             releases_if_refused_with(code);
         }
@@ -199,14 +201,14 @@ mod tests {
             MemoryKind::Device,
             5000,
             |_| Err(DeviceError::refused(code, "full")),
-            |_, _| panic!("nothing"),
+            |_, _| panic!("no block is free"),
         );
         assert_eq!(none.expect_err("there is no room").code(), code);
     }
 
-    /// For instance while another thread of the process captures a graph.
+    /// For instance, another thread of the process is capturing a graph.
     #[test]
-    fn free_blocks_stay_if_an_allocation_fails_for_another_reason_than_room() {
+    fn free_blocks_stay_if_an_allocation_fails_for_a_reason_other_than_lack_of_memory() {
         let (pool, mut count) = (Pool::new(), 0);
         let block = pool.allocate(MemoryKind::Device, 1000, asked(&mut count), |_, _| ()).expect("there is room");
         pool.free(block);
@@ -216,7 +218,7 @@ mod tests {
             asked += 1;
             Err(refused())
         };
-        let error = pool.allocate(MemoryKind::Device, 5000, ask, |_, _| panic!("it is released")).expect_err("not now");
+        let error = pool.allocate(MemoryKind::Device, 5000, ask, |_, _| panic!("released")).expect_err("not now");
         assert_eq!((error.code(), asked), (900, 1));
     }
 }

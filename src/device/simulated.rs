@@ -6,11 +6,11 @@
 //! nothing else is ordered. With a [seed](SimulatedGpuBuilder::seed), the next command is picked at random among those
 //! that are ready, which exposes missing waits.
 //!
-//! The device has no thread. It works when one of its streams is polled, or is full when a command is issued; it then
-//! executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and must not wait
-//! for the device itself.
+//! The device has no thread. It does its work when one of its streams is polled, or is full when a command is issued;
+//! it then executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and must
+//! not wait for the device itself.
 //!
-//! Errors have CUDA's numbers: 2 for too little memory, 999 for a device that was lost by
+//! Errors have CUDA's numbers: 2 for an allocation without enough memory, 999 for a device that was lost by
 //! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
 //! that panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
 //!
@@ -62,7 +62,7 @@ pub enum Clock {
     Instantly,
 }
 
-/// The options of a simulated GPU. The defaults are in the range of hardware, and picked.
+/// The options of a simulated GPU. The defaults are picked to resemble hardware, not measured.
 ///
 /// ```
 /// use raddle::SimulatedGpu;
@@ -122,15 +122,15 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets the minimum time from the call that issues a copy or a kernel to its start. No engine is busy during this
-    /// time. Default: 4 µs.
+    /// Sets the minimum time between the call that issues a copy or a kernel and the start of that command. No engine
+    /// is busy during this time. Default: 4 µs.
     #[must_use]
     pub fn launch_latency(mut self, latency: Duration) -> Self {
         self.launch_latency = latency;
         self
     }
 
-    /// Sets the time of kernels that are launched with a duration of zero. Default: 10 µs.
+    /// Sets the duration of kernels that are launched with a duration of zero. Default: 10 µs.
     #[must_use]
     pub fn kernel_time(mut self, time: Duration) -> Self {
         self.kernel_time = time;
@@ -151,7 +151,7 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets how many commands a stream can hold. A call that issues a further one waits until the first has ended.
+    /// Sets how many commands a stream can hold. A call that issues another one waits until the first has ended.
     /// Default: 1,024. 0 counts as 1.
     #[must_use]
     pub fn depth(mut self, commands: usize) -> Self {
@@ -167,8 +167,8 @@ impl SimulatedGpuBuilder {
     }
 
     /// Makes the device pick its next command at random, from this seed, among the possible ones, and leave some of
-    /// them for later polls. By default, the earliest possible command comes first; at the same time urgent commands
-    /// come first, and then those that were issued first.
+    /// them for later polls. By default, the command that can start or end earliest comes first; if several are equally
+    /// early, urgent commands come first, and then those that were issued first.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -200,17 +200,17 @@ pub struct Counts {
     pub launches: u64,
     /// Copies issued.
     pub copies: u64,
-    /// Bytes of copies that are done.
+    /// Bytes that completed copies have copied.
     pub bytes_copied: u64,
     /// Events recorded.
     pub records: u64,
     /// Waits for events.
     pub waits: u64,
-    /// Marks for the host.
+    /// Marks made for the host.
     pub marks: u64,
     /// Queries for the last mark that has passed.
     pub polls: u64,
-    /// Queries whether a stream is sound.
+    /// Checks whether a stream is sound.
     pub probes: u64,
     /// Pieces of memory that were allocated, on the device or pinned.
     pub allocations: u64,
@@ -224,7 +224,7 @@ pub struct Counts {
 pub struct EngineUsage {
     /// Commands that are done.
     pub commands: u64,
-    /// The sum of the commands' times.
+    /// The sum of the commands' durations.
     pub busy: Duration,
     /// When the first command began.
     pub first_start: Option<Duration>,
@@ -246,8 +246,8 @@ pub struct Usage {
 
 /// A simulated GPU; see [`simulated`](self).
 ///
-/// Clones are handles of the same device. Any thread may use them while engines use the device. In a forked child the
-/// device is lost: an engine there needs a device that was created in the child.
+/// Clones are handles to the same device. Any thread may use them, even while engines use the device. In a forked child
+/// the device is lost: an engine there needs a device that was created in the child.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -273,7 +273,7 @@ struct Device {
     /// Notified whenever an effect has ended after the device was lost.
     idle: Condvar,
     pool: pool::Pool,
-    /// Recognises a forked child, where the locks may be held for ever by threads of the parent.
+    /// Recognises a forked child, where the locks may be held forever by threads of the parent.
     process: ProcessMark,
 }
 
@@ -297,19 +297,19 @@ impl SimulatedGpu {
     }
 
     /// Loses the device, as if it had been pulled out: commands that are not done never will be, and every later call
-    /// of the engine returns an error. A kernel that runs at this moment ends first.
+    /// of the engine returns an error. A kernel that is already running runs to its end.
     pub fn lose(&self) {
-        self.0.lose(DeviceError::lost(999, "the simulated device was taken away"));
+        self.0.lose(DeviceError::lost(999, "the simulated device was removed"));
     }
 
-    /// Makes the `n`-th copy or kernel from now on fail when its time is over, as if it had accessed foreign memory:
-    /// the device is then lost. 1 is the next one; 0 withdraws the request.
+    /// Makes the `n`-th copy or kernel issued after this call fail at the end of its time, as if it had accessed an
+    /// illegal address; the device is then lost. With `n` = 1 the next one fails; 0 withdraws the request.
     pub fn fail_at(&self, n: u64) {
         self.0.control(|state| state.fail_in = n);
     }
 
-    /// Makes the `n`-th call from now on fail without an effect, and leaves the device sound. Copies, launches,
-    /// events, waits, marks and allocations are calls. 1 is the next one; 0 withdraws the request.
+    /// Makes the `n`-th later call to the device fail without any effect; the device stays sound. Copies, launches,
+    /// events, waits, marks and allocations count as calls. With `n` = 1 the next call fails; 0 withdraws the request.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -330,8 +330,8 @@ impl SimulatedGpu {
         self.0.control(|state| state.refuse(n, false));
     }
 
-    /// Refuses the `n`-th call and all later ones, as [`refuse_at`](Self::refuse_at) refuses one, until one of the two
-    /// is called again.
+    /// Makes the `n`-th later call and all calls after it fail like one that [`refuse_at`](Self::refuse_at) has
+    /// selected, until either function is called again.
     pub fn refuse_from(&self, n: u64) {
         self.0.control(|state| state.refuse(n, true));
     }
@@ -341,7 +341,7 @@ impl SimulatedGpu {
         self.0.control(|state| state.stall());
     }
 
-    /// Ends a [stall](Self::stall). Commands that have not started start now at the earliest.
+    /// Ends a [stall](Self::stall). Commands that had not started before the stall start now at the earliest.
     pub fn resume(&self) {
         self.0.control(|state| state.resume());
     }
@@ -379,14 +379,14 @@ impl From<SimulatedGpu> for GpuDriver {
 
 /// Returns the layout of a block of `bytes`.
 fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes, ALIGNMENT).expect("the pool asks for no more than can be addressed")
+    Layout::from_size_align(bytes, ALIGNMENT).expect("the pool never asks for more than can be addressed")
 }
 
 impl Device {
     /// Returns the state, or an error in a process that was forked after the device was created.
     fn state(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         if self.process.is_foreign() {
-            return Err(DeviceError::lost(-1, "the device is that of a process which has forked this one"));
+            return Err(DeviceError::lost(-1, "the device belongs to the parent process, which forked this one"));
         }
         Ok(lock(&self.state))
     }
@@ -422,7 +422,7 @@ impl Device {
             handle_alloc_error(layout);
         }
         let owner = if kind == MemoryKind::Device { MemoryOwner::Simulated(self.number) } else { MemoryOwner::Host };
-        // SAFETY: the memory has this size, and is new.
+        // SAFETY: the memory has this size, and is newly allocated.
         unsafe { ptr.write_bytes(0xA5, bytes) };
         Ok(Address { kind, owner, ptr })
     }
@@ -432,8 +432,8 @@ impl Device {
         if address.kind == MemoryKind::Device {
             lock(&self.state).allocated -= bytes;
         }
-        // SAFETY: `ask` has allocated it with this layout, and no operation uses it: its owner has returned it to the
-        // pool.
+        // SAFETY: `ask` has allocated the memory with this layout, and no operation uses it: its owner has returned it
+        // to the pool.
         unsafe { dealloc(address.ptr(), layout(bytes)) };
     }
 }
@@ -477,7 +477,7 @@ impl Driver for SimulatedGpu {
 
     fn abandon(&self, error: &DeviceError) {
         self.0.lose(error.clone().into_loss());
-        // Another thread may be copying or running a kernel, and uses memory until it has finished.
+        // Another thread may be copying or running a kernel, which uses memory until it has finished.
         drop(self.0.state().and_then(|state| timeline::quiet(state, &self.0.idle)));
     }
 }
@@ -505,9 +505,9 @@ impl Simulated {
             if has_room(&state) || state.is_lost() {
                 return Ok(state);
             }
-            // The device works when it is polled.
+            // The device does its work when it is polled.
             drop(timeline::work(&self.device.state, state, &self.device.idle)?);
-            // A kernel may have forked, so the device is queried again.
+            // A kernel may have forked this process, so the state is requested again.
             thread::yield_now();
         }
     }
@@ -516,9 +516,9 @@ impl Simulated {
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
         let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
-            // A caller that finds the device lost may free the memory.
+            // A caller that learns of a loss may free memory that running effects still use.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
-            // Its drop may run program code.
+            // Without the lock: the drop of the command may run program code.
             drop(command);
             return Err(error);
         }
@@ -577,7 +577,7 @@ impl Stream for Simulated {
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
         let owner = MemoryOwner::Simulated(self.device.number);
         for address in [from, to] {
-            // The memory of every simulated device is host memory, so copies between devices need nothing else.
+            // The memory of every simulated device is host memory, so copies between devices need no special treatment.
             if !matches!(address.owner, MemoryOwner::Host | MemoryOwner::Simulated(_)) {
                 return Err(DeviceError::refused(-1, "a simulated device cannot copy memory of a real one"));
             }

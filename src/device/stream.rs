@@ -1,17 +1,16 @@
-//! The stream that the function of a device operation gets, and the program's own streams that it includes.
+//! The stream that the function of a device operation receives, and the program's own streams that it includes.
 //!
-//! # Streams of the program's own
+//! # The program's own streams
 //!
 //! [`GpuStream::include`] orders another stream with the lane's stream while a function runs. First the other stream
 //! waits for an event of the lane's stream; at the end the lane's stream waits for an event of the other one. So
-//! everything that an operation issues comes before the next mark or event of its lane, which is all that the engine
-//! needs.
+//! everything that an operation issues precedes the next mark or event of its lane, which is all that the engine needs.
 //!
 //! | state of the lane's stream | how it gets there | next |
 //! |---|---|---|
 //! | alone | – | forked |
-//! | forked | the other stream waits for an event of it; the function runs, and has only the other stream | alone, given up |
-//! | alone | it waits for an event of the other stream; both calls have as many tries as a mark | forked |
+//! | forked | the other stream waits for an event of this one; the function runs, and has only the other stream | alone, given up |
+//! | alone | it waits for an event of the other stream; the record and the wait are each tried as often as a mark | forked |
 //! | given up | the device is lost, or every try failed; the stream is dead, so that nothing more is issued, and the engine gives up the device | – |
 
 use std::{any::Any, fmt, panic::resume_unwind};
@@ -35,16 +34,16 @@ pub(crate) const MARK_TRIES: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FunctionEnd {
     Returned,
-    /// It has failed, so it may have left a capture open.
+    /// The function has failed, so it may have left a capture open.
     Failed,
 }
 
-/// The stream on which a device operation issues its work; from [`OpBuilder::launch`](crate::OpBuilder::launch) and
-/// its siblings.
+/// The stream on which a device operation issues its work. [`OpBuilder::launch`](crate::OpBuilder::launch) and its
+/// variants pass it to the operation's function.
 ///
 /// The work that the function issues on the stream runs on the device after all dependencies of the operation, and the
-/// operation is complete when the device has completed that work. [`include`](Self::include) orders streams of the
-/// program's own with it.
+/// operation is complete when the device has completed that work. [`include`](Self::include) orders the program's own
+/// streams with it.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -69,8 +68,7 @@ pub struct GpuStream {
     device: Device,
     /// The last mark that `finish` has made.
     marks: u64,
-    /// Why the stream is dead, if it is. The original stream is kept until the device has been given up, which waits
-    /// for it.
+    /// Why the stream is dead, if it is. The original stream is kept, since giving up the device waits for it.
     given_up: Option<(DeviceError, Box<dyn Stream>)>,
 }
 
@@ -111,31 +109,31 @@ impl GpuStream {
     /// `CudaModule`, and the captures of a function are dropped before the device is done. A program must keep its
     /// modules elsewhere, or as values of variables that the operation reads.
     ///
-    /// A function that captures a graph on the stream must end the capture on every way out, panics included. If it
-    /// does not, the operation fails in builds with debug assertions; in others the operation fails or the device is
+    /// A function that captures a graph on the stream must end the capture on every path out of it, panics included. If
+    /// it does not, the operation fails in builds with debug assertions; in others the operation fails or the device is
     /// given up. Nothing that the engine does on other streams invalidates the capture.
     ///
     /// An object that keeps the stream, such as a graph or a library's handle, may be used by operations with the same
     /// property on one engine that is not naive: these all have the same stream. In the naive engine, each operation
-    /// may have another stream.
+    /// may have a different stream.
     ///
-    /// For work on streams of the program's own see [`include`](Self::include).
+    /// For work on the program's own streams, see [`include`](Self::include).
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda(&mut self) -> Option<std::sync::Arc<cudarc::driver::CudaStream>> {
         crate::device::cuda::stream_of(&mut *self.stream)
     }
 
-    /// Calls `f` with `other`, a stream of the program's own, and makes what `f` issues on it a part of this operation:
-    /// the device does it after everything that was issued on this stream before, and before everything that is issued
-    /// on it later. `f` need not issue anything.
+    /// Calls `f` with `other`, one of the program's own streams, and makes what `f` issues there part of this
+    /// operation: the device does it after everything that was issued on this stream before the call, and before
+    /// everything that is issued on this stream after it. `f` need not issue anything.
     ///
     /// This is for objects that are bound to a stream, such as the handle of a library: they keep their stream, and are
     /// ordered with all operations. Other work that the program has issued on `other` keeps its place there, so this
-    /// operation waits for it. The host waits for nothing. The call costs two events and two waits for events, which
+    /// operation waits for it. The host does not wait. The call costs two events and two waits for events, which
     /// operations that use only their lane's stream do not need.
     ///
-    /// If `f` panics, what it has issued still is a part of the operation.
+    /// If `f` panics, the work that it has issued is still part of the operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -164,10 +162,10 @@ impl GpuStream {
     /// ```
     ///
     /// # Errors
-    /// `other` is of another device, or was imported by another handle of the device than the engine's; the device
-    /// refuses a call, or is lost. If this is found before `f` is called, `f` is not called. A device that repeatedly
-    /// refuses a call that is needed after `f` is given up like a lost one: all operations in flight on it fail, since
-    /// their state is unknown.
+    /// `other` belongs to another device, or was imported through a handle that is neither the engine's nor a clone of
+    /// it; the device refuses a call, or is lost. If this is found before `f` is called, `f` is not called. A device
+    /// that repeatedly refuses a call that is needed after `f` is given up like a lost one: all operations in flight on
+    /// it fail, since their state is unknown.
     ///
     /// # Panics
     /// If `f` panics.
@@ -178,13 +176,13 @@ impl GpuStream {
     ) -> Result<R, DeviceError> {
         let other = &mut other.0;
         if self.stream.is_captured()? {
-            let message = "the function captures its stream; end the capture before another stream is included";
+            let message = "the function is capturing its stream; end the capture before including another stream";
             return Err(DeviceError::refused(CAPTURING, message));
         }
         let before = self.stream.record()?;
         if other.stream.driver().is_some_and(|driver| self.stream.driver() != Some(driver)) {
-            let message = "the imported stream is of another device than the operation; import one of each device, by \
-                           the handle that the engine was given, or a clone of that";
+            let message = "the imported stream belongs to another device than the operation's; import one for each, \
+                           through the handle that the engine was given or a clone of it";
             return Err(DeviceError::refused(-1, message));
         }
         if !removed(Step::IncludedComesAfter) {
@@ -192,7 +190,7 @@ impl GpuStream {
         }
         other.device = self.device;
         let result = panics::catch(|| f(other));
-        // Otherwise `record` below would look for a capture as well.
+        // Ends a capture that `f` has left open on `other`, which `record` below would refuse.
         let left = other.function_ended(FunctionEnd::Failed);
         // `f` may have captured the lane's stream too, into a graph that holds only this operation's work.
         let left = match self.stream.is_captured() {
@@ -206,7 +204,7 @@ impl GpuStream {
             persist(|| self.stream.wait(&after))
         });
         if let Err(error) = joined {
-            // Later work must not run beside work that is not ordered with it.
+            // Later work must not run concurrently with work that is not ordered with it.
             let stream = std::mem::replace(&mut self.stream, Box::new(Dead(error.clone())));
             self.given_up = Some((error.clone(), stream));
             if let Err(payload) = result {
@@ -218,19 +216,19 @@ impl GpuStream {
         left.map(|()| result)
     }
 
-    /// Notes that a function which had the stream has ended. Returns the failure that it has left behind.
+    /// Notes that a function that had the stream has ended. Returns the failure that it has left behind.
     pub(crate) fn function_ended(&mut self, end: FunctionEnd) -> Result<(), DeviceError> {
         let check = match end {
             FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
             _ => CaptureCheck::Now,
         };
-        // The function may have gone on with a stream that was given up. The device must wait for that stream.
+        // The function may have continued to use a stream that was given up, whose work must still be waited for.
         let dead = match &mut self.given_up {
             Some((_, stream)) => stream.function_ended(CaptureCheck::Now),
             None => Ok(LeftBehind::Nothing),
         };
         if [self.stream.function_ended(check)?, dead?].contains(&LeftBehind::Capture) {
-            let message = "the function has left its stream in a capture; end the capture on every way out";
+            let message = "the function has left a capture of its stream open; end it on every path out";
             return Err(DeviceError::refused(CAPTURING, message));
         }
         Ok(())
@@ -312,8 +310,8 @@ impl GpuStream {
     }
 }
 
-/// Makes a call whose failure would leave the device in an unknown state. Retries it several times, unless the device
-/// is lost.
+/// Makes a call whose failure would leave the device in an unknown state. Retries it a few times, unless the device is
+/// lost.
 fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
     let mut tries = 1;
     loop {
@@ -324,11 +322,10 @@ fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, Dev
     }
 }
 
-/// A stream of the program's own, on which operations of its device can issue work; see [`GpuStream::include`].
+/// One of the program's own streams, on which operations of its device can issue work; see [`GpuStream::include`].
 ///
-/// It belongs to one operation at a time. As the value of a variable
-/// ([`Engine::stream_var`](crate::Engine::stream_var)), the engine ensures that. Its drop leaves the program's stream
-/// as it is.
+/// It belongs to one operation at a time, which the engine ensures if it is the value of a variable
+/// ([`Engine::stream_var`](crate::Engine::stream_var)). Dropping it leaves the program's stream as it is.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -356,7 +353,7 @@ impl ImportedStream {
         gpu.open(StreamRole::All).map(Self::new)
     }
 
-    /// Wraps a CUDA stream: one of cudarc, or a raw one through cudarc's `wrap_borrowed_stream`.
+    /// Wraps a CUDA stream: one created by cudarc, or a raw one through cudarc's `wrap_borrowed_stream`.
     ///
     /// The stream must not be captured into a graph while an operation includes it.
     ///
@@ -515,8 +512,8 @@ mod tests {
         }
     }
 
-    /// No more work may be issued on a stream that is not ordered with other work. From its next call the engine
-    /// learns that the device must be given up.
+    /// No more work may be issued on a stream that is not ordered with other work. The engine's next call on it returns
+    /// an error, so that the engine gives up the device.
     #[test]
     fn a_stream_whose_included_work_cannot_be_ordered_is_dead() {
         for (refused, others) in [("other record", 3), ("lane wait", 4)] {
@@ -526,8 +523,8 @@ mod tests {
             assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
             assert_eq!(result.expect_err("it was refused").code(), 801);
             assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
-            // The device must wait for what was issued on it.
-            assert_eq!(Arc::strong_count(&calls.0), 2, "the stream is not there any more");
+            // The work that was issued on the stream must still be waited for.
+            assert_eq!(Arc::strong_count(&calls.0), 2, "the stream was dropped");
             for result in [
                 lane.inner().mark(1),
                 lane.inner().passed().map(drop),
@@ -537,7 +534,7 @@ mod tests {
             ] {
                 assert_eq!(result.expect_err("it is dead").message(), "not now");
             }
-            assert_eq!(calls.made(), made, "the stream itself was asked for nothing");
+            assert_eq!(calls.made(), made, "the stream itself was not called");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! How far the streams of a device have come, and which operations in flight use a variable.
+//! How far the streams of a device have progressed, and which operations in flight use a variable.
 //!
-//! A device operation releases its variables when it is *issued*, before the device has completed it. Operations of
-//! the same device that depend on it need no more, because events order their streams. Every other operation must wait
+//! A device operation releases its variables when it is *issued*, before the device has completed it. This is enough
+//! for dependent operations of the same device, because events order their streams. Every other operation must wait
 //! until it is *complete*. So each lane numbers the operations that it issues, a variable notes these numbers (its
 //! [`DeviceUses`]), and the lane publishes the last number that is complete (in its [`Timeline`]).
 //!
@@ -54,7 +54,7 @@ struct LaneUses {
 }
 
 impl DeviceUses {
-    /// Returns the uses of a variable by `lanes` lanes, none of which has issued an operation on it yet.
+    /// Creates the uses of a variable on which none of the `lanes` lanes has issued an operation yet.
     pub fn new(lanes: usize) -> Self {
         Self((0..lanes).map(|_| LaneUses::default()).collect())
     }
@@ -62,7 +62,8 @@ impl DeviceUses {
     /// Notes that `lane` issues its operation number `seq`, which accesses the variable in `mode`.
     pub fn note(&self, lane: usize, seq: u64, mode: Mode) {
         let uses = &self.0[lane];
-        // Relaxed: released when the operation releases the variable. Only this lane stores here, so the number rises.
+        // Relaxed: released when the operation releases the variable. Only this lane stores here, so the number never
+        // decreases.
         if mode.is_write() { &uses.written } else { &uses.read }.store(seq, Relaxed);
     }
 
@@ -97,13 +98,13 @@ impl Recorded {
     }
 }
 
-/// How far the stream of a lane has come.
+/// How far the stream of a lane has progressed.
 #[derive(Debug, Default)]
 pub struct Timeline {
     completed: CachePadded<AtomicU64>,
     /// The points behind operations that are not complete, in stream order.
     recorded: Mutex<VecDeque<Recorded>>,
-    /// Another stream has waited for a recorded point since the lane last checked.
+    /// Whether another stream has waited for a recorded point since the lane last checked.
     asked: AtomicBool,
 }
 
@@ -125,7 +126,7 @@ impl Timeline {
         }
     }
 
-    /// Publishes a point, which is behind all earlier ones, to the other lanes.
+    /// Publishes `recorded`, which is behind all earlier points, to the other lanes.
     pub fn publish(&self, recorded: Recorded) {
         lock(&self.recorded).push_back(recorded);
     }
@@ -142,7 +143,7 @@ impl Timeline {
         self.asked.swap(false, Relaxed)
     }
 
-    /// Returns the first known point behind operation `seq`.
+    /// Returns the first recorded point behind operation `seq`, if there is one.
     pub fn after(&self, seq: u64) -> Option<Recorded> {
         let recorded = lock(&self.recorded);
         recorded.get(recorded.partition_point(|recorded| recorded.seq < seq)).cloned()

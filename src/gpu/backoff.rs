@@ -12,14 +12,14 @@ pub(super) struct Backoff {
     looks: u32,
 }
 
-/// Polls with only a pause between them, about 10 µs in all. After these the thread yields the processor.
+/// The number of polls with only a pause between them, about 10 µs in all. After that the thread yields the processor.
 const EAGER_LOOKS: u32 = 200;
 
 /// A stream that has made no progress for this long is polled less often.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const QUIET: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The time between two polls of a quiet stream, which is the maximum delay that they add to the issue of an
+/// The time between two polls of a quiet stream, and so the longest delay that a sleep adds to the issue of an
 /// operation.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const NAP: std::time::Duration = std::time::Duration::from_micros(50);
@@ -29,7 +29,7 @@ const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
 
 impl Backoff {
-    /// Starts over, since the stream has made progress or was given work.
+    /// Starts over, since the stream has made progress or received work.
     pub(super) fn renew(&mut self) {
         self.looks = 0;
     }
@@ -37,7 +37,7 @@ impl Backoff {
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 impl Backoff {
-    /// Creates the backoff of the calling thread.
+    /// Creates a backoff for the calling thread.
     pub(super) fn new() -> Self {
         crate::sync::thread::sleep_sharply();
         let now = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and sends on the operations of
-//! other lanes that wait for it.
+//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and forwards the operations of other
+//! lanes that wait for it.
 //!
 //! # States of an operation here
 //!
@@ -12,14 +12,14 @@
 //!
 //! # Marks and events
 //!
-//! A *mark*, which `passed` reports, follows each operation that has an operation of the CPU behind it, and each one
-//! that has nothing behind it while the stream is quiet. Beyond these, at most one mark is in flight at a time, plus
-//! one behind every 64 operations: a chain of operations that stays on the GPU costs no others.
+//! A *mark*, which `passed` reports, follows each operation for whose end the host waits: an operation of the CPU or a
+//! handle depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations
+//! without a mark have been issued. So a chain of operations that stays on the GPU costs few marks.
 //!
-//! A recorded *event* follows each operation that has an operation of another stream of the GPU behind it. If the
-//! operation behind it is pushed later, the event is recorded when that operation arrives here as a waiter. It then
-//! covers a little more than it must. So after such a waiter every operation is followed by an event, as long as other
-//! streams wait for events.
+//! A recorded *event* follows each operation on which an operation of another stream of the GPU depends. If the
+//! dependent operation is pushed later, the event is recorded when that operation arrives here as a waiter. The event
+//! then also covers operations issued in between. To avoid that, after such a waiter an event follows every operation
+//! without a follower on its own stream, as long as other streams wait for events.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -53,17 +53,18 @@ use crate::{
 const BATCH: usize = 16;
 
 /// The maximum number of operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands.
-/// A call that finds the queue full blocks, and the thread cannot poll the stream meanwhile. Besides the commands of
-/// its function, an operation needs up to three waits, an event and a mark. If each function issues two commands, this
-/// many operations need fewer than a thousand. Functions that issue more may still fill the queue.
+/// When the queue is full, a call blocks, and meanwhile the thread cannot poll the stream. Besides the commands of its
+/// function, an operation needs up to three waits, an event and a mark. If each function issues two commands, this many
+/// operations need fewer than a thousand. Functions that issue more may still fill the queue.
 const MAX_IN_FLIGHT: usize = 128;
 
-/// The maximum number of operations without a mark. It leaves room for new operations before the GPU has completed all
-/// earlier ones.
+/// The maximum number of operations without a mark. It is low enough to leave room for new operations before the GPU
+/// has completed all earlier ones.
 const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
-/// How many operations are always followed by an event, once another stream has asked for an event too late. Picked:
-/// enough that a late request is rare, and few enough that the events cost little if no stream asks again.
+/// How many operations are followed by an event in any case after another stream has asked for an event too late. Not
+/// tuned: large enough that late requests are rare, and small enough that the events cost little if no stream asks
+/// again.
 const FORESIGHT: u32 = 64;
 
 /// An operation that the GPU has not completed.
@@ -87,7 +88,7 @@ struct Followers {
     own: bool,
 }
 
-/// No event was recorded: the driver refused it, and that was logged.
+/// An event was not recorded, because the driver refused it. The refusal was logged.
 struct NotRecorded;
 
 struct Issuer<'c> {
@@ -103,7 +104,7 @@ struct Issuer<'c> {
     marked: u64,
     passed: u64,
     mark_tries: u32,
-    /// How many more operations are followed by an event in any case.
+    /// How many more operations are followed by an event, as [`FORESIGHT`] says.
     foresight: u32,
     /// The points of other streams that the stream has waited for.
     seen: Clock,
@@ -116,7 +117,7 @@ struct Issuer<'c> {
 
 /// The main function of the thread that serves GPU lane `number`.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    // All cores near the GPU, not a single one: each of them has a worker pinned to it.
+    // The thread may use all cores near the GPU, since each of them has a worker pinned to it.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
     let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
     worker_thread::serve_device(core, &near, || serve_lane(core, number, worker));
@@ -129,7 +130,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     let driver = &core.gpus().gpus[lane.gpu].driver;
     let opened = panics::catch(|| driver.open(lane.role)).unwrap_or_else(|payload| {
         panics::discard(payload);
-        Err(DeviceError::lost(-1, "the driver panicked when a stream was opened"))
+        Err(DeviceError::lost(-1, "the driver panicked while opening a stream"))
     });
     let stream = match opened {
         Ok(stream) => GpuStream::new(stream, device),
@@ -162,7 +163,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
             over = true;
         });
         if let Err(payload) = run {
-            // Other threads must find the operations that are left here before program code runs.
+            // Other threads must be able to find the operations that are left here before program code runs.
             let placed = panics::catch(|| issuer.place_ready(Epilogues::new()));
             frame::enter_after(core, || {
                 for payload in [Some(payload), placed.err()].into_iter().flatten() {
@@ -217,7 +218,8 @@ impl Issuer<'_> {
         } else if op.task().has(flag::DEVICE) {
             self.begin(op)
         } else {
-            // An asynchronous operation has no stream: like those of the CPU, it waits until its dependencies are complete.
+            // An asynchronous operation has no stream. Like an operation of the CPU, it waits until its dependencies
+            // are complete.
             match self.core.pending_on_device(&op, Device::Cpu) {
                 Some(number) => {
                     self.send(number, op);
@@ -251,7 +253,7 @@ impl Issuer<'_> {
 
     // ------------------------------------------------------------------------------------------ cross-lane waiters ----
 
-    /// Ensures that a cross-lane waiter will be sent on: by a mark that this lane watches, or by an event.
+    /// Ensures that a cross-lane waiter will be sent on: through a mark that this lane watches, or through an event.
     fn receive(&mut self, op: OpRef<Task>) {
         let own = self.is_own(&op);
         let (mut watch, mut event) = (0, 0);
@@ -333,7 +335,7 @@ impl Issuer<'_> {
                 continue;
             }
             let Some(recorded) = timeline.after(seq) else {
-                // It may have completed between the two calls.
+                // The operation may have completed between the two calls.
                 if timeline.is_complete(seq) {
                     continue;
                 }
@@ -362,7 +364,8 @@ impl Issuer<'_> {
             return;
         }
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
-            // Immediately, so that later operations fail with this error, and not with that of a dead stream.
+            // The loss is noted immediately, so that later operations fail with this error, and not with that of a dead
+            // stream.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
         let Followers { streams, host, own } = self.followers(&op);
@@ -438,7 +441,7 @@ impl Issuer<'_> {
                 self.mark_tries = 0;
             }
             Err(error) => {
-                // The next poll tries again.
+                // The next poll tries to mark again.
                 self.mark_tries += 1;
                 if error.is_lost() || self.mark_tries == MARK_TRIES {
                     self.core.gpus().gpus[self.lane().gpu].lose(&error);
@@ -462,7 +465,7 @@ impl Issuer<'_> {
                     self.backoff.renew();
                     self.advance(seq, None);
                 }
-                // A dependency on another lane may be complete only because that lane has found the loss.
+                // A dependency on another lane may count as complete only because that lane has found the loss.
                 (seq, Some(error)) if seq > self.passed => self.fail(&error.clone()),
                 _ => self.backoff.wait(),
             },
@@ -508,7 +511,7 @@ impl Issuer<'_> {
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
-        // Each waiter once, in order, and without another buffer.
+        // Visits each waiter once, in order, and without another buffer.
         for _ in 0..self.watched.len() {
             let Some((wanted, op)) = self.watched.pop_front() else { break };
             if wanted <= seq {

@@ -2,10 +2,10 @@
 //! other.
 //!
 //! A ready device operation is scheduled on its lane. The lane's thread calls its function with the stream, and
-//! releases its variables immediately ([`issuer`]). The commands in flight are noted on the variables
-//! ([`timeline`](crate::device::timeline)). An operation must wait until they are complete if it is of the CPU or of
-//! another device, or uses a value in host memory. It is then *sent* to the lane that it waits for, which watches its
-//! stream and sends the operation back.
+//! releases its variables immediately ([`issuer`]). The operations in flight are noted on the variables
+//! ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or uses a value in
+//! host memory, must wait until they are complete. It is *sent* to the lane that it waits for, which watches its stream
+//! and then sends the operation back.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
         return Err(refused());
     }
     let role = match property {
-        // The property names threads of the CPU, but the work of a device is issued by the lane's own thread.
+        // The property selects threads of the CPU, but the lane's own thread issues the work of a device.
         Property::CpuPrioritized => return Err(PushError::NotOfDevice(property)),
         _ if gpus.lanes_each < LANES_PER_GPU => 0,
         Property::CopyToGpu => 0,
@@ -57,7 +57,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
 
 /// Starts the thread of a lane, unless it has started.
 fn start(lane: &GpuLane<Task>, core: &Arc<Core>, number: usize) -> std::io::Result<()> {
-    // Relaxed: a lane takes operations before its thread runs.
+    // Relaxed: a lane accepts operations even before its thread runs.
     if lane.started.load(Relaxed) || core.threads().has_ended() {
         return Ok(());
     }

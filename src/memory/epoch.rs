@@ -1,4 +1,4 @@
-//! Epoch-based reclamation: crossbeam-epoch, and in models a choice between it and a model of its contract.
+//! Epoch-based reclamation: crossbeam-epoch or, in models, a choice between it and a model of its contract.
 //!
 //! The contract: an object that is [retired](Guard::retire) is reclaimed only after every guard that existed at that
 //! moment has been dropped.
@@ -21,7 +21,7 @@ pub(crate) use model::Atomic;
 #[inline(always)]
 pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
     // SAFETY: the callers only exchange words through this guard. Everything that they dereference is kept alive by the
-    // rules of the tracker, and nothing by this guard.
+    // rules of the tracker, not by this guard.
     unsafe { crossbeam_epoch::unprotected() }
 }
 
@@ -37,8 +37,8 @@ mod real {
     /// crate. A forked child has another one, in which no thread of its parent is pinned.
     static COLLECTOR: PerProcess<Collector> = PerProcess::new();
 
-    /// The thread's handle of the collector, from its first pin on. It has no drop glue, so that an access to it
-    /// reads one word only.
+    /// The thread's handle to the collector, from its first pin on. It has no drop glue, so that accessing it reads
+    /// only one word.
     struct Place(UnsafeCell<Option<ManuallyDrop<LocalHandle>>>);
 
     /// Drops the thread's handle when the thread ends.
@@ -65,11 +65,11 @@ mod real {
         }
     }
 
-    /// Keeps objects that are reachable now from being reclaimed.
+    /// A guard that keeps the objects that were reachable when it was created from being reclaimed.
     #[derive(Debug)]
     pub(crate) struct Guard(crossbeam_epoch::Guard);
 
-    /// Enters the current epoch.
+    /// Pins the calling thread to the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
         // The closure returns the place and not a guard, so that it is small enough for inlining.
@@ -86,7 +86,7 @@ mod real {
     #[cold]
     fn pin_first() -> Guard {
         let handle = COLLECTOR.get(Collector::new).register();
-        // The thread is ending and its `OWNER` is gone, so the handle is for this guard only.
+        // If the thread is ending and its `OWNER` is gone, the handle is for this guard only.
         if OWNER.try_with(|_| ()).is_err() {
             return Guard(handle.pin());
         }
@@ -95,8 +95,8 @@ mod real {
     }
 
     /// Abandons the collector of the parent process, with everything that is retired there: threads that do not exist
-    /// in this process may be pinned in it. Guards that the calling thread has there stay valid, and still protect
-    /// the same objects.
+    /// in this process may be pinned in it. Guards that the calling thread has there stay valid, and still protect the
+    /// same objects.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn leave() {
         // The handle is not dropped: `replace` returns it in a `ManuallyDrop`.
@@ -111,12 +111,12 @@ mod real {
     }
 
     impl Guard {
-        /// Runs `reclaim` once all guards that exist now have been dropped. That may be inside a push: it must
-        /// neither wait nor run code of the program.
+        /// Runs `reclaim` once all guards that exist now have been dropped. `reclaim` may run inside a push, so it must
+        /// neither wait nor run program code.
         ///
         /// # Safety
         /// 1. `reclaim` may run on any thread.
-        /// 2. It refers to nothing that can end before it runs.
+        /// 2. Everything that it refers to lives until it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
             // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
             unsafe { self.0.defer_unchecked(reclaim) }
@@ -131,7 +131,7 @@ mod real {
         }
     }
 
-    /// Marks reclaimed records in models; does nothing otherwise.
+    /// The mark of reclaimed records in models; does nothing otherwise.
     #[derive(Debug)]
     pub(crate) struct Stamp;
 
@@ -145,7 +145,7 @@ mod real {
         #[inline(always)]
         pub(crate) fn check(&self) {}
 
-        /// Returns `free`, which in models also marks the record reclaimed.
+        /// Returns `free`; in models, the result also marks the record as reclaimed.
         #[inline(always)]
         pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
             free
@@ -165,18 +165,18 @@ mod model {
         atomic::AtomicUsize,
     };
 
-    /// The reclamation that a model runs on.
+    /// The kind of reclamation that a model uses.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Flavour {
         /// crossbeam-epoch itself, on loom's atomics: for models of two threads.
         #[cfg(raddle_loom)]
         Crossbeam,
-        /// The contract only. A retired object is reclaimed as soon as the last guard that existed then is dropped,
-        /// whatever has been pinned since. A guard that is created after a `retire` sees what was done before it, so
-        /// that it cannot reach an object that it does not protect. The thread that reclaims sees what was done
-        /// before the `retire` and under those guards. No other happens-before is added, whereas the fences of
-        /// crossbeam-epoch could hide a missing ordering of the crate. This flavour has two objects instead of
-        /// dozens, so three and four threads can be explored. It is stricter than crossbeam-epoch, which reclaims
+        /// The contract only. A retired object is reclaimed as soon as the last guard that existed when it was retired
+        /// is dropped, whatever has been pinned since. A guard that is created after a `retire` sees what was done
+        /// before it, so that its thread cannot reach an object that it does not protect. The thread that reclaims sees
+        /// what was done before the `retire` and under those guards. No other happens-before edge is added, whereas the
+        /// fences of crossbeam-epoch could hide a missing ordering in the crate. This flavour has two atomics instead
+        /// of dozens, so three and four threads can be explored. It is stricter than crossbeam-epoch, which reclaims
         /// later.
         Contract,
     }
@@ -194,7 +194,8 @@ mod model {
             for free in GRAVEYARD.take() {
                 free();
             }
-            // The first use of a lazy static happens before all later uses, so it is made here, where it hides nothing.
+            // The first use of a lazy static happens before all later uses, so the statics are first used here, where
+            // that hides nothing.
             #[cfg(raddle_loom)]
             let _ = &*crate::sync::atomic::FENCES;
             match self {
@@ -212,13 +213,13 @@ mod model {
         guards_so_far: u64,
         /// The guards that exist, by number.
         pinned: Vec<u64>,
-        /// The retired objects, each with those guards that existed then and still exist.
+        /// The retired objects, each with the guards that existed when it was retired and still exist.
         limbo: Vec<(Vec<u64>, Job)>,
     }
 
     /// The registry, and the atomics by which loom sees it.
     struct Epoch {
-        /// The mutex is that of `std`, since it must add no happens-before that the crate does not have.
+        /// The mutex is `std`'s, since it must not add happens-before edges that the crate does not have.
         registry: Mutex<Registry>,
         /// Released by threads that retire, acquired by threads that pin or reclaim.
         retired: AtomicUsize,
@@ -280,7 +281,7 @@ mod model {
         ///
         /// # Safety
         /// 1. `reclaim` may run on any thread.
-        /// 2. It refers to nothing that can end before it runs.
+        /// 2. Everything that it refers to lives until it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
             match self {
                 // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
@@ -348,10 +349,10 @@ mod model {
         }
     }
 
-    /// Shows whether a record has been reclaimed. Reclaimed records keep their memory until the interleaving ends, so
-    /// that a use after reclamation is a failed assertion and not a crash. loom fails a model in which a thread uses
-    /// an atomic whose creation it has not acquired, so the stamp also stands for the record's plain fields, which
-    /// loom cannot see.
+    /// A mark that shows whether a record has been reclaimed. The memory of reclaimed records is kept until the
+    /// interleaving ends, so that a use after reclamation is a failed assertion and not a crash. loom fails a model in
+    /// which a thread uses an atomic whose creation it has not acquired, so the stamp also stands for the record's
+    /// plain fields, which loom cannot see.
     #[derive(Debug)]
     pub(crate) struct Stamp(AtomicUsize);
 
@@ -366,14 +367,14 @@ mod model {
             assert_eq!(last(&self.0, Relaxed), 0, "use after reclamation");
         }
 
-        /// Returns a closure that marks the record reclaimed and calls `free` when the interleaving is over.
+        /// Returns a closure that marks the record as reclaimed and keeps `free` for the end of the interleaving.
         pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
             let stamp = std::ptr::NonNull::from(self);
             // SAFETY: the record's memory is kept until the interleaving ends.
             move || unsafe { stamp.as_ref() }.kill(Box::new(free))
         }
 
-        /// Marks the record reclaimed and keeps `free` for the end of the interleaving.
+        /// Marks the record as reclaimed and keeps `free` for the end of the interleaving.
         pub(crate) fn kill(&self, free: Box<dyn FnOnce()>) {
             // Relaxed: the mark must order nothing.
             assert_eq!(self.0.fetch_add(1, Relaxed), 0, "double reclamation");
@@ -381,7 +382,7 @@ mod model {
         }
     }
 
-    /// The `Atomic` of crossbeam-epoch on an atomic of shuttle.
+    /// The `Atomic` of crossbeam-epoch, built on an atomic of shuttle.
     #[cfg(raddle_shuttle)]
     #[derive(Debug)]
     pub(crate) struct Atomic<T>(AtomicUsize, std::marker::PhantomData<*mut T>);

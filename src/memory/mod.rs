@@ -1,4 +1,5 @@
-//! Memory for operations: epochs, the pool of records, and the stack of its free batches.
+//! Memory for operations: epochs, the pool of records, the stack of the pool's free batches, and the registry of
+//! records.
 
 pub(crate) mod epoch;
 pub(crate) mod free_list;
@@ -6,7 +7,7 @@ pub(crate) mod pool;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) mod registry;
 
-/// In models, where records come from the heap, none is found.
+/// The registry of models, whose records come from the heap: no record is found.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) mod registry {
     use std::ptr::NonNull;
@@ -14,7 +15,7 @@ pub(crate) mod registry {
     use super::epoch;
 
     /// # Safety
-    /// 1. There is nothing to guarantee.
+    /// 1. The caller need not guarantee anything.
     pub(crate) unsafe fn mark(_record: NonNull<u8>, _mark: *mut ()) {}
 
     pub(crate) fn each_marked(_pinned: &epoch::Guard, _marks: [*mut (); 2], _f: impl FnMut(NonNull<u8>, *mut ())) {}

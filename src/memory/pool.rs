@@ -1,24 +1,24 @@
 //! The pool that records are allocated from and retired to.
 //!
-//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit and
-//! then goes to a stack from which all threads take batches, so that a steady load allocates nothing even if one
-//! thread pushes and another retires.
+//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit and then
+//! goes to a stack from which all threads take batches, so that a steady load allocates nothing even if one thread
+//! pushes and another retires.
 //!
-//! Reused records are in the cache of another core. So a batch is not a list through all its records, which would
-//! cost one cache miss after another: it consists of groups, whose first record has references to the others, and a
-//! thread prefetches the next records before it needs them.
+//! A record that is reused is usually in the cache of another core. So a batch is not a list through all its records,
+//! which would cost one cache miss after another. It consists of groups whose first record has references to the
+//! others, and a thread prefetches the next records before it needs them.
 //!
 //! A forked child continues with the free records of its parent: the stack is consistent at every moment. The records
 //! in the caches of threads that do not exist in the child, a few hundred each, are lost, and so are those that were
-//! retired and not yet free.
+//! retired but not yet free.
 //!
-//! The stack of batches, the only part that threads share in a steady load, is in `free_list.rs`, and models check it. The first record of a batch
-//! is its node. It is pushed again only after the epoch, because its records have been used and retired in between.
+//! The stack of batches, the only part that threads share in a steady load, is in `free_list.rs`, and is checked by
+//! models. The first record of a batch is the batch's node. It is pushed again only after the epoch has passed, because
+//! the batch's records have been used and retired in between.
 //!
-//! Under loom and shuttle every record is allocated anew and marked when it is reclaimed, so that models find each
-//! later use. Under the cfg `raddle_unpooled` every record is allocated from and freed to the heap, so that tools
-//! that watch the heap find uses of freed records, and leaks of objects to which the bytes of a pooled record would
-//! still point.
+//! Under loom and shuttle every record is newly allocated, and is marked when it is reclaimed, so that models find each
+//! later use. Under the cfg `raddle_unpooled` each record is allocated on the heap and freed, so that heap checkers
+//! find uses of freed records, and leaks of objects to which the bytes of a pooled record would still point.
 
 use std::ptr::NonNull;
 
@@ -32,17 +32,18 @@ use super::registry;
 ///
 /// # Safety
 /// 1. Its first word is reserved for the pool.
-/// 2. From [`PRIVATE_FROM`](Self::PRIVATE_FROM) on, only its holders read or write it.
+/// 2. Only its holders read or write its bytes from [`PRIVATE_FROM`](Self::PRIVATE_FROM) on.
 pub(crate) unsafe trait Record: Sized {
-    /// The number of bytes at its start that pinned threads may use until the epoch has passed.
+    /// The number of bytes at the record's start that pinned threads may use until the epoch has passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     const PRIVATE_FROM: usize;
 
-    /// Returns whether it owns a further allocation. It may be called on a retired record until the epoch has passed.
+    /// Returns whether the record owns a further allocation. May be called on a retired record until the epoch has
+    /// passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn owns_memory(&self) -> bool;
 
-    /// Frees its further allocation, if there is one.
+    /// Frees the record's further allocation, if it has one.
     ///
     /// # Safety
     /// 1. The record is not used any more, and this is called once.
@@ -53,7 +54,7 @@ pub(crate) unsafe trait Record: Sized {
     fn stamp(&self) -> &Stamp;
 }
 
-/// Returns an uninitialised record for the caller.
+/// Allocates an uninitialised record.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) fn allocate<R: Record>() -> NonNull<R> {
@@ -101,7 +102,7 @@ fn retire_to_heap<R: Record>(record: NonNull<R>) {
             records::free(record.cast());
         } else {
             registry::remove(record.cast());
-            // SAFETY: `allocate` took it from the heap with this layout.
+            // SAFETY: `allocate` allocated it with this layout.
             unsafe { std::alloc::dealloc(record.as_ptr().cast(), std::alloc::Layout::new::<R>()) };
         }
     };
@@ -126,7 +127,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     unsafe fn free<R: Record>(record: NonNull<u8>) {
         // SAFETY: by (1) the record is not used any more, and this function is called once for it.
         unsafe { R::free_owned(record.cast()) };
-        // SAFETY: `allocate` took it from the heap with this layout.
+        // SAFETY: `allocate` allocated it with this layout.
         unsafe { std::alloc::dealloc(record.as_ptr(), std::alloc::Layout::new::<R>()) };
     }
     let reclaim = move || {
@@ -144,12 +145,12 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     }
 }
 
-/// Allocates memory from the heap.
+/// Allocates memory on the heap.
 ///
 /// # Safety
 /// 1. The size of `layout` is above zero.
 unsafe fn raw(layout: std::alloc::Layout) -> NonNull<u8> {
-    // SAFETY: (1): `alloc` demands a size above zero.
+    // SAFETY: (1): `alloc` requires a size above zero.
     let memory = unsafe { std::alloc::alloc(layout) };
     NonNull::new(memory).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
 }
@@ -183,25 +184,26 @@ mod records {
         },
     };
 
-    /// Size of a record in bytes: the head, the accesses and the task. Five cache lines, of which an operation with a
-    /// small function uses two if it has one access, and four if it has four.
+    /// The size of a record in bytes: the head, the accesses and the task. Five cache lines, of which an operation with
+    /// a small function uses two if it has one access, and four if it has four.
     pub(super) const SIZE: usize = 320;
     pub(super) const ALIGN: usize = 64;
 
-    /// Records per group: the number of words in a cache line.
+    /// The number of records in a group: the number of words in a cache line.
     const GROUP: usize = 8;
 
-    /// Records per batch. Picked.
+    /// The number of records in a batch. Picked.
     const BATCH: usize = 8 * GROUP;
 
-    /// Batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag ages: one
-    /// allocation in 1,280 operations. The bag could hold three times as many, but then records that wait in it would
-    /// be out of the cache when they are used again. Measured: 8 gains as much as 16, and 32 two thirds of it.
+    /// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
+    /// ages: this is one allocation in 1,280 operations. The bag could hold three times as many, but then records that
+    /// wait in it would be out of the cache when they are used again. Measured: 8 gains as much as 16, and 32 gains two
+    /// thirds of that.
     const BATCHES_PER_BAG: usize = 20;
     const _: () =
         assert!(BATCHES_PER_BAG * BATCH > 1000, "there must be at most one allocation in a thousand operations");
 
-    /// Batches kept for reuse; further ones are freed. Picked: these are 64 Ki records, or 20 MiB.
+    /// The number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 20 MiB.
     const KEEP: usize = 1024;
 
     /// Offsets of the cache lines of a record that a push with a small function may write.
@@ -212,7 +214,7 @@ mod records {
     /// The first record of a group of free or retired records.
     #[repr(C)]
     struct Leader {
-        /// In the first record of a batch: the next batch of the stack. The word is reserved for the stack at all
+        /// In the first record of a batch: the next batch on the stack. The word is reserved for the stack at all
         /// times, because a slow pop may still read it when the record holds an operation again.
         next_batch: AtomicPtr<Leader>,
         /// Pinned threads may still read and change this part while the record waits for the epoch.
@@ -242,7 +244,7 @@ mod records {
 
     impl Node for Leader {
         unsafe fn next<'n>(leader: NonNull<Self>) -> &'n AtomicPtr<Self> {
-            // SAFETY: the first word of a record is initialised by `new` and only used as this atomic.
+            // SAFETY: the first word of a record is initialised by `new` and used only as this atomic.
             let word = unsafe { &raw const (*leader.as_ptr()).next_batch };
             // SAFETY: the word is initialised, and by (1) it is not freed while the reference is used.
             unsafe { &*word }
@@ -339,7 +341,7 @@ mod records {
         more: Batch,
         retired: [Record; BATCH],
         retired_len: usize,
-        /// The number of batches in the thread's bag of crossbeam-epoch.
+        /// The number of batches in the thread's crossbeam-epoch bag.
         bag_len: usize,
     }
 
@@ -391,7 +393,7 @@ mod records {
         Err(_) => panic!("the layout of a record must be valid"),
     };
 
-    /// Allocates a record from the heap.
+    /// Allocates a record on the heap.
     fn new() -> Record {
         // SAFETY: the size is above zero.
         let record = unsafe { super::raw(LAYOUT) };
@@ -401,14 +403,14 @@ mod records {
         record
     }
 
-    /// Frees a record to the heap.
+    /// Frees a record.
     pub(super) fn free(record: Record) {
         registry::remove(record);
         // SAFETY: every record came from `new`.
         unsafe { std::alloc::dealloc(record.as_ptr(), LAYOUT) };
     }
 
-    /// Returns a record for the caller.
+    /// Takes a free record from the thread's cache, from the stack of batches, or from the heap.
     #[inline]
     pub(super) fn take() -> Record {
         // The cache is gone if the thread is ending.
@@ -434,13 +436,13 @@ mod records {
                 cache.more = std::mem::take(&mut more);
             }
         });
-        // An error means that the thread is ending; then the records are freed.
+        // An error means that the thread is ending; its records are freed below.
         let _ = kept;
         free_later(group, more);
         record
     }
 
-    /// Frees records that came from the stack, after the epoch: a slow pop may still read a batch's word.
+    /// Frees records that came from the stack, once the epoch has passed: a slow pop may still read a batch's word.
     fn free_later(mut group: Group, mut more: Batch) {
         if group.len > 0 || more.0.is_some() {
             let free = move || {
@@ -469,7 +471,7 @@ mod records {
         }
     }
 
-    /// [Puts back](put_back) a record on a thread that is ending.
+    /// Retires a record on a thread that is ending and has no cache any more.
     #[cold]
     fn retire_late(record: Record) {
         // SAFETY: the closure owns the record, which is plain memory.
@@ -500,7 +502,8 @@ mod records {
             return;
         }
         if let Some(first) = batch.0.take() {
-            // SAFETY: the function owns the batch and runs after the epoch; records on the stack are never freed.
+            // SAFETY: the function owns the batch and runs after the epoch has passed; records on the stack are never
+            // freed.
             unsafe { BATCHES.push(first) };
         }
     }

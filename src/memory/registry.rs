@@ -1,13 +1,13 @@
-//! All records of the pool that are allocated, so that pending operations can be found.
+//! The set of all allocated records, in which pending operations can be found.
 //!
-//! A record is *marked* by its user with a word of the user's choice while it is in use; see [`mark`]. A thread that is
-//! pinned finds the marked records by [`each_marked`].
+//! The user of a record *marks* it with a word of its choice while the record is in use; see [`mark`]. A pinned thread
+//! finds the marked records with [`each_marked`].
 //!
 //! # Who may touch what
 //!
-//! * The set: under the locks, by threads that allocate or free a record, which the pool makes rare.
-//! * The mark, the first word of a record: its user while the record is in use; the pool's stack while it is free, which
-//!   stores pointers to other records there, never a mark.
+//! * The set: threads that allocate or free a record, which the pool makes rare, under the locks.
+//! * The mark, the first word of a record: the record's user while the record is in use; while it is free, the pool's
+//!   stack, which stores pointers to other records there, never a mark.
 //!
 //! # Edges
 //!
@@ -15,9 +15,9 @@
 //! |---|---|---|---|
 //! | `mark` | store in [`mark`] | load in [`each_marked`] | the record, as it was before it was marked |
 //!
-//! A thread that looks reads the marks of all records, including free ones. It holds the lock meanwhile, under which records
-//! leave the set before they are freed. A record that it finds marked was in use after it was pinned, so it is neither freed nor
-//! reused before the pin ends.
+//! [`each_marked`] reads the marks of all records, including free ones, while it holds the lock under which records
+//! leave the set before they are freed. A record that it finds marked was in use after the thread was pinned, so the
+//! record is neither freed nor reused before the pin ends.
 
 use std::{
     collections::HashSet,
@@ -51,18 +51,18 @@ impl Hasher for AddressHasher {
     }
 
     fn write_usize(&mut self, address: usize) {
-        // Knuth, The Art of Computer Programming, volume 3, section 6.4: the golden ratio spreads what is near.
+        // Knuth, The Art of Computer Programming, volume 3, section 6.4: the golden ratio spreads out nearby values.
         self.0 = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
     fn finish(&self) -> u64 {
-        // The table uses the lowest bits most, and those of a product are its worst.
+        // The table uses the lowest bits most, and those of a product are the least mixed.
         self.0.rotate_left(32)
     }
 }
 
-/// Those that this process has allocated. A forked child forgets its parent's, since a thread of the parent may have held a
-/// lock.
+/// The records that this process has allocated. A forked child forgets those of its parent, since a thread of the
+/// parent may have held a lock.
 static RECORDS: PerProcess<[Mutex<Addresses>; SHARDS]> = PerProcess::new();
 
 fn shard(record: NonNull<u8>) -> &'static Mutex<Addresses> {
@@ -76,7 +76,7 @@ pub(super) fn add(record: NonNull<u8>) {
     lock(shard(record)).insert(record.as_ptr().expose_provenance());
 }
 
-/// Removes a record, which the caller frees next. It is not in use.
+/// Removes a record that is not in use, and that the caller frees next.
 pub(super) fn remove(record: NonNull<u8>) {
     lock(shard(record)).remove(&record.as_ptr().addr());
 }
@@ -86,11 +86,12 @@ pub(super) fn remove(record: NonNull<u8>) {
 /// # Safety
 /// 1. The record is not freed while the reference is used.
 unsafe fn mark_of<'r>(record: NonNull<u8>) -> &'r AtomicPtr<()> {
-    // SAFETY: the pool has initialised the first word of the record, and (1).
+    // SAFETY: the pool has initialised the first word of the record, and by (1) the record is not freed.
     unsafe { record.cast().as_ref() }
 }
 
-/// Marks a record: all that the caller has written there before is seen by those who find the mark. Null ends the mark.
+/// Marks a record with `mark`, or removes its mark if `mark` is null. A thread that finds the mark sees everything that
+/// the caller has written to the record before.
 ///
 /// # Safety
 /// 1. The record came from the pool, and the caller uses it.
@@ -116,17 +117,17 @@ pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
 pub(crate) fn each_marked(_pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
     let mut found = Vec::new();
     for shard in RECORDS.get(Default::default) {
-        // Records that are not in use are freed under this lock only, so it is held while their marks are read.
+        // A record leaves the set under this lock before it is freed, so the lock is held while the marks are read.
         for &address in &*lock(shard) {
             let Some(record) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) else { continue };
-            // SAFETY: it is in the set, and the lock is held.
+            // SAFETY: the record is in the set, and the lock is held.
             // Acquire (edge `mark`): the record, as it was before it was marked.
             let mark = unsafe { mark_of(record) }.load(Acquire);
             if marks.contains(&mark) {
                 found.push((record, mark));
             }
         }
-        // Those in use were not retired before this thread was pinned.
+        // The records found were not retired before this thread was pinned.
         found.drain(..).for_each(|(record, mark)| f(record, mark));
     }
 }

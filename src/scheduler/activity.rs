@@ -1,8 +1,8 @@
-//! Counts of what workers do, for people. They order nothing, so they are `std`'s atomics in models as well.
+//! Counts of what workers do, for people to read. They order nothing, so they are `std`'s atomics in models as well.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts of one worker, or of a lane.
+/// A count of one worker, or of a lane.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -18,7 +18,7 @@ impl Count {
     }
 }
 
-/// What a worker has done since its lane was made.
+/// What a worker has done since its lane was created.
 #[derive(Debug, Default)]
 pub struct Activity {
     /// How often it has stolen from another worker.

@@ -1,19 +1,19 @@
-//! The global priority injector: the queue through which operations enter a lane from outside, ordered by band.
+//! The priority injector: the queue through which operations enter a lane from outside, ordered by band.
 //!
 //! # States
 //!
-//! Each band is two stacks of operations, linked through their records: pushes add to `inbox`, pops take from `ready`.
-//! A popper that finds `ready` empty takes the whole inbox, reverses it, keeps its share, and prepends the rest to
-//! whatever other poppers have meanwhile put into `ready`. One bit per band other than the default one says that the
-//! band may hold operations.
+//! Each band has two stacks of operations, linked through their records: pushes add to `inbox`, pops take from `ready`.
+//! A popper that finds `ready` empty takes the whole inbox, reverses it, keeps what it pops, and prepends the rest to
+//! whatever other poppers have put into `ready` in the meantime. Each band other than the default one has a bit that is
+//! set while the band may hold operations.
 //!
 //! # Order
 //!
 //! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations that
-//! others take meanwhile overtake them; and if several poppers hold a chain each, the chain that is installed last is
-//! in front. An operation is held in this way once, and only a popper that has found `ready` empty takes a chain. So
-//! once an operation is in `ready`, only two kinds of operations overtake it: those that were in front of it there,
-//! and one chain for each popper that had found `ready` empty before.
+//! others take in the meantime overtake them; and if several poppers each hold a chain, the chain that is installed
+//! last is in front. An operation is held in this way only once, and only a popper that has found `ready` empty takes a
+//! chain. So once an operation is in `ready`, only two kinds of operations go before it: those that were in front of it
+//! there, and one chain for each popper that had found `ready` empty before.
 //!
 //! # Edges
 //!
@@ -22,32 +22,32 @@
 //! | `inject` | CAS of `inbox`, CAS that puts a chain into `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
 //! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | that the band is not empty |
 //!
-//! After its initial value, each word is changed by read-modify-writes only. So each change continues the release
+//! After its initial value, each word is changed only by read-modify-writes. So each change continues the release
 //! sequences of those before it, and a change that releases nothing of its own is relaxed.
 //!
 //! # Progress
 //!
 //! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper that is stopped
-//! between taking an inbox and installing the rest withholds what it took. Poppers are workers, and pushers only while a
-//! limit holds their push back ([`Lane::take`](super::lane::Lane::take)).
+//! between taking an inbox and installing the rest withholds what it took. Poppers are workers, and threads whose push
+//! a limit holds back ([`Lane::take`](super::lane::Lane::take)).
 //!
 //! # Why the stacks have no ABA problem
 //!
 //! The compare-and-swap of [`Band::pop`] assumes that a head that compares equal is the same head as when it was
 //! loaded, with the same links behind it. That holds because a popped head never comes back:
 //!
-//! * **An operation enters an injector with several poppers once.** After the pop it is run or goes to a worker's
+//! * **An operation enters an injector with several poppers only once.** After the pop it is run or goes to a worker's
 //!   deque, and nothing returns from there to the injector (`Worker`). Nor does a popper put an operation into `ready`
 //!   twice. The rule is an obligation of the callers of [`Lane::inject`](super::lane::Lane::inject): an operation that
-//!   a worker of such a lane was given must not be given to that lane again, not even after another lane has had it.
-//!   The engine ensures it before it first gives an operation to a lane, and models assert it there.
+//!   a worker of such a lane has received must not enter that lane again, not even after it has been in another lane.
+//!   The engine ensures this before an operation first enters a lane, and models assert it in `Lane::inject`.
 //! * **The record of a popped operation is not reused** while a popper that may have loaded it as a head is pinned.
 //!
 //! A chain that is prepended may cover a head, which later comes to the top again. Such a head was in `ready` all the
 //! time, and the operations behind it are the same.
 //!
-//! The lane of a device has one popper, its thread, so no pop happens between its load and its exchange. That is why
-//! an operation of another lane may enter it as a cross-lane waiter
+//! The lane of a device has one popper, its thread, so no pop happens between its load and its exchange. That is why an
+//! operation of another lane may enter it as a cross-lane waiter
 //! ([`Lane::inject_first`](super::lane::Lane::inject_first)), move on to a second device and come back.
 //!
 //! Operations leave `inbox` only all together, by a swap, which does not depend on which operation is the head. Nor
@@ -109,9 +109,9 @@ impl<T> Band<T> {
     /// # Safety
     /// 1. The caller has the right to each operation of the chain, and gives it up.
     unsafe fn prepend(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
-        // SAFETY: (1).
+        // SAFETY: by (1) the caller has the right to the operation, so the record is not reclaimed.
         let link = unsafe { Op::link_of(last) };
-        // A guess: `ready` is usually still empty, as it was found.
+        // A guess: `ready` was found empty, and usually still is.
         let mut head = null_mut();
         loop {
             // Relaxed: published by the CAS.
@@ -132,8 +132,8 @@ impl<T> Band<T> {
         let mut head = self.ready.load(Acquire);
         while let Some(first) = NonNull::new(head) {
             // SAFETY: operations that were in `ready` while this thread is pinned are not reclaimed. If some were
-            // popped meanwhile, their links may lead elsewhere, but to operations that were alive then; and the CAS
-            // fails, since a popped head does not come back.
+            // popped in the meantime, their links may lead elsewhere, but only to operations that were alive then; and
+            // the CAS fails, since a popped head does not come back.
             let (len, rest) = unsafe { measure(first, max) };
             // Relaxed: the head came to `ready` once, so this thread has acquired the CAS that put it there. Acquire
             // (edge `inject`) on failure: the value is the next head.
@@ -146,33 +146,33 @@ impl<T> Band<T> {
         let newest = NonNull::new(self.inbox.swap(null_mut(), Acquire))?;
         // SAFETY: the swap made this thread the owner of the whole chain.
         let oldest = unsafe { reverse(newest) };
-        // SAFETY: this thread owns the whole chain since the swap.
+        // SAFETY: this thread has owned the whole chain since the swap.
         let (len, rest) = unsafe { measure(oldest, max) };
         let chain = Chain { next: oldest, len };
         let Some(rest) = NonNull::new(rest) else {
             return Some((chain, Rest::Unchanged));
         };
-        // SAFETY: this thread owns the whole chain since the swap. The newest operation is now the last one.
+        // SAFETY: this thread has owned the whole chain since the swap. The newest operation is now the last one.
         unsafe { self.prepend(rest, newest) };
         Some((chain, Rest::Published))
     }
 }
 
-/// What a pop did with the operations of the band that it did not take.
+/// What a pop did with the operations that it left in the band.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// The pop made none visible.
+    /// The pop made no operations visible.
     Unchanged,
     /// Operations that the pop had hidden are visible again: another worker should be woken for them.
     Published,
 }
 
-/// Operations that were popped together, oldest first. The iterator yields an operation before anything is done with
-/// it, since running it may change its link.
+/// Operations that were popped together, oldest first. The iterator reads an operation's link before it yields the
+/// operation, since running it may change the link.
 #[derive(Debug)]
 pub struct Chain<T> {
-    /// The chain has the rights to `len` operations from here on.
+    /// The first of the `len` operations to which the chain has the rights.
     next: NonNull<Op<T>>,
     len: usize,
 }
@@ -193,7 +193,7 @@ impl<T> Iterator for Chain<T> {
         // here.
         let op = unsafe { OpRef::from_ptr(self.next) };
         if self.len > 0 {
-            // Relaxed: the chain is this thread's.
+            // Relaxed: the chain belongs to this thread.
             if let Some(next) = NonNull::new(op.link.load(Relaxed)) {
                 self.next = next;
             }
@@ -205,13 +205,13 @@ impl<T> Iterator for Chain<T> {
 /// Returns the number of operations from `first` on, at most `max`, and the operation after them.
 ///
 /// # Safety
-/// 1. `first` and the operations linked to it are not reclaimed meanwhile.
+/// 1. `first` and the operations linked to it are not reclaimed during the call.
 unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
     let (mut last, mut len) = (first, 1);
     loop {
-        // SAFETY: (1).
+        // SAFETY: by (1) the operation is not reclaimed.
         let link = unsafe { Op::link_of(last) };
-        // Relaxed: acquired with the head of the chain, or this thread's.
+        // Relaxed: acquired with the head of the chain, or written by this thread.
         let next = link.load(Relaxed);
         match NonNull::new(next) {
             Some(next) if len < max => last = next,
@@ -228,9 +228,9 @@ unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
 unsafe fn reverse<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
     let (mut before, mut at) = (null_mut(), first);
     loop {
-        // SAFETY: (1).
+        // SAFETY: by (1) the caller has the right to the operation, so the record is not reclaimed.
         let link = unsafe { Op::link_of(at) };
-        // Relaxed: the chain is this thread's.
+        // Relaxed: the chain belongs to this thread.
         let next = link.load(Relaxed);
         link.store(before, Relaxed);
         let Some(next) = NonNull::new(next) else {
@@ -241,10 +241,10 @@ unsafe fn reverse<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
     }
 }
 
-/// The global priority injector of one lane.
+/// The priority injector of one lane.
 pub struct Injector<T> {
     bands: Box<[Band<T>; BANDS]>,
-    /// One bit per band other than the default: the band may hold operations.
+    /// One bit per band other than the default one, set if the band may hold operations.
     mask: CachePadded<AtomicU64>,
 }
 
@@ -289,7 +289,7 @@ impl<T> Injector<T> {
 
     fn mark(&self, band: u8) {
         if band != DEFAULT_BAND {
-            // Release (edge `mask`): after the push. It must be a read-modify-write: a popper that clears the bit
+            // Release (edge `mask`): the push before it. It must be a read-modify-write: a popper that clears the bit
             // later reads the value written here and so sees the push; if a popper cleared the bit earlier, this sets
             // it again.
             self.mask.fetch_or(1 << band, Release);
@@ -303,7 +303,7 @@ impl<T> Injector<T> {
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
-    /// Whether a band above the default one may hold something.
+    /// Whether a band above the default one may hold operations.
     #[inline]
     pub fn is_urgent(&self) -> bool {
         // Relaxed: as in `highest`.
@@ -327,10 +327,10 @@ impl<T> Injector<T> {
         let queue = self.band(band);
         let popped = queue.pop(max);
         match popped {
-            // The pop had hidden the rest, and another popper may have cleared the bit meanwhile.
+            // The pop had hidden the rest, and another popper may have cleared the bit in the meantime.
             Some((_, Rest::Published)) => self.mark(band),
             None if band != DEFAULT_BAND => {
-                // Acquire (edge `mask`): if this clears the bit of a push, the second check sees that push.
+                // Acquire (edge `mask`): if this clears a bit that a push has set, the second check sees that push.
                 self.mask.fetch_and(!(1 << band), Acquire);
                 if !queue.is_empty() {
                     self.mark(band);
@@ -349,7 +349,7 @@ impl<T> Injector<T> {
 
 impl<T> Drop for Injector<T> {
     fn drop(&mut self) {
-        // The mask cannot tell: a bit stays set if its operation was popped before the bit was set.
+        // The mask cannot tell: a bit stays set if the operation was popped before its pusher set the bit.
         debug_assert!(self.bands.iter().all(Band::is_empty), "operations are left in an injector");
     }
 }

@@ -67,7 +67,7 @@ impl<T> Lane<T> {
         (lane, workers)
     }
 
-    /// What each worker has done.
+    /// Returns what each worker has done.
     pub(crate) fn activities(&self) -> impl Iterator<Item = &Activity> {
         self.activities.iter().map(|activity| &**activity)
     }
@@ -76,24 +76,24 @@ impl<T> Lane<T> {
         &self.activities[worker]
     }
 
-    /// The number of operations in the deque of each worker, as other threads see it.
+    /// Returns the number of operations in the deque of each worker, as other threads see it.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     pub(crate) fn queued(&self) -> impl Iterator<Item = usize> {
         self.stealers.iter().map(Stealer::len)
     }
 
-    /// The deques of models have no length.
+    /// Returns zeros, since the stealers of models cannot tell the length of a deque.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub(crate) fn queued(&self) -> impl Iterator<Item = usize> {
         self.stealers.iter().map(|_| 0)
     }
 
-    /// The lane's name.
+    /// Returns the lane's name.
     pub fn name(&self) -> &'static str {
         self.options.name
     }
 
-    /// What a worker without work does.
+    /// Returns what a worker without work does.
     pub fn idle(&self) -> IdlePolicy {
         self.options.idle
     }
@@ -102,7 +102,7 @@ impl<T> Lane<T> {
         &self.injector
     }
 
-    /// The injector, for models.
+    /// Returns the injector, for models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn injector_for_models(&self) -> &Injector<T> {
         &self.injector
@@ -112,7 +112,7 @@ impl<T> Lane<T> {
         &self.stealers
     }
 
-    /// The lane's event count.
+    /// Returns the lane's event count.
     pub fn sleep(&self) -> &Sleep {
         &self.sleep
     }
@@ -121,7 +121,8 @@ impl<T> Lane<T> {
         &self.loans
     }
 
-    /// Borrows the place of an idle worker for the calling function, which has none. Returns `false` if no worker is idle.
+    /// Borrows the place of an idle worker for the calling function, which has no worker. Returns `false` if no idle
+    /// worker's place is left.
     #[must_use]
     pub fn borrow_place(&self) -> bool {
         self.loans.borrow(&self.sleep)
@@ -133,7 +134,7 @@ impl<T> Lane<T> {
     }
 
     /// Injects a ready operation from outside and notifies the workers. An operation must enter a lane of several
-    /// workers at most once: their poppers could otherwise mistake it for its earlier entry (`Injector`).
+    /// workers at most once: otherwise a popper could mistake it for its earlier entry (`Injector`).
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -145,7 +146,7 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// Injects a ready operation before all others. For lanes of one worker, which an operation may enter again.
+    /// Injects a ready operation ahead of all others. For lanes of one worker, which an operation may enter again.
     pub fn inject_first(&self, op: OpRef<T>) {
         debug_assert_eq!(self.options.workers, 1);
         self.injector.push_first(op);
@@ -156,14 +157,14 @@ impl<T> Lane<T> {
     /// Injects a ready operation from a thread that runs none of the lane's workers.
     #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
-        // Rare while operations queue up, but every time if the workers keep up.
+        // This is rare while operations queue up, but happens every time if the workers keep up.
         if self.injector.is_inbox_empty() {
             self.sleep.report_contention();
         }
         self.inject(op);
     }
 
-    /// Wakes the workers that yielded their cores to the calling thread, which makes work and is about to sleep.
+    /// If the lane has work, wakes the workers that yielded their cores to the calling thread, which is about to sleep.
     pub fn wake_yielded(&self) {
         if self.has_work() {
             self.sleep.wake_yielded();
@@ -200,14 +201,15 @@ impl<T> Lane<T> {
         chain.next()
     }
 
-    /// Returns a value if the lane has nothing to run, and no worker runs anything. If a second call returns the same
-    /// value, that was so at some moment between both.
+    /// Returns a value if the lane seems to have nothing to run, and no worker seems to run anything. If a second call
+    /// returns the same value, this was true at some moment between the two calls.
     pub fn idle_since(&self) -> Option<usize> {
-        // In this order: a worker counts its `find` before it takes an operation away.
+        // The queues are checked first, since a worker counts its `find` before it takes an operation away.
         if self.has_work() {
             return None;
         }
-        // A snapshot: on a machine that delays the store of a count beyond the taking, an operation may be missed.
+        // A snapshot: on a machine that delays the store of a count until after the operation is taken, an operation
+        // may be missed.
         fence(SeqCst);
         self.sleep.idle_since()
     }
@@ -224,7 +226,7 @@ impl<T> Lane<T> {
         self.sleep.wake_all();
     }
 
-    /// Ends the worker that has forked, in the child process, which has no other thread.
+    /// Ends the worker whose thread has forked, in the child process, which has no other thread.
     pub fn end_in_child(&self) {
         // Relaxed: there is no other thread.
         self.ended.store(true, Relaxed);

@@ -1,8 +1,8 @@
-//! Loans: a function that has waited goes on without a worker, in the stead of a worker that is idle.
+//! Loans: a function that has waited continues without a worker, in place of a worker that is idle.
 //!
-//! A function that waits hands its worker over. When it goes on, it borrows the place of an idle worker, and gives it back
-//! when it waits again or returns. A worker that finds work meanwhile stays idle, unless the others that are idle cover all
-//! loans. So no more functions compute than the lane has workers.
+//! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, and gives
+//! the place back when it waits again or returns. A worker that finds work in the meantime stays idle, unless the other
+//! idle workers cover all loans. So no more functions compute than the lane has workers.
 //!
 //! # States of a worker
 //!
@@ -10,9 +10,9 @@
 //! |---|---|---|
 //! | searches or sleeps | yes | has found something |
 //! | has found something | no | works, if no place is lent or the other idle workers cover the loans; else stays idle |
-//! | stays idle | yes | has found something, when a place was given back or a time limit has passed |
+//! | stays idle | yes | has found something, once a place is given back or a time limit has passed |
 //!
-//! What a worker has found goes back where other workers find it before the worker stays idle.
+//! Before a worker stays idle, it puts what it has found back to where other workers find it.
 //!
 //! # Who may touch what
 //!
@@ -22,9 +22,9 @@
 //!
 //! # Edges
 //!
-//! There are none: nothing is handed over. The fences of [`borrow`](Loans::borrow) and of the worker that ends its search
-//! ([`Sleep::stop_search`]) or its stay decide between a borrower and a worker: the borrower sees that the worker is not
-//! idle, or the worker sees the loan. Two workers decide one after the other, under the lock.
+//! None: nothing is handed over. The fences of [`borrow`](Loans::borrow) and of the worker that ends its search
+//! ([`Sleep::stop_search`]) or its stay decide between a borrower and a worker: the borrower sees that the worker is
+//! not idle, or the worker sees the loan. Two workers decide one after the other, under the lock.
 
 use std::time::Instant;
 
@@ -39,29 +39,29 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// What a worker that has found something has done because places were lent.
+/// What a worker that has found something has done about the loans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
     /// Nothing: the other idle workers cover the loans.
     None,
-    /// It has stayed idle, until a place was given back.
+    /// It has stayed idle until the other idle workers covered the loans.
     Over,
-    /// It has stayed idle, until the time limit had passed.
+    /// It has stayed idle until the time limit passed.
     TimedOut,
 }
 
 /// The loans of a lane.
 #[derive(Debug, Default)]
 pub struct Loans {
-    /// How many places are lent.
+    /// The number of places that are lent.
     lent: AtomicUsize,
-    /// How many workers stay idle.
+    /// The number of workers that stay idle.
     staying: Mutex<usize>,
     given_back: Condvar,
 }
 
 impl Loans {
-    /// Borrows the place of an idle worker. Returns `false` if there is none.
+    /// Borrows the place of an idle worker. Returns `false` if no idle worker's place is left.
     #[must_use]
     pub fn borrow(&self, sleep: &Sleep) -> bool {
         // Relaxed: ordered by the fence.
@@ -79,7 +79,8 @@ impl Loans {
 
     /// Gives the place of a worker back.
     pub fn give_back(&self) {
-        // Under the lock, so that no worker that is about to stay idle misses it. Relaxed: handed over by the lock.
+        // Under the lock, so that no worker that is about to stay idle misses the change. Relaxed: handed over by the
+        // lock.
         let staying = lock(&self.staying);
         self.lent.fetch_sub(1, Relaxed);
         if *staying > 0 && !removed(Step::GiveBackNotifies) {
@@ -87,16 +88,17 @@ impl Loans {
         }
     }
 
-    /// Whether a worker that has found something may have to [stay idle](Self::stay_idle). The caller has passed a fence
-    /// since it has noted that it is not idle.
+    /// Whether a worker that has found something may have to [stay idle](Self::stay_idle). The caller has passed a
+    /// fence since it noted that it is not idle.
     #[inline]
     pub fn are_any(&self) -> bool {
         // Relaxed: ordered by the caller's fence.
         self.lent.load(Relaxed) > 0
     }
 
-    /// Lets `worker`, which has found something, stay idle until the other idle workers cover the loans, or until `deadline`.
-    /// Before that, it calls `put_back`. The worker counts as busy when this returns.
+    /// Keeps `worker`, which has found something, idle until the other idle workers cover the loans, or until
+    /// `deadline`. Calls `put_back` first, unless the loans are covered already. The worker counts as busy when this
+    /// returns.
     pub fn stay_idle(&self, sleep: &Sleep, worker: usize, deadline: Option<Instant>, put_back: impl FnOnce()) -> Stay {
         let is_covered = || sleep.count_idle() >= self.lent.load(Relaxed);
         let mut staying = lock(&self.staying);
@@ -106,7 +108,7 @@ impl Loans {
         *staying += 1;
         sleep.note_idle(worker);
         drop(staying);
-        // Not under the lock: it wakes other workers.
+        // Not under the lock: `put_back` wakes other workers.
         put_back();
         let mut staying = lock(&self.staying);
         loop {

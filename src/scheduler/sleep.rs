@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | `thread` | store of `set_thread` | load of `thread_of` | the handle of the thread that runs a worker |
 //!
-//! `README.md` also says what the fences do.
+//! `README.md` also explains what the fences do.
 
 use std::{
     ptr::{NonNull, null_mut},
@@ -53,8 +53,8 @@ pub enum IdlePolicy {
 }
 
 impl Default for IdlePolicy {
-    /// [`SpinThenPark`](Self::SpinThenPark) for 50 µs, which is about the cost of putting a thread to sleep and waking
-    /// it.
+    /// Returns [`SpinThenPark`](Self::SpinThenPark) for 50 µs, which is about the cost of putting a thread to sleep and
+    /// waking it.
     fn default() -> Self {
         Self::SpinThenPark(Duration::from_micros(50))
     }
@@ -68,15 +68,15 @@ const NO_CORE: usize = usize::MAX;
 
 /// Time limits of a timed park: the first one, and the longest. Measured on two cores: each wake-up costs the thread
 /// that shares the core some 15 µs. An operation that is pushed while all other workers run long ones may have to wait
-/// for this time.
+/// this long.
 const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
-/// Calls of `find` by all workers during a timed park from which on their operations count as short, so that the
-/// worker parks once more. Picked.
+/// The number of calls of `find` by all workers during a timed park from which their operations count as short, so that
+/// the worker parks once more. Picked.
 const MIN_FINDS: usize = 32;
 
-/// Consecutive timed parks without a report of contention, at most. Picked: a thread that pushes mostly operations
-/// that are not yet ready seldom injects, and so seldom reports.
+/// The maximum number of consecutive timed parks without a report of contention. Picked: a thread that pushes mostly
+/// operations that are not yet ready seldom injects, and so seldom reports.
 const MAX_UNREPORTED: u32 = 3;
 
 /// How notifiers see a worker that searches for work.
@@ -99,14 +99,14 @@ pub enum ParkKind {
     Timed,
 }
 
-/// The state of 64 workers, one bit each.
+/// The state of 64 workers, which have one bit each in every field.
 #[derive(Debug, Default)]
 struct Word {
-    /// The worker sleeps or is about to.
+    /// Set while the worker sleeps or is about to.
     sleepers: AtomicU64,
-    /// If the worker sleeps, it does so with a time limit, and searches again without a wake-up.
+    /// Set if the worker sleeps with a time limit, so that it searches again without a wake-up.
     timed_parkers: AtomicU64,
-    /// A thread that pushes work shares the worker's core.
+    /// Set if a thread that pushes work shares the worker's core.
     contended: AtomicU64,
 }
 
@@ -120,21 +120,21 @@ struct ThreadHandle {
 /// The event count of one lane.
 #[derive(Debug)]
 pub struct Sleep {
-    /// The number of workers that search for work and have not found any.
+    /// The number of workers that are searching for work.
     searchers: CachePadded<AtomicUsize>,
     words: Box<[CachePadded<Word>]>,
-    /// The thread that runs each worker; null before the first one. A replaced handle stays until the epoch has
+    /// The thread that runs each worker; null before the first one. A replaced handle is kept until the epoch has
     /// passed.
     threads: Box<[AtomicPtr<ThreadHandle>]>,
     /// The core that each worker is pinned to; `NO_CORE` if none.
     cores: Box<[AtomicUsize]>,
-    /// The worker that was pinned last to a core, by the core's number modulo the length, a power of two; `NO_WORKER`
+    /// The worker that was last pinned to a core, by the core's number modulo the length, a power of two; `NO_WORKER`
     /// if none was.
     last_on_core: Box<[AtomicUsize]>,
-    /// Twice the number of calls of `find` by each worker, plus one since the last call has found nothing.
+    /// Twice the number of calls of `find` by each worker, plus one if the last call has found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
-    /// How often a thread was woken.
+    /// How often a worker was woken.
     wakes: Count,
 }
 
@@ -194,7 +194,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Takes back that the last call of `find` by `worker` has found nothing, before the next one.
+    /// Withdraws the note that the last call of `find` by `worker` has found nothing, before the next call.
     pub fn note_busy(&self, worker: usize) {
         if removed(Step::NoteBusy) {
             return;
@@ -213,19 +213,19 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// The number of workers whose last call of `find` has found nothing.
+    /// Returns the number of workers whose last call of `find` has found nothing.
     pub fn count_idle(&self) -> usize {
         // Relaxed: ordered by the caller's fence.
         self.finds.iter().filter(|finds| finds.load(Relaxed) % 2 == 1).count()
     }
 
-    /// Returns how often all workers have called `find`.
+    /// Returns how often the workers have called `find`, all together.
     pub fn finds(&self) -> usize {
         // Relaxed: only compared with an earlier value.
         self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
     }
 
-    /// Returns a value that changes with each call of `find`, if no worker has found anything since its last one.
+    /// Returns a value that changes with each call of `find`, if the last call of each worker has found nothing.
     pub fn idle_since(&self) -> Option<usize> {
         self.finds.iter().try_fold(0usize, |sum, finds| {
             // Relaxed: a snapshot; see `Lane::idle_since`.
@@ -261,8 +261,8 @@ impl Sleep {
         }
     }
 
-    /// Clears the note of contention before the worker sleeps. A thread that goes on pushing on that core reports it
-    /// again.
+    /// Clears the note of contention before the worker sleeps. A thread that keeps pushing on that core reports
+    /// contention again.
     fn clear_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -276,7 +276,7 @@ impl Sleep {
         word.contended.load(Relaxed) & bit != 0
     }
 
-    /// Makes the caller a searcher unless too many workers already search.
+    /// Makes the caller a searcher and returns `true`, unless too many workers already search.
     pub fn try_start_search(&self) -> bool {
         // Relaxed: a bound, not a handshake.
         let may = self.searchers.load(Relaxed) < self.max_searchers;
@@ -288,17 +288,17 @@ impl Sleep {
 
     /// Makes the caller a searcher.
     pub fn start_search(&self) {
-        // Relaxed: a notifier that sees it leaves its operation to this worker, which searches after the fence in
-        // `stop_search` or `announce` at the latest.
+        // Relaxed: a notifier that sees the increment leaves its operation to this worker, which searches after the
+        // fence in `stop_search` or `announce` at the latest.
         self.searchers.fetch_add(1, Relaxed);
     }
 
-    /// Ends the caller's search. Returns `true` if it was the last searcher: it must then check once more whether
-    /// there is work to wake another worker for.
+    /// Ends the caller's search. Returns `true` if it was the last searcher: it must then check once more whether there
+    /// is work to wake another worker for.
     #[must_use]
     pub fn stop_search(&self) -> bool {
-        // Release: pairs with the decrement of the searcher that stops last, by the fence after it. A notifier that
-        // comes after that fence sees that this worker is not announced.
+        // Release: pairs with the decrement of the searcher that stops last, through the fence after that decrement. A
+        // notifier that comes after that fence sees that this worker is not announced.
         let last = self.searchers.fetch_sub(1, Release) == 1;
         // SearchFence: pairs with NotifyFence.
         fence(SeqCst);
@@ -325,10 +325,11 @@ impl Sleep {
         fence(SeqCst);
     }
 
-    /// Retracts the announcement of `worker`, which becomes a searcher. So it passes a fence when it leaves that
-    /// state, whatever it finds.
+    /// Retracts the announcement of `worker`, which becomes a searcher. So it passes a fence when it leaves that state,
+    /// whatever it finds.
     pub fn retract(&self, worker: usize) {
-        // First, so that few notifiers wake another worker meanwhile. Correctness does not depend on it.
+        // This comes first, so that few notifiers wake another worker in the meantime. Correctness does not depend on
+        // it.
         self.start_search();
         let (word, bit) = self.bit(worker);
         // Relaxed: only the worker itself changes its bit.
@@ -337,8 +338,8 @@ impl Sleep {
             // search after the fence that follows it.
             word.timed_parkers.fetch_and(!bit, Relaxed);
         }
-        // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this
-        // worker in vain, but comes before the fence after that decrement (`README.md`, "What the notifier read").
+        // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
+        // in vain, but comes before the fence after that decrement (`README.md`, "What the notifier read").
         word.sleepers.fetch_and(!bit, Relaxed);
     }
 
@@ -349,9 +350,9 @@ impl Sleep {
         self.retract(worker);
     }
 
-    /// Parks for a short time, or until woken. Parks again if the other workers have called `find` often meanwhile and
-    /// contention is still reported for the worker's core. The worker is a searcher afterwards, and not announced any
-    /// more.
+    /// Parks for a short time, or until woken. Parks again if the other workers have called `find` often in that time
+    /// and contention is still reported for the worker's core. The worker is a searcher afterwards, and not announced
+    /// any more.
     pub fn park_timed(&self, worker: usize) {
         let (mut time, mut unreported) = (TIMED_PARK[0], 0);
         loop {
@@ -391,9 +392,9 @@ impl Sleep {
         }
     }
 
-    /// Wakes the parked worker with the lowest number that is pinned to another core than the caller's, or else one on
-    /// the caller's core. A timed parker is woken only if no worker is awake. The woken worker clears its bit itself.
-    /// So a caller that is stopped before the wake-up does not hide the worker from the next notifier.
+    /// Wakes the parked worker with the lowest number that is not pinned to the caller's core, or else one that is. A
+    /// timed parker is woken only if no worker is awake. The woken worker clears its bit itself. So a caller that is
+    /// stopped before the wake-up does not hide the worker from the next notifier.
     #[inline(never)]
     fn wake_one(&self) {
         let (mut here, mut beside, mut timed_parker, mut asleep) = (None, None, None, 0);
@@ -445,7 +446,7 @@ impl Sleep {
 
     /// Wakes every worker, whether it sleeps or not.
     pub fn wake_all(&self) {
-        // NotifyFence: a worker that is given its first thread meanwhile checks for the end after its SleepFence.
+        // NotifyFence: a worker that is given its first thread in the meantime checks for the end after its SleepFence.
         fence(SeqCst);
         (0..self.threads.len()).for_each(|worker| self.wake(worker));
     }
@@ -454,9 +455,9 @@ impl Sleep {
         let Some(thread) = self.thread_of(worker) else { return };
         self.wakes.add_one();
         pause::at(Point::WakeBeforeUnpark);
-        // This thread is not pinned any more, so a notifier that is stopped here does not delay reclamation. The
-        // thread may have ended; then another one runs its worker, and has searched for work since it took the worker
-        // over.
+        // The calling thread is not pinned any more, so a notifier that is stopped here does not delay reclamation. The
+        // thread to be woken may have ended; then another one runs its worker, and has searched for work since it took
+        // the worker over.
         thread.unpark();
     }
 
@@ -465,7 +466,7 @@ impl Sleep {
         let _guard = epoch::pin();
         // Acquire (edge `thread`).
         let handle = NonNull::new(self.threads[worker].load(Acquire))?;
-        // SAFETY: `set_thread` allocated it, and a handle that is replaced while this thread is pinned is not
+        // SAFETY: `set_thread` allocated the handle, and a handle that is replaced while this thread is pinned is not
         // reclaimed.
         let handle = unsafe { handle.as_ref() };
         handle.stamp.check();
@@ -473,7 +474,7 @@ impl Sleep {
     }
 }
 
-/// Frees a handle that was replaced, after the epochs of the threads that may have loaded it.
+/// Frees a handle that was replaced, once no thread that may have loaded it is pinned any more.
 #[cold]
 fn retire(handle: NonNull<ThreadHandle>) {
     // SAFETY: only the closure below frees the handle, and it has not been retired yet.

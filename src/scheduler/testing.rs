@@ -1,4 +1,4 @@
-//! Helpers of the scheduler's unit tests.
+//! Helpers for the scheduler's unit tests.
 
 use std::{
     ops::Deref,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::tracker::{Op, OpRef, ReadyList, end};
 
-/// An operation by its address. The test has the right to it except while the scheduler has it.
+/// An operation by its address. The test has the right to the operation whenever the scheduler does not.
 #[derive(Clone, Copy)]
 pub(super) struct Known(NonNull<Op<usize>>);
 
@@ -18,8 +18,8 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// Returns the right to the operation, which the scheduler does not have: it never had it, or the test has taken
-    /// it back.
+    /// Returns the right to the operation, which the scheduler does not have: it never had it, or the test has taken it
+    /// back.
     pub(super) fn right(self) -> OpRef<usize> {
         // SAFETY: the caller asserts that the test has the right.
         unsafe { OpRef::from_ptr(self.0) }

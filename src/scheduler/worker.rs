@@ -25,31 +25,33 @@ use crate::{
     tracker::OpRef,
 };
 
-/// Operations of its own that a worker runs before others get their turn (`README.md`, Fairness). Picked; not tuned.
+/// The number of its own operations that a worker runs before others get their turn (`README.md`, Fairness). Picked;
+/// not tuned.
 const MAX_RUN: u32 = 32;
 
-/// Rounds between two visits of a worker to another worker's deque. Picked: a visit costs both of them a cache line,
-/// and only operations in the deque of a worker that does not come back to it need one.
+/// The number of rounds between two visits of a worker to another worker's deque. Picked: a visit costs both workers a
+/// cache miss, and is needed only if the other worker does not come back to its deque.
 const ROUNDS_PER_VISIT: u32 = 8;
 
-/// Operations that a worker takes from the injector in one pop. Picked: the cost of a pop is small compared to running
-/// so many operations, and others can still steal them.
+/// The maximum number of operations that a worker takes from the injector in one pop. Picked: the cost of a pop is
+/// small compared to running so many operations, and others can still steal them.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
-/// Operations in a deque at most: the initial capacity of crossbeam-deque. Growing and shrinking would pin crossbeam's
-/// default collector in the middle of a push or a pop, and that runs destructors that other crates have deferred there:
-/// if one panicked, the operation in transit would be lost.
+/// The maximum number of operations in a deque: the initial capacity of crossbeam-deque. Growing and shrinking would
+/// pin crossbeam's default collector in the middle of a push or a pop, and pinning runs destructors that other crates
+/// have deferred there: if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
 
-/// A full deque is searched for stale entries if waiters have left at least this many. Picked: a quarter of the deque, so that
-/// a search pays for itself.
+/// A full deque is searched for stale entries if waiters have left at least this many. Picked: a quarter of the deque,
+/// so that a search pays for itself.
 const MANY_STALE: u32 = 16;
 
-/// The longest time that a worker stays idle because its place is lent. Picked: longer than most functions take, and short
-/// for a person. The function in its stead may be blocked by what the worker has found.
+/// The longest time that a worker stays idle because its place is lent. Picked: longer than most functions take, and
+/// too short for a person to mind. The limit is needed because the function that runs in its place may be blocked by
+/// what the worker has found.
 pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 
-/// Search rounds between two readings of the clock.
+/// The number of search rounds between two readings of the clock.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
@@ -64,7 +66,7 @@ const CONTENDED: Duration = Duration::from_micros(20);
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
 /// Pauses between two search rounds, before the first reading of the clock and after it. Picked: some 100 ns at first,
-/// so that a searcher does not keep taking the cache lines away that a pusher and a busy worker write. If it has found
+/// so that a searcher does not keep taking away the cache lines that a pusher and a busy worker write. If it has found
 /// nothing by then, the pushers pause between their pushes, and shorter pauses find their operations sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
@@ -80,30 +82,30 @@ enum Turn {
     Own,
 }
 
-/// A worker of a lane. Exactly one thread at a time runs it; it may move to another thread while none of its methods
-/// runs.
+/// A worker of a lane. At most one thread at a time runs it; it may move to another thread while none of its methods is
+/// running.
 pub struct Worker<T> {
     lane: Arc<Lane<T>>,
     index: usize,
     deque: deque::Worker<OpRef<T>>,
     /// The first operation that became ready when the last one completed.
     slot: Cell<Option<OpRef<T>>>,
-    /// Operations were pushed to the deque since the last notification.
+    /// Whether operations were pushed to the deque since the last notification.
     unnotified: Cell<bool>,
     /// How many more operations of its own, from slot and deque, the worker may run before it is the others' turn.
     budget: Cell<u32>,
     /// How many more urgent operations from the slot the worker may run in a row while less urgent ones are due.
     urgent_budget: Cell<u32>,
-    /// The budget when the deque was served last in this round; `MAX_RUN` if it was not.
+    /// The budget when the deque was last served in this round; `MAX_RUN` if it was not served.
     served_at: Cell<u32>,
     /// Whose turn it is when `budget` is zero.
     turn: Cell<Turn>,
-    /// Rounds begun so far.
+    /// The number of rounds begun so far.
     rounds: Cell<u32>,
     /// How many queue entries became stale, since the deque was last searched, because waiters on this worker took
     /// their operations.
     stale: Cell<u32>,
-    /// The worker has stayed idle for the longest time, so it works next.
+    /// Whether the worker has just stayed idle for [`LONGEST_STAY`], so that it works next.
     has_stayed: Cell<bool>,
     /// The worker at which the next sweep of stealing begins.
     victim: Cell<usize>,
@@ -138,12 +140,12 @@ impl<T> Worker<T> {
         }
     }
 
-    /// The worker's lane.
+    /// Returns the worker's lane.
     pub fn lane(&self) -> &Arc<Lane<T>> {
         &self.lane
     }
 
-    /// The worker's number in its lane.
+    /// Returns the worker's number in its lane.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -166,13 +168,13 @@ impl<T> Worker<T> {
     }
 
     /// Pushes an operation that became ready while another one runs on this worker. It goes where other workers can
-    /// take it, since the running operation may take any time.
+    /// take it, since the running operation may take arbitrarily long.
     pub fn push_local(&self, op: OpRef<T>) {
         self.enqueue(op);
         self.notify();
     }
 
-    /// Makes the operation in the slot stealable.
+    /// Makes the operation in the slot stealable, and notifies other workers.
     pub fn share_slot(&self) {
         if let Some(op) = self.slot.take() {
             self.enqueue(op);
@@ -204,7 +206,8 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Takes the first operation of the deque that is `wanted`. The others stay in their order. Stale entries are dropped.
+    /// Takes the first operation of the deque for which `wanted` returns `true`. The others stay in their order. Stale
+    /// entries are dropped.
     pub fn take(&self, mut wanted: impl FnMut(&OpRef<T>) -> bool) -> Option<OpRef<T>> {
         self.stale.set(0);
         let mut taken = None;
@@ -237,7 +240,7 @@ impl<T> Worker<T> {
         self.deque.len() < DEQUE_CAPACITY
     }
 
-    /// Notifies other workers once of all operations that were pushed to the deque.
+    /// Notifies other workers, once for all operations that were pushed to the deque since the last notification.
     #[inline]
     fn notify(&self) {
         if self.unnotified.get() {
@@ -281,8 +284,8 @@ impl<T> Worker<T> {
         self.find_queued(slot)
     }
 
-    /// Continues [`find`](Self::find) if the slot is empty or not next. Short, since the next operation is usually in
-    /// the deque.
+    /// Continues [`find`](Self::find) if the slot is empty or not next. Kept short, since the next operation is usually
+    /// in the deque.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         if slot.is_none() && self.budget.get() > 0 && !self.lane.injector().is_urgent() {
@@ -336,8 +339,8 @@ impl<T> Worker<T> {
         self.served_at.set(budget);
     }
 
-    /// Whether an operation of `band` from the slot is next although it is the others' turn: nothing in the injector
-    /// is more urgent, and no equally urgent operation has to wait for longer than a run.
+    /// Whether an operation of `band` from the slot is next although it is the others' turn: nothing in the injector is
+    /// more urgent, and no equally urgent operation has to wait for longer than a run.
     #[inline(never)]
     fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
@@ -354,8 +357,8 @@ impl<T> Worker<T> {
         true
     }
 
-    /// Takes an operation by the turns of the others. If they have none, the next round begins, with the worker's own
-    /// deque.
+    /// Takes an operation from the others whose turn it is. If they have none, begins the next round, which starts with
+    /// the worker's own deque.
     #[inline(never)]
     fn take_turns(&self) -> Option<OpRef<T>> {
         if self.turn.get() == Turn::Injector {
@@ -398,8 +401,8 @@ impl<T> Worker<T> {
         self.served_at.set(MAX_RUN);
     }
 
-    /// Returns the deque that the worker visits in this round, if any: in some rounds another worker's, each in its
-    /// turn.
+    /// Returns the deque that the worker visits in this round, if any: in some rounds it is another worker's, and all
+    /// other workers are visited in turn.
     fn visit_target(&self) -> Option<&Stealer<OpRef<T>>> {
         let (round, stealers) = (self.rounds.get(), self.lane.stealers());
         if stealers.len() < 2 || round % ROUNDS_PER_VISIT != 0 {
@@ -471,7 +474,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// [`find`](Self::find) in a search, when the last call has found nothing.
+    /// Calls [`find`](Self::find) in a search, after a call that has found nothing.
     fn find_again(&self) -> Option<OpRef<T>> {
         self.lane.sleep().note_busy(self.index);
         self.find()
@@ -519,8 +522,8 @@ impl<T> Worker<T> {
             guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
             if !removed(Step::SearchAgainBeforePark) {
-                // After the announcement: a notifier that saw no sleeper had made its work visible before, so this
-                // search sees it.
+                // This search comes after the announcement: a notifier that saw no sleeper had made its work visible
+                // before, so this search sees the work.
                 if let Some(op) = self.find_again() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
@@ -575,7 +578,7 @@ impl<T> Worker<T> {
     fn stay_idle(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         let op = Cell::new(Some(op));
         let put_back = || {
-            // Into the deque, whatever its band is: an operation enters an injector once.
+            // Into the deque, whatever its band is: an operation enters an injector only once.
             op.take().into_iter().for_each(|op| self.deque.push(op));
             self.lane.sleep().notify();
         };
@@ -641,7 +644,7 @@ impl Drop for SearchGuard<'_> {
             SearchState::Searching => {}
             SearchState::Announced => self.sleep.retract(self.worker),
         }
-        // If it was the last searcher, its worker still searches again: it goes on after the panic.
+        // If this was the last searcher, the worker still searches again, since it continues after the panic.
         let _ = self.sleep.stop_search();
     }
 }

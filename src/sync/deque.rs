@@ -1,4 +1,4 @@
-//! Work-stealing deques: crossbeam-deque, or in models a model of its contract.
+//! Work-stealing deques: crossbeam-deque or, in models, a model of its contract.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
@@ -6,9 +6,9 @@ pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) use model::{Steal, Stealer, Worker};
 
-/// The contract of crossbeam-deque that the scheduler relies on: a pushed element is taken once, by the owner or by
-/// one stealer, and the taker sees what was done before the push. A check may find a deque empty that no longer is,
-/// and `steal` may fail (`Retry`) because another thread was faster.
+/// A model of the contract of crossbeam-deque that the scheduler relies on: a pushed element is taken once, by the
+/// owner or by one stealer, and the taker sees what was done before the push. A check may report a deque as empty
+/// although it no longer is, and `steal` may fail (`Retry`) because another thread was faster.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use std::{
@@ -23,8 +23,8 @@ mod model {
 
     pub(crate) use crossbeam_deque::Steal;
 
-    /// Each step is one step of `len`, followed by the corresponding step in the queue. The queue is
-    /// under `std`'s lock, which is never held across a switch point of loom and so never blocks. A lock of loom could park
+    /// A deque. Each call takes a step on `len` and then the corresponding step in the queue. The queue is under
+    /// `std`'s lock, which is never held across a switch point of loom and so never blocks. A lock of loom could park
     /// the thread, and so consume an unpark token that is meant for the worker.
     #[derive(Debug)]
     struct Inner<T> {
@@ -51,7 +51,7 @@ mod model {
                 return Steal::Retry;
             }
             let mut queue = self.queue.lock().unwrap();
-            let first = queue.pop_front().expect("it was counted");
+            let first = queue.pop_front().expect("the element was counted");
             Steal::Success((first, queue.drain(..more).collect()))
         }
     }
@@ -111,7 +111,7 @@ mod model {
         }
 
         /// Takes one element for the caller, and moves half of the others to `destination`, as crossbeam-deque does.
-        /// In between no other thread can see them.
+        /// No other thread can see these in between.
         pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {
             match self.0.take(|others| others / 2) {
                 Steal::Success((element, others)) => {

@@ -1,12 +1,13 @@
-//! Forks: tells whether a value was made by this process or by a process that forked it, which must not use it.
+//! Forks: tells whether a value was made by this process or by one that this process was forked from; such a value must
+//! not be used.
 //!
 //! A forked child has one thread, the one that forked, and a copy of all memory as it was at that moment. Whatever
-//! other threads held stays held there for ever: locks, pins, operations. Lock-free data is in a state that other
-//! threads could have seen at that moment as well. So a child may read atomics that its parent made, and must not take
-//! a lock.
+//! other threads held stays held there forever: locks, pins, operations. Lock-free data is in a state that other
+//! threads could have seen at that moment as well. So a child may read atomics that its parent made, but must not take
+//! a lock of its parent.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
-//! itself. A fork is noticed by [`begin`], which `crate::engine::fork` has called in the child before anything else; a
+//! itself. A fork is noticed because `crate::engine::fork` has [`begin`] called in the child before anything else; a
 //! `clone` or `vfork` that skips this is not noticed.
 
 use std::sync::atomic::{
@@ -35,7 +36,7 @@ impl ProcessMark {
         Self(FORKS.load(Relaxed))
     }
 
-    /// Whether the mark was made by a process that forked this one.
+    /// Whether the mark was made by a process that this one was forked from.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         // Relaxed: it changes only while there is no other thread.
@@ -43,7 +44,7 @@ impl ProcessMark {
     }
 }
 
-/// A value that each process makes for itself, once. A value of the process that forked this one is never freed.
+/// A value that each process makes for itself, once. A forked child never frees the value of its parent.
 ///
 /// Lock-free, so that a fork never finds it half made.
 pub(crate) struct PerProcess<T>(AtomicPtr<Made<T>>);
@@ -58,8 +59,8 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// Returns the value of this process, from `make` if there is none. If several threads make one concurrently, all
-    /// get the same one.
+    /// Returns the value of this process, which `make` makes if there is none yet. If several threads make one
+    /// concurrently, all get the same one.
     pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
         // Acquire: pairs with the exchange in `make`.
         let made = self.0.load(Acquire);
@@ -82,8 +83,8 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
                 now
             }
         };
-        // SAFETY: every value that the pointer has ever referred to was leaked. This process made it: of other
-        // processes' values, only `before` is left.
+        // SAFETY: every value that the pointer has ever referred to was leaked. This process made it: the only value of
+        // another process that the pointer can still refer to is `before`.
         &unsafe { &*now }.value
     }
 }
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_make_a_value_concurrently_get_the_same() {
+    fn threads_that_make_a_value_concurrently_get_the_same_one() {
         static VALUE: PerProcess<usize> = PerProcess::new();
         let values: Vec<usize> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || *VALUE.get(|| number))).collect();

@@ -19,19 +19,19 @@
 //!
 //! # Limits
 //!
-//! loom explores at most five threads, does not explore load buffering, and treats `SeqCst` loads and stores as
-//! acquire and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom
-//! models. The model deque checks the users of the deque, not crossbeam-deque itself.
+//! loom explores at most five threads, does not explore load buffering, and treats `SeqCst` loads and stores as acquire
+//! and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom models.
+//! The model deque checks the users of the deque, not crossbeam-deque itself.
 //!
 //! shuttle treats every access as `SeqCst`, and tries random schedules instead of all of them: it is for models that
 //! are too large for loom, up to whole engines, and says nothing about orderings.
 //!
 //! # Under `ThreadSanitizer`
 //!
-//! `ThreadSanitizer` follows the edges that ordered accesses make, but not those that a fence makes. The cfg
+//! `ThreadSanitizer` follows the edges that ordered accesses create, but not those that fences create. The cfg
 //! `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the one fence that hands over data, in
-//! [`acquire`]. The `SeqCst` fences order only words that are atomics themselves, and stay as they are; no other
-//! module may use a fence to hand over data. crossbeam's crates have switches of their own.
+//! [`acquire`]. The `SeqCst` fences order only words that are atomics themselves, and stay as they are; no other module
+//! may use a fence to hand over data. crossbeam's crates have switches of their own.
 
 pub(crate) mod deque;
 pub(crate) mod fork;
@@ -58,8 +58,8 @@ mod imp {
     pub(crate) mod thread {
         pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park, park_timeout, yield_now};
 
-        /// Returns the core that the calling thread runs on, if the platform tells. It may move as soon as this
-        /// returns.
+        /// Returns the core that the calling thread runs on, if the platform reports it. The thread may move as soon as
+        /// this returns.
         #[inline]
         pub(crate) fn core() -> Option<usize> {
             #[cfg(all(target_os = "linux", not(miri)))]
@@ -150,7 +150,7 @@ mod imp {
     pub(crate) use std::sync::mpsc;
 
     /// A cell that is set once. Unlike `std`'s, it does not promise anything to a `get` that runs concurrently with
-    /// `set`: a `get` must be ordered after it by an edge of the crate's own, or must not happen.
+    /// `set`: a `get` must be ordered after the `set` by an edge of the crate's own, or must not happen.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);
 
@@ -182,12 +182,12 @@ mod imp {
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
         loom::lazy_static! {
-            // No thread ever waits for it.
+            // No thread ever waits on it.
             pub(crate) static ref FENCES: loom::sync::Condvar = loom::sync::Condvar::new();
         }
 
-        /// A fence before which loom may switch threads. loom alone does not, and so would never see what another
-        /// thread does between a store and a fence right after it.
+        /// Executes a fence before which loom may switch threads. loom's own fence is no such point, so loom would
+        /// never see what another thread does between a store and a fence right after it.
         pub(crate) fn fence(order: Ordering) {
             if order == Ordering::SeqCst {
                 FENCES.notify_one();
@@ -199,18 +199,19 @@ mod imp {
         pub(crate) use loom::thread::{Thread, current, park, yield_now};
         pub(crate) use std::thread::{Builder, JoinHandle};
 
-        /// Models have no clock: the time limit passes immediately. Not loom's `yield_now`, after which others run
+        /// Returns immediately, since models have no clock. Does not call loom's `yield_now`, after which others run
         /// first.
         pub(crate) fn park_timeout(_: std::time::Duration) {}
 
-        /// Models have no cores.
+        /// Returns `None`, since models have no cores.
         pub(crate) fn core() -> Option<usize> {
             None
         }
 
         /// Returns a number that identifies the calling thread.
         pub(crate) fn number() -> usize {
-            // The number in `ThreadId(0)`: the same in each interleaving, which the order of the calls would not be.
+            // The number in `ThreadId(0)`: it is the same in each interleaving, unlike a number given in the order of
+            // the calls.
             let id = format!("{:?}", current().id());
             id.bytes().filter(u8::is_ascii_digit).fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
         }
@@ -228,7 +229,7 @@ mod imp {
 #[cfg(raddle_shuttle)]
 mod imp {
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, mpsc};
-    // shuttle has none.
+    // shuttle has no `OnceLock`.
     pub(crate) use std::sync::OnceLock;
     pub(crate) mod atomic {
         pub(crate) use shuttle::sync::atomic::{
@@ -238,12 +239,12 @@ mod imp {
     pub(crate) mod thread {
         pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park, yield_now};
 
-        /// Models have no clock: the time limit passes as soon as others have had a turn.
+        /// Returns as soon as others have had a turn, since models have no clock.
         pub(crate) fn park_timeout(_: std::time::Duration) {
             yield_now();
         }
 
-        /// Models have no cores.
+        /// Returns `None`, since models have no cores.
         pub(crate) fn core() -> Option<usize> {
             None
         }
@@ -265,7 +266,7 @@ pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, m
 pub(crate) use std::sync::atomic::Ordering;
 
 /// Acquires what happened before each release in the last changes of `counter`. The caller must have made or seen one
-/// of these changes. A fence, so that only the caller that needs it pays for it.
+/// of these changes. This is a fence, so that only a caller that needs it pays for it.
 #[inline(always)]
 pub(crate) fn acquire(counter: &atomic::AtomicU64) {
     #[cfg(not(raddle_tsan))]
@@ -285,7 +286,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits on `condvar`, until `deadline` at the latest. On `Err` the deadline has passed, and the lock is released.
+/// Waits on `condvar`, until `deadline` at the latest. Releases the lock and returns `Err` if the deadline has passed.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(unused_variables, clippy::unnecessary_wraps))]
 pub(crate) fn wait_until<'m, T>(
     condvar: &Condvar,
@@ -293,7 +294,7 @@ pub(crate) fn wait_until<'m, T>(
     deadline: Option<std::time::Instant>,
 ) -> Result<MutexGuard<'m, T>, TimeIsUp> {
     use std::sync::PoisonError;
-    // Models have no clock: a wait with a deadline waits there.
+    // Models have no clock: there, a deadline is ignored.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     if let Some(deadline) = deadline {
         let left = deadline.saturating_duration_since(std::time::Instant::now());
@@ -305,6 +306,6 @@ pub(crate) fn wait_until<'m, T>(
     Ok(condvar.wait(guard).unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The deadline of a wait has passed.
+/// The error of a wait whose deadline has passed.
 #[derive(Debug)]
 pub(crate) struct TimeIsUp;

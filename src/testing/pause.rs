@@ -2,7 +2,7 @@
 //!
 //! [`at`] is called before or after each step of the protocols below that other threads can see. In an ordinary build
 //! it does nothing. Under the cfg `raddle_pause`, which `tests/faults.rs` is built with, it checks whether the calling
-//! thread has armed a `Stop` there, and if so stops until that is released.
+//! thread has armed a `Stop` there, and if so, stops the thread until the `Stop` is released.
 
 macro_rules! points {
     ($($(#[doc = $group_doc:literal])+ $group:ident { $($(#[doc = $doc:literal])+ $point:ident,)+ })+) => {
@@ -24,7 +24,7 @@ macro_rules! points {
 points! {
     /// Inside `tracker::push`, of the thread's own operation or of one that it helps.
     PUSH {
-        /// `push`: the epoch is pinned.
+        /// `push`: the thread is pinned.
         PushPinned,
         /// `insert`: the tail is read.
         PushReadTail,
@@ -34,7 +34,7 @@ points! {
         PushReadRegistered,
         /// `insert`: before the CAS that links the access.
         PushBeforeLink,
-        /// `insert`: the access is linked, and has neither flags nor hints.
+        /// `insert`: the access is linked, but has neither flags nor deferred flags.
         PushLinked,
         /// `insert`: before the CAS of the tail.
         PushBeforeSwing,
@@ -42,27 +42,27 @@ points! {
         PushBeforeRetire,
         /// `push`: all accesses are in; `registered` does not say so yet.
         PushBeforeRegistered,
-        /// `push`: all accesses are registered; hints are not flags yet.
+        /// `push`: all accesses are registered; deferred flags are not adopted yet.
         PushBeforeHints,
         /// `push`: before the last decrement of `wait`, if there is one.
         PushBeforeDecrement,
-        /// `push`: after it. The pusher holds the operation if it is ready.
+        /// `push`: after the last decrement. The pusher holds the operation if it is ready.
         PushOver,
     }
     /// Inside `tracker::push`, when it finds that another push is not over.
     HELP {
         /// `push`: an operation is in the way and will be helped.
         HelpBegins,
-        /// `swing`: the next access is known, and has no hints.
+        /// `swing`: the next access is known, but has no deferred flags.
         HelpBeforeHints,
-        /// `swing`: the hints are left, before the CAS of the tail.
+        /// `swing`: the flags are deferred; before the CAS of the tail.
         HelpBeforeSwing,
-        /// `insert`: an access of another thread's operation is in, and not counted as registered.
+        /// `insert`: an access of another thread's operation is in its queue, but not counted as registered.
         HelpBeforeAdvance,
         /// `push`: the other operation is out of the way.
         HelpEnds,
     }
-    /// Inside `tracker::complete`, and before and after it.
+    /// Inside `tracker::complete`, and just before and after it.
     COMPLETE {
         /// `complete`: between two accesses.
         CompleteBeforeAccess,
@@ -70,11 +70,12 @@ points! {
         CompleteBeforeFlags,
         /// `add_flags`: the flags are set.
         CompleteFlagged,
-        /// `hand_on`: before an access is subtracted from what its operation waits for.
+        /// `propagate`: before an access is subtracted from what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `hand_on`, `end`, `Core::finish_completed`: before an access is retired.
+        /// `propagate`, `end`, `Core::finish_completed`: before an access is retired.
         CompleteBeforeRetire,
-        /// `pass`: the next access's operation may still be pushed; before the tail is moved on to it.
+        /// `advance_tail`: the push of the next access's operation may not be over; before the tail is moved to that
+        /// access.
         CompleteBeforePass,
         /// `Core::complete`: all accesses are done; the operations that became ready are in this thread's list.
         Completed,
@@ -83,7 +84,7 @@ points! {
     INJECT {
         /// `Injector::push`: the CAS on the inbox comes next.
         InjectBeforeLink,
-        /// `Injector::push`: the operation is in; its band is not marked.
+        /// `Injector::push`: the operation is in the inbox; its band is not marked.
         InjectBeforeMark,
         /// `Lane::inject`: the operation can be found; no worker is notified.
         InjectBeforeNotify,
@@ -123,8 +124,8 @@ points! {
     STEAL {
         /// `Worker::steal`: before it accesses another worker's deque.
         StealBegins,
-        /// `Worker::steal`: the batch is in this worker's deque, except for the operation that it returns; no worker
-        /// is notified.
+        /// `Worker::steal`: the batch is in this worker's deque, except for the operation that it returns; no worker is
+        /// notified.
         StealTaken,
     }
 }
@@ -168,7 +169,7 @@ mod stop {
         }
     }
 
-    /// A stop of one thread at one point. Clones are the same stop.
+    /// A stop of one thread at one point. Clones refer to the same stop.
     #[derive(Clone, Debug)]
     pub struct Stop(Arc<Inner>);
 
@@ -191,8 +192,8 @@ mod stop {
             Self(Arc::new(Inner { point, state: Mutex::default(), changed: Condvar::new() }))
         }
 
-        /// Makes the calling thread stop when it passes the point for the `nth` time from now on, counted from 1.
-        /// Replaces a stop that the thread had armed.
+        /// Makes the calling thread stop the `nth` time that it passes the point, counted from 1. Replaces a stop that
+        /// the thread had armed.
         pub fn arm(&self, nth: usize) {
             ARMED.set(Some((self.clone(), nth - 1)));
         }
@@ -230,7 +231,7 @@ mod stop {
 
     /// Stops the calling thread if it has armed a stop for this pass of `point`.
     pub(crate) fn at(point: Point) {
-        // A thread that is ending counts nothing.
+        // The passings of a thread that is ending are not counted.
         let _ = PASSINGS.try_with(|passings| passings[point as usize].update(|count| count + 1));
         let stop = ARMED.try_with(|armed| {
             let mut armed = armed.borrow_mut();

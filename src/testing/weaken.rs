@@ -1,8 +1,8 @@
 //! Switches that remove one step of a protocol, so that a model can show that the step is needed.
 //!
 //! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is per OS thread, and loom
-//! runs all threads of a model on one, so tests do not affect each other. Outside the models [`removed`] is `false` at
-//! compile time.
+//! runs all threads of a model on one OS thread, so tests do not affect each other. Outside the models [`removed`] is
+//! always `false`, known at compile time.
 
 /// A protocol step that a twin may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,17 +22,17 @@ pub enum Step {
     ReclaimAfterEpoch,
     /// `Worker::search` searches once more after it has announced itself.
     SearchAgainBeforePark,
-    /// `Sleep::notify` passes a fence between the push and the loads of the words.
+    /// `Sleep::notify` passes a fence between the caller's push and the loads of the words.
     NotifyFence,
-    /// A lane of a device releases what it knows about its complete operations together with their number.
+    /// A device's lane releases what it knows about its completed operations together with their number.
     CompletionOfMarks,
-    /// The lanes of a device take turns at the failures of their variables.
+    /// A device's lanes take turns at the failures of their variables.
     LanesTakeTurns,
-    /// Work issued on an included stream comes after work issued before on the lane's stream.
+    /// Work issued on an included stream comes after work issued earlier on the lane's stream.
     IncludedComesAfter,
-    /// Work issued on the lane's stream comes after work issued before on an included one.
+    /// Work issued on the lane's stream comes after work issued earlier on an included one.
     IncludedComesBefore,
-    /// An operation enters a lane of several workers once (asserted in `Lane::inject`).
+    /// An operation enters a lane of several workers only once (asserted in `Lane::inject`).
     EntersOnce,
     /// A timed park ends without a wake-up.
     TimedParkEnds,
@@ -40,7 +40,7 @@ pub enum Step {
     RetractTimedPark,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
-    /// A dropped `Completion` completes its operation immediately, also inside the operation's own function
+    /// A dropped `Completion` completes its operation immediately, even inside the operation's own function
     /// (`frame::leave_lost`).
     DropEndsAtOnce,
     /// A CPU operation waits for no device once it has entered its lane (`Core::schedule_beside_devices`).
@@ -52,15 +52,15 @@ pub enum Step {
     WakeHereOnceClosed,
     /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).
     CloseAndWaitAgain,
-    /// A spare thread whose time limit has passed checks whether it was offered a worker meanwhile.
+    /// A spare thread whose time limit has passed checks whether it was offered a worker in the meantime.
     SparesCheckAgain,
     /// The background end of an engine checks again when the operations that were pending have completed.
     EndChecksAgain,
-    /// A worker takes its note that it is idle back before it looks for work again (`Sleep::note_busy`).
+    /// A worker withdraws its note that it is idle before it looks for work again (`Sleep::note_busy`).
     NoteBusy,
     /// `PendingOps::leave` notifies the threads that wait for the count.
     LeaveNotifies,
-    /// A walk is pinned (`tracker::walk_blocked`).
+    /// A thread is pinned during a walk (`tracker::walk_blocked`).
     WalkPins,
     /// A function that waits while the engine stops lets the other workers run again (`Aside::function_waits`).
     WaitsTakeUp,
@@ -68,13 +68,13 @@ pub enum Step {
     BorrowFence,
     /// The return of a lent place wakes the workers that stay idle for it (`Loans::give_back`).
     GiveBackNotifies,
-    /// The end of a scope waits again if operations have entered meanwhile (`PendingOps::wait_until_idle`).
+    /// The end of a scope waits again if operations have entered in the meantime (`PendingOps::wait_until_idle`).
     IdleWaitsAgain,
     /// `Access::stands_for_the_next` checks whether an access is behind the wait that is to be joined.
     JoinOnlyTheLast,
     /// `Access::stands_for_the_next` checks whether the wait that is to be joined is in its queue.
     JoinWhatIsIn,
-    /// `PollState::pause` sees the wakes of a future that was polled meanwhile.
+    /// `PollState::pause` sees the wakes that came during the poll.
     PauseSeesWakes,
     /// `PollState::wake` queues no poll while one is under way.
     OnePollAtATime,
@@ -88,7 +88,7 @@ pub enum Step {
     LookPops,
     /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
     PinBeforeTake,
-    /// Who waits for room watches the count before it looks again (`PendingOps::watch`).
+    /// A thread that waits for room watches the count before it looks again (`PendingOps::watch`).
     WatchForRoom,
 }
 

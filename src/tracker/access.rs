@@ -16,27 +16,28 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// Every earlier writer of the variable is done.
+/// Set once every earlier writer of the variable is done.
 pub(super) const READ_OK: usize = 1;
-/// Every earlier access of the variable is done.
+/// Set once every earlier access of the variable is done.
 pub(super) const WRITE_OK: usize = 2;
-/// The operation of the access is done.
+/// Set once the operation of the access is done.
 pub(super) const DONE: usize = 4;
-/// `READ_OK` was grantable to the next access when it was linked.
+/// Set if `READ_OK` was grantable to the next access when that was linked.
 const LINKED_READ_OK: usize = 8;
-/// `WRITE_OK` was grantable to the next access when it was linked.
+/// Set if `WRITE_OK` was grantable to the next access when that was linked.
 const LINKED_WRITE_OK: usize = 16;
 const _: () =
     assert!(LINKED_WRITE_OK < align_of::<Access<()>>(), "a pointer to an access must have room for the flags");
 
-/// Returns the tag which records that `flags` were grantable to the next access when it was linked.
+/// Returns the tag that records that `flags` were grantable to the next access when it was linked.
 #[inline]
 pub(super) fn linked(flags: usize) -> usize {
     const { assert!(LINKED_READ_OK == READ_OK << 3 && LINKED_WRITE_OK == WRITE_OK << 3) };
     (flags & (READ_OK | WRITE_OK)) << 3
 }
 
-/// Returns the flags that were grantable to the next access when it was linked, from the tag of the linking word.
+/// Returns the flags that were grantable to the next access when it was linked, given the tag of the word that links
+/// it.
 #[inline]
 pub(super) fn grantable_at_link(tag: usize) -> usize {
     (tag & (LINKED_READ_OK | LINKED_WRITE_OK)) >> 3
@@ -94,24 +95,24 @@ impl Mode {
     }
 }
 
-/// Returns the flags that become grantable to the next access when one that does not write, and had `flags`, receives
-/// `new`, which never contains `DONE`: all of `new`, but `WRITE_OK` only if the access is done. This is the
+/// Returns the flags that become grantable to the next access when an access that does not write and has `flags`
+/// receives `new`, which never contains `DONE`: all of `new`, but `WRITE_OK` only if the access is done. This is the
 /// difference that `new` makes to [`Mode::grantable`], since `WRITE_OK` comes with `READ_OK` or after it.
 #[inline]
 pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
 }
 
-/// How many accesses an operation has.
+/// Whether an operation has exactly one access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arity {
-    /// One access: the operation is in all its queues once that is in.
+    /// One access: once it is linked, the operation is in all its queues.
     One,
     /// Any other number.
     Several,
 }
 
-/// One operation's place in one variable's queue. Aligned so that its address leaves five tag bits.
+/// One operation's place in one variable's queue. Aligned so that a pointer to it has room for five tag bits.
 #[repr(C, align(32))]
 pub struct Access<T> {
     /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with the flags that were
@@ -124,7 +125,8 @@ pub struct Access<T> {
     pub(super) index: u32,
     mode: Mode,
     arity: Arity,
-    /// Set if the record has no other share, in which case it is retired when this access is spent. Set before `DONE`.
+    /// Set if the record has no other share, in which case the record is retired when this access is spent. Set before
+    /// `DONE`.
     last_share: AtomicBool,
     /// Flags that were grantable to the access when it was linked, left by the thread that moved the tail to it.
     deferred: AtomicU8,
@@ -215,11 +217,11 @@ impl<T> Access<T> {
         self.mode.is_satisfied_by(flags)
     }
 
-    /// Returns the flags that are grantable to the next access when this one has `flags`, its deferred flags included.
+    /// Returns the flags that are grantable to the next access when this one has `flags` and its deferred flags.
     #[inline]
     pub(super) fn grantable(&self, flags: usize) -> usize {
-        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail came
-        // here, which do not change any more, and the writes behind them (see `defer_flags`).
+        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail moved
+        // here, which no longer change, and the writes published with them (see `defer_flags`).
         self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)))
     }
 
@@ -227,22 +229,23 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn defer_flags(&self, flags: usize) {
         if flags != 0 {
-            // Relaxed: the caller has acquired the writes behind the flags with the predecessor's word, and releases
-            // both with the tail (edge `swing`). A thread that moves the tail instead has deferred the same flags, or
-            // is the pusher, which has set them before. A thread that reads deferred flags has acquired the tail, or
-            // the count that was released after it (edge `register`).
+            // Relaxed: the caller has acquired the writes published with the flags with the predecessor's word, and
+            // releases both with the tail (edge `swing`). If another thread moves the tail instead, it has deferred the
+            // same flags, or is the pusher, which has set them. A thread that reads deferred flags has acquired the
+            // tail, or the count that was released after it (edge `register`).
             self.deferred.fetch_or(flags as u8, Relaxed);
         }
     }
 
     /// Sets `flags` on behalf of the operation's pusher; returns 1 if that satisfied the access, otherwise 0.
-    /// Propagates nothing: the accesses behind this one already took account of the same flags, as deferred ones.
+    /// Propagates nothing: the accesses behind this one have already taken the same flags into account, as deferred
+    /// flags.
     #[inline]
     pub(super) fn grant(&self, flags: usize) -> u32 {
         if flags == 0 {
             return 0;
         }
-        // Relaxed: the pusher has acquired the writes behind the flags, with the predecessor's word or as
+        // Relaxed: the pusher has acquired the writes published with the flags, with the predecessor's word or as
         // `adopt_deferred` says, and so has every thread that reached this access by the link or the tail; the pusher
         // releases them with `wait` to the thread that runs the operation. A read-modify-write, so it continues the
         // release sequences of other flags.
@@ -261,12 +264,12 @@ impl<T> Access<T> {
     /// access, otherwise 0.
     #[inline]
     pub(super) fn adopt_deferred(&self) -> u32 {
-        // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
-        // with the tail or with `registered`. It does not need those of an access that it linked itself.
+        // Relaxed: the pusher acquired the deferred flags, and the writes published with them, when it found the access
+        // linked: with the tail or with `registered`. It does not need those of an access that it linked itself.
         self.grant(usize::from(self.deferred.load(Relaxed)))
     }
 
-    /// Makes this access, which is not `DONE` yet, the only share of its record.
+    /// Notes that this access, which is not `DONE` yet, has the only share of its record.
     #[inline]
     pub(super) fn take_last_share(&self) {
         // Relaxed: released by the step that sets `DONE` (edge `complete`).
@@ -274,20 +277,21 @@ impl<T> Access<T> {
     }
 
     /// Returns the access's share of the record, which must be retired when the access is spent and the tail is past
-    /// it. Returned by value, since the access may be reclaimed with it.
+    /// it. The share does not borrow the access, which may be reclaimed with the record.
     #[inline]
     pub(super) fn share(&self) -> Share<T> {
         // Relaxed: a thread that finds the access spent has acquired `DONE` (edge `complete`).
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
-    /// Returns whether an access of the same mode that is pushed now would wait for the same operations as this one:
-    /// this one is in its queue, and nothing but possibly `other` is known to be linked behind it. Neither access
-    /// mutates, and the caller keeps both records alive. If this access is satisfied, returns `satisfied_as_well` in
-    /// place of `true`.
+    /// Returns whether an access of the same mode that is pushed now would wait for the same operations as this one.
+    /// That is the case if this one is in its queue, and nothing but possibly `other` is known to be linked behind it.
+    /// Neither this access nor `other` mutates, and the caller keeps both records alive. If this access is satisfied,
+    /// returns `satisfied_as_well` in place of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
-        // Relaxed, like the next load: any access that the caller knows to be pushed behind this one was linked after
-        // the next one, which the caller therefore sees (edges `link`, `swing`). The pointer is not dereferenced.
+        // Relaxed, like the load below: any access that the caller knows to have been pushed behind this one was linked
+        // after this one's next access, which the caller therefore sees (edges `link`, `swing`). The pointer is not
+        // dereferenced.
         let word = self.word.load(Relaxed, unprotected());
         let is_last = word.is_null()
             || other.is_some_and(|other| {
@@ -338,7 +342,7 @@ impl<T> Share<T> {
         if last {
             op::retire_record(op);
         } else {
-            // SAFETY: by (1) this is the access's share, it has only one, and it ends once.
+            // SAFETY: by (1) this is the access's only share, which ends once.
             unsafe { op::end_shares(op, 1) };
         }
     }
@@ -347,6 +351,6 @@ impl<T> Share<T> {
 // SAFETY: the pointers refer to records shared between threads by the tracker's rules; `T` itself is moved to and
 // dropped on other threads, hence `T: Send`.
 unsafe impl<T: Send> Send for Access<T> {}
-// SAFETY: the pointers refer to records shared between threads by the tracker's rules, and every shared field is
-// atomic or never changes.
+// SAFETY: the pointers refer to records shared between threads by the tracker's rules, and every shared field is atomic
+// or never changes.
 unsafe impl<T: Send> Sync for Access<T> {}

@@ -8,20 +8,21 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// Operations that a walk has yet to visit, each with a number that tells how the walk came there.
+/// Operations that a walk has yet to visit, each with a number that says how the walk reached it.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
 /// Walks forward from the operations in `ahead`: to those that stand behind one of them and cannot start before it is
-/// complete, to those behind these, and so on. Calls `look` with each of them once, those in `ahead` included, and with the
-/// number of the operation that the walk came from. It returns whether the walk may end, and may add operations that cannot
-/// end before this one is complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
+/// complete, then to those behind these, and so on. Calls `look` once with each operation, those in `ahead` included,
+/// and with its number; an operation has the number of the one that it was found behind. `look` returns whether the
+/// walk is to end, and may add operations that cannot end before this one is complete. Returns whether `look` has ended
+/// the walk. Visits at most `max` operations.
 ///
-/// The thread is pinned during the walk. Every operation that it visits was not complete at some moment since then, and so
-/// nothing behind it had been retired before.
+/// The thread is pinned during the walk. Every operation that it visits was incomplete at some moment since the thread
+/// was pinned, so nothing behind that operation had been retired before.
 ///
 /// # Safety
-/// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` adds are not when it adds
-///    them.
+/// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` adds are not complete when
+///    it adds them.
 pub unsafe fn walk_blocked<T>(
     mut ahead: Ahead<T>,
     max: usize,
@@ -33,8 +34,9 @@ pub unsafe fn walk_blocked<T>(
     loop {
         while let Some((op, from)) = ahead.pop() {
             if visited.len() < max && visited.insert(op) {
-                // SAFETY: (1), or it was found behind an operation that was not complete when this thread was pinned, and
-                // before which it cannot start. So neither was it, and its record was not retired.
+                // SAFETY: by (1), or because the operation was found behind one that was not complete when this thread
+                // was pinned, and cannot start before that one is complete. So the operation was not complete either,
+                // and its record had not been retired.
                 if look(unsafe { op.as_ref() }, from, &mut ahead) {
                     return true;
                 }
@@ -44,7 +46,7 @@ pub unsafe fn walk_blocked<T>(
         let Some((op, from)) = looked_at.pop() else { return false };
         // SAFETY: as above.
         let op = unsafe { op.as_ref() };
-        // SAFETY: (1): as for the operation.
+        // SAFETY: (1): `op` is not complete, or was not when this thread was pinned, as above.
         for access in unsafe { behind(op, usize::MAX) } {
             ahead.extend(access.op_ptr().map(|next| (next, from)));
         }

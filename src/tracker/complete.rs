@@ -58,7 +58,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     let hold = complete(op, ready);
     pause::at(Point::CompleteBeforeRetire);
-    // The record may stay for a while, as a part of queues.
+    // The record may stay in its queues for a while.
     hold.mark(std::ptr::null_mut());
     drop(hold);
 }
@@ -92,7 +92,7 @@ fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access
     let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
     pause::at(Point::CompleteBeforeFlags);
     // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired; acquires the
-    // writes behind earlier flags, and the next access.
+    // writes published with earlier flags, and the next access.
     let old = word.fetch_or(flags, order, epoch::unprotected());
     pause::at(Point::CompleteFlagged);
     old
@@ -117,13 +117,14 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// [`propagate`], if `at` does not write.
+/// Does what [`propagate`] does, for an access that does not write.
 fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let mut at = unsafe { at.as_ref() };
     let mut add = READ_OK | WRITE_OK;
-    // The operation of an access before `at`, which this thread has satisfied but not yet counted. Its decrement is
-    // put off until `at` has its flags, because that operation may be what keeps `at` alive: it cannot be done before.
+    // The operation of an access before `at` that this thread has satisfied but not yet counted. The decrement is
+    // postponed until `at` has its flags, because that operation, which cannot be done before the decrement, may be
+    // what keeps `at` alive.
     let mut satisfied: Option<NonNull<Op<T>>> = None;
     loop {
         let mode = at.mode();
@@ -135,8 +136,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
         let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
-        // An access that receives `READ_OK` and is not satisfied by it, a wait, does not keep the next one alive: the
-        // reader before it still does.
+        // A wait, which receives `READ_OK` but is not satisfied by it, does not keep the next access alive; the reader
+        // before it still does.
         if newly_satisfied || stop {
             if let Some(before) = satisfied.take() {
                 pause::at(Point::CompleteBeforeSatisfy);
@@ -157,13 +158,13 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
         // thread sets it in the next round, or `at`, or a reader before it, is not done because its operation waits for
-        // the decrement that is put off above.
+        // the decrement that is postponed above.
         let next = unsafe { old.deref() };
         next.check();
         if gained & WRITE_OK != 0 {
             advance_tail(at, next, old.tag());
             pause::at(Point::CompleteBeforeRetire);
-            // SAFETY: it is spent, the tail is past it, and this thread has set the flag that spent it.
+            // SAFETY: the access is spent, the tail is past it, and this thread has set the flag that spent it.
             unsafe { at.share().retire() };
             add = READ_OK | WRITE_OK;
         } else {
@@ -173,8 +174,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// Makes sure that the tail is past `access`, whose word has the next access `next` and `tag`, so that it can be
-/// retired.
+/// Ensures that the tail is past `access`, so that the access can be retired. The word of `access` points to `next` and
+/// has the tag `tag`.
 #[inline]
 fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {

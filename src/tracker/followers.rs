@@ -10,11 +10,11 @@ use crate::{memory::epoch, sync::Ordering::Acquire};
 /// rarely known this early.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
-/// Calls `look` with each operation, and its access, that is known to wait for `op`, which has not been completed. In
-/// each queue these are the readers behind it and the next writer, or only that writer if `op` reads. Visits a limited
-/// number of accesses, and only those that are linked now.
+/// Calls `look` with each operation that is known to wait for `op`, and with its access. `op` must not be complete. In
+/// each queue these are the accesses behind `op` up to the next writer, without the readers if `op` does not mutate the
+/// variable. Visits a limited number of accesses, and only those that are linked now.
 ///
-/// None of these operations can run before `op` is complete, so their tasks are as they were pushed.
+/// None of these operations can run before `op` is complete, so their tasks are as they were when they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
     // SAFETY: (1): `op` is not complete.
     for access in unsafe { behind(op, MAX_FOLLOWERS) } {
@@ -24,16 +24,17 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
     }
 }
 
-/// Returns the accesses that wait for `op`: in each queue those of the readers behind it and of the next writer, or only of
-/// that writer if `op` reads. Visits at most `max` accesses in a queue, and only those that are linked now.
+/// Returns the accesses that wait for `op`: in each queue those behind `op` up to the next writer, without the readers
+/// if `op` does not mutate the variable. Visits at most `max` accesses in a queue, and only those that are linked now.
 ///
 /// # Safety
-/// 1. `op` is not complete, or the caller has been pinned since before it was, and stays so while it uses the accesses.
+/// 1. `op` is not complete, or the caller has been pinned since before it was completed, and stays pinned while it uses
+///    the accesses.
 pub(super) unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
     op.accesses().iter().flat_map(move |own| {
         let next = move |at: &Access<T>| {
             if at.mode().is_write() && !std::ptr::eq(at, own) {
-                // What stands behind a writer waits for that.
+                // Accesses behind a writer wait for that writer.
                 return None;
             }
             // Acquire (edge `link`): the next access and its operation.
@@ -41,7 +42,7 @@ pub(super) unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &
             if word.is_null() {
                 return None;
             }
-            // SAFETY: (1): while `op` is not complete, no access behind one of its accesses is spent, so none is retired.
+            // SAFETY: (1): while `op` is not complete, no access behind its own is spent, so none is retired.
             let next: &Access<T> = unsafe { word.deref() };
             next.check();
             Some(next)

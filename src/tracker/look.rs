@@ -1,4 +1,4 @@
-//! Looking at pending operations from outside, while other threads go on.
+//! Looking at pending operations from outside, while other threads continue.
 
 use super::{
     access::{Access, DONE, Mode},
@@ -9,10 +9,10 @@ use crate::{
     sync::Ordering::{Acquire, Relaxed},
 };
 
-/// What an access has come to.
+/// The state of an access, as seen from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It waits for others before it.
+    /// It waits for accesses before it.
     Waits,
     /// Its operation holds the variable.
     Holds,
@@ -21,7 +21,7 @@ pub enum Standing {
 }
 
 impl<T> Access<T> {
-    /// Returns what the access has come to. It may be further as soon as this returns.
+    /// Returns the state of the access, which may change as soon as this returns.
     pub fn standing(&self) -> Standing {
         // Relaxed: a snapshot.
         match self.word.load(Relaxed, unprotected()).tag() {
@@ -32,12 +32,12 @@ impl<T> Access<T> {
     }
 }
 
-/// Calls `f` with each operation that is known to wait for `access` directly: the readers behind it and the next operation that
-/// does not read, or only that one if `access` reads. Visits at most `max`. It need not be known whether `access` is done.
+/// Calls `f` with each operation that is known to wait for `access` directly: those behind it up to the next writer,
+/// without the readers if `access` does not mutate. Visits at most `max` accesses. `access` may already be done.
 pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: impl FnMut(&Op<T>)) {
     let is_done = |access: &Access<T>| access.standing() == Standing::Done;
     let mut at = access;
-    // If the access was not done when the thread was pinned already, nothing behind it has been retired since.
+    // If the access is not done now, nothing behind it had been retired when this thread was pinned.
     if is_done(access) {
         return;
     }
@@ -47,7 +47,7 @@ pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: i
         if word.is_null() {
             return;
         }
-        // SAFETY: `access` was not done after this thread was pinned, so nothing that stands behind it was retired before.
+        // SAFETY: `access` was not done after this thread was pinned, so nothing behind it had been retired before.
         at = unsafe { word.deref() };
         at.check();
         let reads = at.mode() == Mode::Read;

@@ -1,8 +1,8 @@
 //! The dependency tracker: decides which operation may run, without locks, threads or a scheduler.
 //!
-//! Each variable is a queue of *accesses* in push order; each operation owns one access per variable that it uses,
-//! sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues as one atomic step;
-//! [`complete()`] marks them done and returns the operations that became ready. The caller runs what is ready.
+//! Each variable has a queue of *accesses* in push order; each operation owns one access per variable that it uses,
+//! sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues in one atomic step;
+//! [`complete()`] marks them done and returns the operations that became ready. The caller runs the ready operations.
 //!
 //! # States
 //!
@@ -11,36 +11,36 @@
 //!
 //! | flag | meaning | set by |
 //! |---|---|---|
-//! | `READ_OK` | every earlier writer of the variable is done | the completion that made it so, or the operation's own pusher |
+//! | `READ_OK` | every earlier writer of the variable is done | the completion that made this true, or the operation's own pusher |
 //! | `WRITE_OK` | every earlier access of the variable is done | the same |
 //! | `DONE` | the access's own operation is done | [`complete()`] |
-//! | next ≠ null | a later access is linked behind this one | one of the threads that insert that access |
-//! | `LINKED_…` | set with the next access: the flags that were grantable to it at that moment | the same |
+//! | next ≠ null | a later access is linked behind this one | the thread that links that access |
+//! | `LINKED_…` | the flags that were grantable to the next access when it was linked | the same |
 //!
-//! The flags that are *grantable* to an access follow from its predecessor: `READ_OK` and `WRITE_OK` if the
-//! predecessor has `WRITE_OK` and `DONE`; `READ_OK` if the predecessor has it and does not write; otherwise none.
+//! The flags that are *grantable* to an access follow from its predecessor: `READ_OK` and `WRITE_OK` if the predecessor
+//! has `WRITE_OK` and `DONE`; `READ_OK` if the predecessor has it and does not write; otherwise none.
 //!
-//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`; so is a wait, which grants `READ_OK` as a reader
-//! does. An operation is *ready* when all its accesses are satisfied and its push has no step left to take for it. An
-//! access with `WRITE_OK`, `DONE` and a next is *spent*: it is retired. The record of an operation lives until all
-//! its accesses are retired and it has no holder; the thread that ends the last of these shares retires the record.
-//! Most operations have one access and, when they end, one holder, which then leaves the record to the access
-//! ([`end`]): the thread that finds that access spent retires the record without counting shares.
+//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is also satisfied by `WRITE_OK`, but grants
+//! `READ_OK` as a reader does. An operation is *ready* when all its accesses are satisfied and its push has no step
+//! left to take for it. An access with `WRITE_OK`, `DONE` and a next access is *spent*, and is retired. Each access
+//! that is not retired has a share of its operation's record, and so has each holder; the thread that ends the last
+//! share retires the record. Most operations have one access and, when they end, one holder, which then leaves the
+//! record to the access ([`end`]): the thread that finds that access spent retires the record without counting shares.
 //!
-//! Each flag reaches an access in exactly one way. Either it was grantable when the access was linked: then its
-//! pusher sets it, or a helper *defers* it and the pusher adopts it. Or it became grantable later: then the
-//! completion that made it so propagates it. Only `READ_OK` may be granted twice, which has no effect. That is why a
-//! completion may walk down a queue without a guard: the access whose `WRITE_OK` it is about to set cannot have that
-//! flag yet.
+//! Each flag reaches an access in exactly one way. If it was grantable when the access was linked, the operation's
+//! pusher sets it, or a helper *defers* it and the pusher adopts it. If it became grantable later, the completion that
+//! made it grantable propagates it. Only `READ_OK` may be granted twice, which has no effect. Since `WRITE_OK` is
+//! granted only once, a completion may walk down a queue without a guard: the access whose `WRITE_OK` it is about to
+//! set cannot have that flag yet.
 //!
-//! An operation of a device is done here when it has been issued; the work that the device has yet to do is recorded
-//! elsewhere.
+//! To the tracker, a device operation is done once it has been issued; the work that the device has yet to do is
+//! recorded elsewhere.
 //!
 //! # Worked example
 //!
 //! Operation A reads x. B reads x and writes y. C writes x and reads y. `x0` and `y0` are the accesses that the
 //! variables start with. `R`, `W` and `D` are `READ_OK`, `WRITE_OK` and `DONE`; `r` and `w` on an arrow are
-//! `LINKED_READ_OK` and `LINKED_WRITE_OK`; an access in brackets is spent. The column `wait` has the counts of A, B
+//! `LINKED_READ_OK` and `LINKED_WRITE_OK`; an access in brackets is spent. The column `wait` shows the counts of A, B
 //! and C. The unit test `the_worked_example_happens_as_drawn` takes these steps and compares each line.
 //!
 //! ```text
@@ -53,10 +53,10 @@
 //! C: insert in y    [x0 RWD] -rw> A RW -r> B R -r> C R           [y0 RWD] -rw> B RW -> C          1 3 2
 //! ```
 //!
-//! A and B run side by side. Their pushes found every access satisfied, so they left `wait` alone. C waits for both:
-//! in x for `WRITE_OK`, in y for `READ_OK`; its push took its own part off `wait`.
+//! A and B run side by side. Their pushes found every access satisfied, so they left `wait` alone. C waits for both: in
+//! x for `WRITE_OK`, in y for `READ_OK`; its push has subtracted its own part from `wait`.
 //!
-//! Now A and B end on two threads, and B's thread comes first:
+//! Now A and B end on two threads, and B's thread goes first:
 //!
 //! ```text
 //! B: complete in x  [x0 RWD] -rw> A RW -r> B RD -r> C R          [y0 RWD] -rw> B RW -> C          1 3 2
@@ -64,12 +64,12 @@
 //! B: complete in y  [x0 RWD] -rw> [A RWD] -r> [B RWD] -r> C RW   [y0 RWD] -rw> [B RWD] -> C RW    1 3 1  C
 //! ```
 //!
-//! B's access of x lacks `WRITE_OK`, so B's thread leaves it there. A's access is spent by its `DONE`, so A's thread
-//! propagates `READ_OK` and `WRITE_OK` to B's access, which is spent by that. It retires B's access and goes on to C's,
-//! which it satisfies: it takes one off C's `wait`. B's thread then satisfies C's access of y and finds 1 in `wait`: C
-//! is ready.
+//! B's access to x lacks `WRITE_OK`, so B's thread stops there. A's access is spent by its `DONE`, so A's thread
+//! propagates `READ_OK` and `WRITE_OK` to B's access, which is then spent too. A's thread then retires B's access and
+//! goes on to C's, which it satisfies, so it subtracts one from C's `wait`. B's thread then satisfies C's access to y
+//! and finds 1 in `wait`: C is ready.
 //!
-//! If A's thread comes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new, and B's
+//! If A's thread goes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new, and B's
 //! thread spends that access and goes on to C's:
 //!
 //! ```text
@@ -78,7 +78,7 @@
 //! B: complete in y  [x0 RWD] -rw> [A RWD] -r> [B RWD] -r> C RW   [y0 RWD] -rw> [B RWD] -> C RW    1 3 1  C
 //! ```
 //!
-//! Both threads set their flag by a `fetch_or` on the word of B's access, so exactly one of them, the second, finds
+//! Both threads set their flag with a `fetch_or` on the word of B's access, so exactly one of them, the second, finds
 //! both flags there and goes on.
 //!
 //! Had B's pusher stopped after its first step, C's pusher would have helped B, deferring (`~`) B's flags in y. For the
@@ -94,63 +94,63 @@
 //! # Who may touch what
 //!
 //! * `VarQueue::tail`: loaded and moved forward by any thread that is pinned to the epoch; it never moves back.
-//! * `Access::word`: linked once, by any thread that inserts; flags by the rules above.
+//! * `Access::word`: linked once, by any thread that inserts; its flags are set by the rules above.
 //! * `Access::deferred`: flags that were grantable to the access when it was linked, left by helpers for the pusher.
-//! * `Op::wait`: each satisfaction takes one off, and the last step of a push over several variables takes off one
-//!   more; the thread that reaches zero, or would, becomes the owner of the ready operation.
-//! * `Op::registered`: the number of accesses known to be in their queues; moved up one by one by helpers, and set by
-//!   the pusher when all are in.
+//! * `Op::wait`: each satisfaction subtracts one, and the last step of a push over several variables subtracts one
+//!   more; the thread that brings it to zero, or finds that it would, becomes the owner of the ready operation.
+//! * `Op::registered`: the number of accesses known to be in their queues; incremented one by one by helpers, and set
+//!   by the pusher when all are in.
 //! * The number of accesses, their places, and the other parameters of an operation: written before the first access is
 //!   linked, never changed.
-//! * The task: the pusher until the first access is linked, then the thread that runs the operation.
+//! * The task: used by the pusher until the first access is linked, then by the thread that runs the operation.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `add_flags` | the new access and its operation |
-//! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its deferred flags, and the writes behind the flags that were grantable when it was linked |
-//! | `register` | CAS of `registered` in `register`, the pusher's swap or store | load in `is_past` | that the access is in and the tail is past its predecessor |
+//! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its deferred flags, and the writes published with the flags that were grantable when it was linked |
+//! | `register` | CAS of `registered` in `register`, the pusher's swap or store | load in `is_past` | the fact that the access is in its queue and the tail is past its predecessor |
 //! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the same, and the load that finds only the caller's shares left | that only pinned helpers still use the record |
+//! | `retire` | `fetch_sub` of `live` | the same, and the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
 //!
-//! The thread that links an access has acquired the writes behind the flags that are grantable to it then, and hands
-//! them over with the access by `link` and `swing`. So the flags that are set or deferred afterwards (`grant`,
-//! `defer_flags`) need no edge of their own.
+//! The thread that links an access has acquired the writes published with the flags that are grantable to it then, and
+//! hands these writes over with the access by `link` and `swing`. So the flags that are set or deferred afterwards
+//! (`grant`, `defer_flags`) need no edge of their own.
 //!
 //! # Why a push is atomic
 //!
-//! No access is appended behind an operation that is not yet in all its queues: `insert` first helps that operation
-//! to the end. So if A stands before B in any queue, A was in all its queues before B was in that one, and the order
-//! in which operations become fully registered is one total order that every queue agrees with. It respects each
-//! thread's program order and real time, because a push returns only after its operation is fully registered. The
-//! order has no cycle, hence there is no deadlock. Pushes of a single access help as well, since they would break
-//! this otherwise; they never need help, because they are in all their queues once they are in one.
+//! No access is appended behind an operation that is not yet in all its queues: `insert` first helps its push to
+//! finish. So if A stands before B in any queue, A was in all its queues before B was in that one, and the order in
+//! which operations become fully registered is one total order that every queue agrees with. It respects each thread's
+//! program order and real time, because a push returns only after its operation is fully registered. The order has no
+//! cycle, hence there is no deadlock. Pushes of a single access help as well, since otherwise they would break this
+//! order; they never need help, because they are in all their queues once they are in one.
 //!
 //! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was
-//! already in when the word was read, it is not the last one (that was checked), so something was linked behind it,
-//! which happened only after its operation was fully registered, and the read of `registered` sees that. If it came
-//! in after the word was read, the word has changed and the CAS fails. The only access of an operation is inserted by
-//! its pusher, which needs none of these checks. No word or tail returns to an old value while a thread that read it
-//! is pinned, since records are reused only after the epoch; an idle variable keeps its last access for the same
-//! reason.
+//! already in its queue when the word was read, it is not the last one (that was checked), so something was linked
+//! behind it, which happened only after its operation was fully registered, and the read of `registered` sees that. If
+//! it was linked after the word was read, the word has changed and the CAS fails. An operation's sole access is
+//! inserted by its pusher, which needs none of these checks. No word or tail returns to an old value while a thread
+//! that read it is pinned, since records are reused only after the epoch has passed; an idle variable keeps its last
+//! access for the same reason.
 //!
 //! # Progress
 //!
 //! `push` is lock-free. A thread helps only operations that are stuck at a strictly larger variable id, so helping
-//! ends. A thread that stalls anywhere inside `push` delays only the operations behind its own: helpers defer flags
-//! and never take over a step that only one thread may take. The two steps that only the pusher may take, adopting
-//! deferred flags and the last decrement of `wait`, concern its own operation, and a push of one access has neither.
-//! `complete` takes a number of steps bounded by the accesses it marks done plus the queue entries its flags reach;
-//! it is a loop, never a recursion.
+//! ends. A thread that stalls anywhere inside `push` delays only the operations behind its own: helpers defer flags and
+//! never take over a step that only one thread may take. The two steps that only the pusher may take, adopting deferred
+//! flags and the last decrement of `wait`, concern only its own operation, and a push of one access takes neither.
+//! `complete` takes a number of steps bounded by the accesses it marks done plus the queue entries its flags reach; it
+//! loops and never recurses.
 //!
 //! # Deleted variables
 //!
 //! A variable is closed before its deletion is pushed. A thread that inserts behind the deletion has read the tail
-//! after that, so it sees the closed flag and marks the operation *rejected* in the same word that counts its
-//! registrations. A rejected operation takes its place in the other queues, does nothing when it runs, and its push
-//! reports the deletion.
+//! after the deletion was pushed, so it sees the closed flag and marks the operation *rejected* in the same word that
+//! counts its registrations. A rejected operation takes its place in the other queues, does nothing when it runs, and
+//! its push reports the deletion.
 //!
 //! # Source
 //!

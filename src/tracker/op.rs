@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// How many accesses a record holds without a separate allocation.
+/// The number of accesses that a record holds without a separate allocation.
 pub const INLINE_ACCESSES: usize = 4;
 
 /// Set in `registered` if a variable turned out to be deleted.
@@ -33,22 +33,24 @@ const REJECTED: u32 = 1 << 31;
 /// One operation's record. It lives from [`OpRef::new_with`] until all shares of it, those of its holders and of its
 /// accesses, have ended and the epoch has passed.
 ///
-/// Behind the head lie the accesses, as many as there are, and then the task, so that an operation uses no more cache
-/// lines than it needs. Most have one access, which shares a line with the head if the pool has aligned the record.
+/// The head is followed by the accesses, as many as there are, and then by the task, so that an operation uses no more
+/// cache lines than it needs. Most operations have one access, which shares a line with the head if the pool has
+/// aligned the record.
 #[repr(C)]
 pub struct Op<T> {
     /// Reserved for the pool.
     _pool: MaybeUninit<PoolWord>,
-    /// The number of accesses that are not satisfied yet, plus one while a push of several is in progress.
+    /// The number of accesses that are not satisfied yet, plus one while a push of several accesses is in progress.
     pub(super) wait: AtomicU32,
-    /// The number of accesses known to be in their queues, and `REJECTED`.
+    /// The number of accesses known to be in their queues, and the flag `REJECTED`.
     registered: AtomicU32,
-    /// The shares of the record: one for each access that is not retired yet, and one for each [holder](OpRef::hold).
+    /// The number of shares of the record: one for each access that is not retired yet, and one for each
+    /// [holder](OpRef::hold).
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`BOXED`].
     inline: u8,
-    /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it
-    /// each time costs some 25 instructions more per run.
+    /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it each
+    /// time costs some 25 more instructions per run.
     task_at: u8,
     /// The operation's priority band. Used by the scheduler only.
     pub band: u8,
@@ -56,8 +58,8 @@ pub struct Op<T> {
     /// The next operation in the list that contains this one: a [`ReadyList`], or a queue of the scheduler.
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
-    /// Whether the operation has entered a lane of several workers. A `std` atomic, because it must order nothing in
-    /// the models.
+    /// Whether the operation has entered a lane of several workers. A `std` atomic, because it must not add any
+    /// ordering to the models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     entered: std::sync::atomic::AtomicBool,
     room: std::cell::UnsafeCell<MaybeUninit<Room<T>>>,
@@ -69,8 +71,8 @@ const BOXED: u8 = u8::MAX;
 /// The unit of [`Op::task_at`], in bytes. In models, records are too large for a smaller unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 
-/// The space of a record behind its head. The accesses lie as declared here; the task begins where the last access
-/// ends.
+/// The part of a record behind its head. The accesses are laid out as declared here, but the task begins where the last
+/// access ends.
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
@@ -109,7 +111,7 @@ impl<T> std::fmt::Debug for Op<T> {
 pub(super) enum Rejection {
     /// The operation is marked rejected, by this call or an earlier one.
     Rejected,
-    /// The access is already in its queue, where it was accepted or rejected before.
+    /// The access is already in its queue; whether to reject it was decided before it was linked.
     AlreadyLinked,
 }
 
@@ -125,8 +127,8 @@ impl<T> Op<T> {
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
-            // If it were not inside the cell, a reference to the record would forbid the pool to use the bytes behind
-            // the accesses.
+            // If the record had bytes behind the cell `room`, a shared reference to it would forbid the pool to write
+            // them.
             assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
             assert!(align_of::<Place<T>>() <= align_of::<Access<T>>());
             assert!(
@@ -139,8 +141,8 @@ impl<T> Op<T> {
         offset_of!(Self, room) + places * size_of::<Access<T>>()
     }
 
-    /// Returns the link of an operation of which the caller knows only the address. In models, asserts that the record
-    /// is not reclaimed.
+    /// Returns the link of the operation at `op`, for callers that know only the address. In models, asserts that the
+    /// record has not been reclaimed.
     ///
     /// # Safety
     /// 1. The record is not reclaimed while the result is used.
@@ -150,8 +152,8 @@ impl<T> Op<T> {
         &unsafe { alive(op) }.link
     }
 
-    /// Returns a pointer to the task, which is dropped when the last share has ended. The caller decides which
-    /// threads may use it.
+    /// Returns a pointer to the task, which is dropped when the last share has ended. The caller decides which threads
+    /// may use it.
     #[inline]
     pub fn task_ptr(&self) -> *mut T {
         self.place().with_mut(|task| task.cast())
@@ -163,7 +165,7 @@ impl<T> Op<T> {
         self.place().with(|task| task.cast())
     }
 
-    /// Lets [`each_marked`] find the record by `mark` from now on, and not any more if that is null.
+    /// Makes [`each_marked`] find the record by `mark`, or no longer find it if `mark` is null.
     #[inline]
     pub(crate) fn mark(&self, mark: *mut ()) {
         // SAFETY: the record came from the pool, and is in use.
@@ -207,8 +209,8 @@ impl<T> Op<T> {
         (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
     }
 
-    /// Calls `look` with each access. Equivalent to a loop over [`accesses`](Self::accesses), but without a loop for
-    /// the most frequent case, an operation with one access.
+    /// Calls `look` with each of the [`accesses`](Self::accesses). Does not loop in the most frequent case, an
+    /// operation with one access.
     #[inline(always)]
     pub fn each_access(&self, mut look: impl FnMut(&Access<T>)) {
         match self.sole_access() {
@@ -271,9 +273,9 @@ impl<T> Op<T> {
             if seen & REJECTED != 0 {
                 return Rejection::Rejected;
             }
-            // Relaxed: it hands over only itself, which a thread that finds the access linked has acquired with the
-            // link, the tail or the count (edges `link`, `swing`, `register`). A read-modify-write, so it continues
-            // the release sequences of helpers that counted.
+            // Relaxed: the flag hands over nothing but itself, and a thread that finds the access linked has acquired
+            // the flag with the link, the tail or the count (edges `link`, `swing`, `register`). A read-modify-write,
+            // so it continues the release sequences of helpers that counted.
             match self.registered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
                 Ok(_) => return Rejection::Rejected,
                 Err(now) => seen = now,
@@ -285,12 +287,13 @@ impl<T> Op<T> {
     /// was rejected in the meantime.
     #[inline]
     pub(super) fn end_registration(&self, count: u32) -> bool {
-        // Relaxed: what was released with it was done by this thread, or was acquired when an access turned out to be
-        // linked. A thread that sets `REJECTED` from now on links nothing: the access was in before.
+        // Relaxed: everything released with this word was done by this thread, or was acquired when an access turned
+        // out to be linked. A thread that sets `REJECTED` from now on links nothing, because the access is already in
+        // its queue.
         let rejected = self.registered.load(Relaxed) & REJECTED;
         if count == 1 {
-            // Release (edge `register`): the tail is past the predecessor. A store suffices: no other thread counts
-            // the only access.
+            // Release (edge `register`): the tail is past the predecessor. A store suffices: no other thread counts the
+            // only access.
             self.registered.store(1 | rejected, Release);
         } else {
             // Release (edge `register`): the tails are past the predecessors. A read-modify-write, so it continues the
@@ -300,21 +303,21 @@ impl<T> Op<T> {
         rejected != 0
     }
 
-    /// Returns whether a variable of the operation was already deleted when it was pushed. Final once the push is over.
+    /// Returns whether a variable of the operation was already deleted when the operation was pushed. The answer is
+    /// final once the push is over.
     #[inline]
     pub fn is_rejected(&self) -> bool {
-        // Relaxed: it was decided before the pusher linked the only access, or before its last decrement, which the
-        // caller has acquired (edges `link`, `ready`).
+        // Relaxed: the flag was set, if at all, before the pusher linked the only access, or before its last decrement,
+        // which the caller has acquired (edges `link`, `ready`).
         self.registered.load(Relaxed) & REJECTED != 0
     }
 }
 
-/// Ownership of an operation: its pusher's until the push is over, then that of the thread that finds it ready.
+/// Ownership of an operation. The pusher has it until the push is over, then the thread that finds the operation ready.
 ///
-/// There is at most one for each operation. It is consumed by a [push](super::push()) that finds the operation not
-/// ready, and by [`complete`](super::complete()) or [`end`](super::end). The rest of a record's life is counted in
-/// [`Hold`]s.
-#[must_use = "no other thread runs the operation"]
+/// Each operation has at most one `OpRef`. It is consumed by a [push](super::push()) that finds the operation not
+/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After that, [`Hold`]s keep the record alive.
+#[must_use = "a dropped operation never runs"]
 pub struct OpRef<T>(NonNull<Op<T>>);
 
 impl<T> std::fmt::Debug for OpRef<T> {
@@ -338,7 +341,8 @@ unsafe impl<T: Send> Send for OpRef<T> {}
 // SAFETY: a shared `OpRef` only provides access to a shared record, whose task only unsafe code can reach.
 unsafe impl<T: Send> Sync for OpRef<T> {}
 
-/// Shares of an operation's record, which keep it and its task alive. Each was counted when it was made, and ends once.
+/// Shares of an operation's record, which keep the record and its task alive. Each was counted when it was created, and
+/// ends once.
 pub struct Hold<T> {
     op: NonNull<Op<T>>,
     shares: u32,
@@ -376,7 +380,7 @@ impl<T> Hold<T> {
 }
 
 impl<T> Drop for Hold<T> {
-    /// Ends the shares. The last share of a record drops the task and retires the record.
+    /// Ends the shares. The end of a record's last share drops the task and retires the record.
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the shares belong to this `Hold`, which ends here.
@@ -387,8 +391,8 @@ impl<T> Drop for Hold<T> {
 /// Returns a reference to a record that is in use. In models, asserts that it has not been reclaimed.
 ///
 /// # Safety
-/// 1. The record is not reclaimed while the result is used: the caller owns the operation or has a share of its
-///    record, or has been pinned since the record could be found.
+/// 1. The record is not reclaimed while the result is used: the caller owns the operation or has a share of its record,
+///    or has been pinned since a moment when the record could still be found.
 #[inline(always)]
 pub(super) unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
     // SAFETY: by (1) it is not reclaimed.
@@ -397,20 +401,20 @@ pub(super) unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
     op
 }
 
-/// Ends `shares` of a record.
+/// Ends `shares` shares of a record.
 ///
 /// # Safety
-/// 1. The shares are the caller's, which does not use the record afterwards.
+/// 1. The shares belong to the caller, which does not use the record afterwards.
 #[inline]
 pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
     // SAFETY: by (1), the shares keep the record alive up to here.
     let op = unsafe { alive(record) };
-    // Acquire (edge `retire`): joins the threads that have ended their shares. No share can be added beside the last
-    // ones.
+    // Acquire (edge `retire`): synchronizes with the threads that have ended their shares. No share can be added once
+    // only the caller's are left.
     let last = op.live.load(Acquire) == shares || {
         // Release (edge `retire`): this thread's uses of the record come before its end.
         op.live.fetch_sub(shares, Release) == shares && {
-            // Acquire (edge `retire`): joins the threads that have ended their shares.
+            // Acquire (edge `retire`): synchronizes with the threads that have ended their shares.
             let _ = op.live.load(Acquire);
             true
         }
@@ -437,7 +441,7 @@ unsafe fn drop_task<T>(op: &Op<T>) {
 }
 
 impl<T> OpRef<T> {
-    /// Creates an operation from a task that exists already; see [`new_with`](Self::new_with).
+    /// Creates an operation from an existing task; see [`new_with`](Self::new_with).
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push()) has returned.
@@ -455,13 +459,13 @@ impl<T> OpRef<T> {
         unsafe { Self::new_with(init, band, passes_closed, accesses) }
     }
 
-    /// Creates the record of an operation with `accesses`, which must be sorted by id, without duplicates, and the
-    /// task in it. It has one holder.
+    /// Creates the record of an operation, with its task and with `accesses`, which must be sorted by id and without
+    /// duplicates. The record has one holder.
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push()) has returned.
-    /// 2. `init`, or the caller before any other thread knows the operation, initialises the task at the place that
-    ///    `init` is called with. Neither panics.
+    /// 2. `init` initialises the task at the address that it is called with, or the caller does so before any other
+    ///    thread knows the operation. Neither panics.
     /// 3. `accesses` yields as many items as its length says.
     #[inline(always)]
     pub unsafe fn new_with(
@@ -484,7 +488,7 @@ impl<T> OpRef<T> {
         }
         let first = Op::first_place(op);
         let places;
-        // Most operations have one access: for these, everything that depends on the number is a constant.
+        // Most operations have one access; for these, everything that depends on the number is a constant.
         let sole = if count == 1 { accesses.next() } else { None };
         if let Some((queue, mode)) = sole {
             // SAFETY: the record is allocated, aligned and unused, and has room for an access there.
@@ -563,7 +567,7 @@ impl<T> OpRef<T> {
         Self(op)
     }
 
-    /// Returns one more share of the record, which keeps it and its task alive beyond the operation's end.
+    /// Returns one more share of the record, which keeps the record and its task alive beyond the operation's end.
     #[inline]
     pub fn hold(&self) -> Hold<T> {
         // Relaxed: the owner's own share keeps the count above zero.
@@ -578,7 +582,7 @@ impl<T> OpRef<T> {
         Hold { op: self.0, shares: 1 + spent }
     }
 
-    /// Takes a satisfied access off `wait`, and adds the operation to `ready` if it was the last one.
+    /// Subtracts a satisfied access from `wait`, and adds the operation to `ready` if the access was the last one.
     ///
     /// # Safety
     /// 1. The caller has satisfied the access, and counts it once.
@@ -586,22 +590,22 @@ impl<T> OpRef<T> {
     pub(super) unsafe fn satisfy(op: NonNull<Op<T>>, ready: &mut ReadyList<T>) {
         // SAFETY: by (1) the operation is not ready before this call counts the access, so its record is in use.
         let wait = &unsafe { alive(op) }.wait;
-        // Acquire (edge `ready`): if 1 is left, it is this thread's, and all other decrements are acquired.
+        // Acquire (edge `ready`): if 1 is left, that is this thread's decrement, and all others are acquired.
         // AcqRel (edge `ready`): each decrement continues the release sequence, and the last one acquires all of them.
         if wait.load(Acquire) == 1 || wait.fetch_sub(1, AcqRel) == 1 {
             ready.push(Self(op));
         }
     }
 
-    /// Drops the task and leaves the record to its only access, unless there are more accesses, or holders beside the
-    /// caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
-    /// record, which it must [retire](retire_record) if the access is spent by that.
+    /// Drops the task and leaves the record to its only access, unless there are other accesses, or holders other than
+    /// the caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
+    /// record, which it must [retire](retire_record) if that spends the access.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
         // SAFETY: the record is in use until the access is spent, and it cannot be spent before it is done.
         let op = unsafe { alive(self.0) };
-        // Acquire (edge `retire`): joins the holders that have ended their shares. No share can be added beside the
-        // last ones.
+        // Acquire (edge `retire`): synchronizes with the holders that have ended their shares. No share can be added
+        // once only these two are left.
         let Some(access) = op.sole_access().filter(|_| op.live.load(Acquire) == 2) else {
             return Err(self);
         };
@@ -618,7 +622,7 @@ pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
     pool::retire_inline(record);
 }
 
-/// Allocates room for accesses that do not fit into the record, and notes it in the record's `first` place.
+/// Allocates room for accesses that do not fit into the record, and stores its address at `first`, in the record.
 #[cold]
 fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
@@ -629,7 +633,7 @@ fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     place.as_ptr()
 }
 
-// SAFETY: the first field is the pool's (1), and pinned threads use the accesses and what is before them (2).
+// SAFETY: (1): the first field is the pool's; (2): pinned threads use only the accesses and what comes before them.
 unsafe impl<T> Record for Op<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     const PRIVATE_FROM: usize = offset_of!(Op<T>, room) + offset_of!(Room<T>, task);
@@ -640,7 +644,7 @@ unsafe impl<T> Record for Op<T> {
     }
 
     unsafe fn free_owned(record: NonNull<Self>) {
-        // SAFETY: by (1) the record is this function's; `new_with` initialised the fields.
+        // SAFETY: by (1) the record is no longer used; `new_with` initialised the fields.
         let op = unsafe { record.as_ref() };
         if let Some(boxed) = op.boxed() {
             // SAFETY: `boxed_place` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
@@ -654,17 +658,17 @@ unsafe impl<T> Record for Op<T> {
     }
 }
 
-/// Calls `f` with each operation that is marked with one of `marks`, and with its mark. The thread is pinned meanwhile, so
-/// the record stays as it was when it was marked, except for its atomics and its task.
+/// Calls `f` with each operation that is marked with one of `marks`, and with its mark. The thread is pinned, so the
+/// record stays as it was when it was marked, except for its atomics and its task.
 ///
 /// # Safety
 /// 1. Every record with one of these marks is an `Op<T>`, whose task was initialised when it was marked.
 pub unsafe fn each_marked<T>(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(&Op<T>, *mut ())) {
-    // SAFETY: by (1) it is such a record, and it is not reused before the pin ends.
+    // SAFETY: by (1) the record is an `Op<T>`, and it is not reused before the pin ends.
     registry::each_marked(pinned, marks, |record, mark| f(unsafe { record.cast().as_ref() }, mark));
 }
 
-/// A list of operations that became ready, in that order, linked through the records themselves.
+/// A list of operations in the order in which they became ready, linked through the records themselves.
 #[derive(Debug)]
 pub struct ReadyList<T> {
     head: Option<OpRef<T>>,

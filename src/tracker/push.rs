@@ -73,7 +73,7 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
             }
         }
         pause::at(Point::PushBeforeDecrement);
-        // If this thread counts all of the accesses, no other thread takes anything off `wait`.
+        // If this thread counts all the accesses, no other thread decrements `wait`.
         ready = satisfied == count || {
             // AcqRel (edge `ready`): releases the task to the thread that runs it, and acquires the writes of
             // predecessors.
@@ -183,7 +183,7 @@ impl<T> Stalled<T> {
     }
 
     /// Inserts all accesses of `op`, undisturbed. The last one is inserted by `by`, which stops before it moves the
-    /// tail. Another operation must be pending on that variable. Also returns the tail as it still is.
+    /// tail. Another operation must be pending on that variable. Also returns the unmoved tail.
     fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
         let mut stalled = Self::after(op.accesses().len() - 1, op);
         let last = stalled.op.accesses().last().expect("the operation has an access");
@@ -221,8 +221,8 @@ impl<T> Stalled<T> {
     }
 }
 
-/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns early if
-/// a helped operation becomes registered; the caller then retries its own insertion.
+/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns as soon
+/// as one of the helped operations is registered; the caller then retries its own insertion.
 #[cold]
 pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {
     while let Some(access) = target.next_unregistered() {
@@ -249,8 +249,8 @@ pub(super) fn insert<'g, T>(
     loop {
         // Acquire (edge `swing`): the access at the tail and its deferred flags.
         let tail_word = queue.tail.load(Acquire, guard);
-        // SAFETY: the tail is never null, and what it held while this thread is pinned is not reclaimed (edge
-        // `retire`).
+        // SAFETY: the tail is never null, and an access that it has pointed to while this thread was pinned is not
+        // reclaimed (edge `retire`).
         let tail = unsafe { tail_word.deref() };
         if !sole && std::ptr::eq(tail, access) {
             if !own {
@@ -261,8 +261,8 @@ pub(super) fn insert<'g, T>(
         }
         tail.check();
         pause::at(Point::PushReadTail);
-        // Acquire (edges `link`, `complete`): the next access and the writes behind the flags. Also keeps the read of
-        // `registered` below after this one.
+        // Acquire (edges `link`, `complete`): the next access and the writes published with the flags. Also keeps the
+        // read of `registered` below after this one.
         let word = tail.word.load(Acquire, guard);
         if !word.is_null() {
             swing(queue, tail, word, guard);
@@ -277,7 +277,8 @@ pub(super) fn insert<'g, T>(
         if !sole && !removed(Step::RereadRegistered) && target.is_past(access.index) {
             return Insertion::AlreadyLinked;
         }
-        // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after this store.
+        // Relaxed: a thread that inserts behind the deletion has acquired the tail, which was moved after the flag was
+        // set.
         if queue.closed.load(Relaxed)
             && !target.queued.passes_closed()
             && target.reject(access.index) == Rejection::AlreadyLinked
@@ -292,8 +293,9 @@ pub(super) fn insert<'g, T>(
         }
         let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(grantable));
         pause::at(Point::PushBeforeLink);
-        // Release (edge `link`): publishes the access. The load acquired the writes behind the flags it is granted: the
-        // word has not changed since, and a flag that is set twice (`grant`) has nothing new to release.
+        // Release (edge `link`): publishes the access. The load acquired the writes published with the flags that the
+        // access is granted: the word has not changed since, and a flag that is set twice (`grant`) has nothing new to
+        // release.
         if tail.word.compare_exchange(word, link, Release, Relaxed, guard).is_err() {
             continue;
         }
@@ -306,13 +308,14 @@ pub(super) fn insert<'g, T>(
             *satisfied += access.grant(grantable);
         }
         pause::at(Point::PushBeforeSwing);
-        // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved it.
+        // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved the
+        // tail.
         let _ =
             queue.tail.compare_exchange(tail_word, Shared::from(std::ptr::from_ref(access)), Release, Relaxed, guard);
         pause::at(Point::PushBeforeRetire);
         if grantable & WRITE_OK != 0 {
             // The predecessor had `WRITE_OK` and `DONE`, and now has a next access.
-            // SAFETY: it is spent, the tail is past it, and one thread links behind it.
+            // SAFETY: it is spent, the tail is past it, and only one thread links behind it.
             unsafe { tail.share().retire() };
         }
         return Insertion::Linked;
@@ -323,14 +326,15 @@ pub(super) fn insert<'g, T>(
 #[cold]
 fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, guard: &Guard) {
     // SAFETY: the next access is retired only after the tail has passed it; the tail was at its predecessor after this
-    // thread pinned, so it is not reclaimed.
+    // thread was pinned, so it is not reclaimed.
     let next = unsafe { word.deref() };
     next.check();
     pause::at(Point::HelpBeforeHints);
-    // Not what `tail` can grant now: the completions that set flags after the link propagate those themselves.
+    // Not the flags that `tail` can grant now: the completions that set flags after the link propagate those
+    // themselves.
     next.defer_flags(grantable_at_link(word.tag()));
     pause::at(Point::HelpBeforeSwing);
-    // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved it.
+    // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved the tail.
     let _ =
         queue.tail.compare_exchange(Shared::from(std::ptr::from_ref(tail)), word.with_tag(0), Release, Relaxed, guard);
 }

@@ -18,7 +18,7 @@ use crate::{
 pub struct VarQueue<T> {
     /// The last access, or an earlier one while a thread appends. Never null.
     pub(super) tail: Atomic<Access<T>>,
-    /// Set before the deletion is pushed.
+    /// Set before the variable's deletion is pushed.
     pub(super) closed: AtomicBool,
     /// The variable's id, which orders the accesses of an operation.
     id: u64,
@@ -46,7 +46,7 @@ impl<T> VarQueue<T> {
         Self::with_owner(id, 0)
     }
 
-    /// Creates a queue that must be [initialised](Self::init) at its final place. Ids must be distinct among the
+    /// Creates a queue that must be [initialised](Self::init) at its final address. Ids must be distinct among the
     /// variables that operations use together. `owner` identifies the variable's creator; it is kept here because a
     /// push reads this cache line anyway.
     pub fn with_owner(id: u64, owner: usize) -> Self {
@@ -60,7 +60,7 @@ impl<T> VarQueue<T> {
     /// 1. `this` is valid, and does not move until it is dropped.
     /// 2. No other thread uses it yet.
     pub unsafe fn init(this: NonNull<Self>) {
-        // SAFETY: by (1) it is valid, and by (2) it is not written meanwhile.
+        // SAFETY: by (1) the queue is valid, and by (2) no other thread writes it.
         let queue = unsafe { this.as_ref() };
         queue.first.with_mut(|first| {
             // SAFETY: by (2) this thread is the only user of the cell.
@@ -83,7 +83,7 @@ impl<T> VarQueue<T> {
 
     /// Closes the variable to operations other than deletions. Returns `false` if it was closed already.
     pub fn close(&self) -> bool {
-        // Relaxed: the deletion, which is pushed afterwards, hands it over (edge `link`).
+        // Relaxed: the deletion, which is pushed afterwards, hands the flag over (edge `link`).
         !self.closed.swap(true, Relaxed)
     }
 
@@ -93,15 +93,16 @@ impl<T> VarQueue<T> {
         self.closed.load(Relaxed)
     }
 
-    /// Prefetches the access at the tail, which a push is going to write.
+    /// Prefetches the access at the tail, which the next push will write.
     #[inline]
     pub fn prefetch(&self) {
         // Relaxed: only the address is used.
         hint::prefetch_write(self.tail.load(Relaxed, epoch::unprotected()).as_raw());
     }
 
-    /// Returns whether an access of `mode` would be satisfied if it were pushed now: for a read, no mutation is
-    /// pending on the variable; for the other modes, no operation at all. If so, the effects of completed operations
+    /// Returns whether an access of `mode` would be satisfied if it were pushed now: a read if no mutation is pending
+    /// on the variable, any other mode if no operation is pending on it at all. If so, the effects of completed
+    /// operations
     /// on the variable are visible to the caller.
     pub fn is_idle(&self, mode: Mode) -> bool {
         let guard = epoch::pin();
@@ -117,13 +118,13 @@ impl<T> VarQueue<T> {
     /// Retires the last access, and runs `free` once no thread can have a pointer to the queue any more.
     ///
     /// # Safety
-    /// 1. The last operation pushed on the variable is done, which the caller knows because it has ended it or from
+    /// 1. The last operation pushed on the variable is done, which the caller knows from ending it or from
     ///    [`is_idle`](Self::is_idle), and no other will be pushed.
     /// 2. This is called once, and `this` is valid until `free` runs.
     /// 3. `free` may run on any thread, later, or before this returns.
     pub unsafe fn dispose(this: NonNull<Self>, free: impl FnOnce() + 'static) {
         let guard = epoch::pin();
-        // Not a reference parameter, which would have to stay valid until the call returns.
+        // `this` is not a reference, which would have to stay valid until the call returns.
         // SAFETY: by (2) it is valid until `free` runs, which cannot happen while this thread is pinned.
         let queue = unsafe { this.as_ref() };
         // Relaxed: by (1) the tail was moved to the last access before this call, and the caller has already acquired

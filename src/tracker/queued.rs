@@ -1,32 +1,32 @@
-//! Whether an entry of a queue of the scheduler owns a ready operation, which a waiter may take from it.
+//! Whether an entry in a queue of the scheduler still owns its ready operation, or a waiter has taken the operation.
 //!
 //! # States
 //!
-//! The state is a byte in the record of the operation.
+//! The state is a byte in the operation's record.
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | `OUTSIDE` | no entry of a queue owns the operation | `QUEUED` by the owner of the ready operation |
-//! | `QUEUED` | an entry of a queue owns it, and has a share of the record | `POPPED` by the worker that pops the entry, `TAKEN` by a waiter |
-//! | `POPPED` | the worker that popped the entry owns it | `QUEUED` by that worker, if it puts the entry back |
+//! | `OUTSIDE` | no entry of a queue owns the operation | `QUEUED`, by the owner of the ready operation |
+//! | `QUEUED` | an entry of a queue owns it, and has a share of the record | `POPPED`, by the worker that pops the entry; `TAKEN`, by a waiter |
+//! | `POPPED` | the worker that popped the entry owns it | `QUEUED`, by that worker, if it puts the entry back |
 //! | `TAKEN` | a waiter owns it, and the entry is stale | – |
 //!
-//! A waiter claims the operation before it takes it. If a worker has popped the entry meanwhile, that worker runs the
-//! operation as one that it has claimed itself, and the waiter waits.
+//! A waiter claims the operation before it takes it. If a worker has popped the entry in the meantime, that worker runs
+//! the operation as if it had claimed it itself, and the waiter waits.
 //!
 //! # Who may touch what
 //!
 //! * The state: the owner of the ready operation until it has published the pointer to its record, then the worker that
 //!   pops the entry, and a waiter that has won the [claim](crate::notify::claim).
-//! * The pointer to the record: a waiter uses it only while it is pinned, and only if it has won the claim since: then
-//!   the operation had not started, so its record is not reclaimed before the waiter is unpinned.
+//! * The pointer to the record: a waiter uses it only while it is pinned, and only if it has won the claim since it was
+//!   pinned: the operation had not started then, so its record is not reclaimed before the waiter is unpinned.
 //! * The share of the entry: ended by the worker that pops the entry.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `look` | store in [`put_back`](Queued::put_back) | CAS in [`take`](Queued::take) | what the worker has read of the operation that it has put back |
+//! | `look` | store in [`put_back`](Queued::put_back) | CAS in [`take`](Queued::take) | the operation, which the worker read before it put the entry back |
 //! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by that of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
 //!
 //! The queue hands over the operation to the worker that pops it.
@@ -43,14 +43,15 @@ const OUTSIDE: u8 = 0;
 const QUEUED: u8 = 1;
 const POPPED: u8 = 2;
 const TAKEN: u8 = 3;
-/// Waiters do not take the operation, but closed variables accept it: it is a deletion, or the engine's wait for one.
+/// The state of an operation that waiters do not take, but closed variables accept: a deletion, or the engine's wait
+/// for one.
 const PASSES_CLOSED: u8 = 4;
 
-/// Whether an entry of a queue owns an operation.
+/// The state of one operation: whether an entry in a queue owns it.
 #[derive(Debug)]
 pub(super) struct Queued(AtomicU8);
 
-/// What the worker has that pops an entry.
+/// What a worker gets when it pops an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Popped {
     /// The operation. The entry has no share of its record.
@@ -72,8 +73,8 @@ impl Queued {
         self.0.load(Relaxed) == PASSES_CLOSED
     }
 
-    /// Notes that an entry is about to own the operation, if it is the first one. Called by the owner. Returns whether
-    /// it is.
+    /// Notes that an entry is about to own the operation, if it is the operation's first one, and returns whether it
+    /// is. Called by the owner.
     pub(super) fn enter(&self) -> bool {
         // Relaxed: no other thread changes the state before the pointer is published.
         let is_first = self.0.load(Relaxed) == OUTSIDE;
@@ -84,13 +85,13 @@ impl Queued {
         is_first
     }
 
-    /// Takes back [`enter`](Self::enter), before the operation has entered the queue. Called by the owner.
+    /// Undoes [`enter`](Self::enter) before the operation has entered the queue. Called by the owner.
     pub(super) fn leave(&self) {
         // Relaxed: no other thread knows the operation.
         self.0.store(OUTSIDE, Relaxed);
     }
 
-    /// Takes back [`pop`](Self::pop), which has returned [`Popped::OpAndShare`], before the entry goes back into a queue.
+    /// Undoes a [`pop`](Self::pop) that has returned [`Popped::OpAndShare`], before the entry goes back into a queue.
     pub(super) fn put_back(&self) {
         // Release (edge `look`).
         self.0.store(QUEUED, Release);
@@ -98,7 +99,8 @@ impl Queued {
 
     /// Ends an entry. Called by the worker that has popped it.
     pub(super) fn pop(&self) -> Popped {
-        // Relaxed: the queue has handed over the operation, and a waiter that was faster needs nothing of this thread.
+        // Relaxed: the queue has handed over the operation, and a waiter that was faster needs nothing from this
+        // thread.
         match self.0.compare_exchange(QUEUED, POPPED, Relaxed, Relaxed) {
             Ok(_) => Popped::OpAndShare,
             Err(TAKEN) => Popped::Share,
@@ -106,10 +108,10 @@ impl Queued {
         }
     }
 
-    /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns whether no worker has
+    /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns `false` if a worker has
     /// popped the entry.
     pub(super) fn take(&self) -> bool {
-        // Acquire (edge `look`). Otherwise the pointer has handed over the operation.
+        // Acquire (edge `look`). If no worker has put the entry back, the pointer has handed over the operation.
         self.0.compare_exchange(QUEUED, TAKEN, Acquire, Relaxed).is_ok() || removed(Step::TakeQueued)
     }
 }

@@ -1,4 +1,4 @@
-//! Waiters take ready operations from the queues of the scheduler. [`Queued`] describes the protocol.
+//! How waiters take ready operations from the scheduler's queues. [`queued`](super::queued) describes the protocol.
 
 use std::ptr::NonNull;
 
@@ -13,23 +13,24 @@ use crate::{
 
 impl<T> OpRef<T> {
     /// Lets waiters take this ready operation from the queue that it is about to enter. `publish` stores the pointer to
-    /// the operation's record, and returns `false` if there is no room for it. Has no effect if the operation was in a queue before.
+    /// the operation's record, and returns `false` if there is no room for it. Does nothing if the operation was in a
+    /// queue before.
     ///
-    /// Whoever removes it from the queue must call [`pop_entry`](Self::pop_entry).
+    /// The thread that removes the operation from the queue must call [`pop_entry`](Self::pop_entry).
     pub fn publish(&self, publish: impl FnOnce() -> bool) {
         if !self.queued.enter() {
             return;
         }
         let share = self.hold();
         if publish() {
-            // The entry has it from now on.
+            // The share belongs to the entry from now on.
             std::mem::forget(share);
         } else {
             self.queued.leave();
         }
     }
 
-    /// Returns the operation of an entry that was removed from its queue, unless a waiter has taken it.
+    /// Returns the operation of an entry that was removed from its queue, unless a waiter has taken the operation.
     pub fn pop_entry(self) -> Option<Self> {
         let popped = self.queued.pop();
         if popped == Popped::Op {
@@ -40,8 +41,9 @@ impl<T> OpRef<T> {
         (popped == Popped::OpAndShare).then_some(self)
     }
 
-    /// Calls `look` with the operation of an entry that was removed from its queue and is to go back. No waiter can take the
-    /// operation meanwhile. Returns the entry and the result, or ends the entry if a waiter has taken its operation before.
+    /// Calls `look` with the operation of an entry that was removed from its queue and will be put back. No waiter can
+    /// take the operation during the call. Returns the entry and the result, or ends the entry if a waiter has already
+    /// taken its operation.
     pub fn look_at_entry<R>(self, look: impl FnOnce(&Self) -> R) -> Option<(Self, R)> {
         let popped = if removed(Step::LookPops) { Popped::Op } else { self.queued.pop() };
         if popped == Popped::Share {
@@ -56,7 +58,7 @@ impl<T> OpRef<T> {
         Some((self, result))
     }
 
-    /// Takes an operation from its entry, unless that was popped. `claim` claims the operation.
+    /// Takes the operation that `claim` claims from its entry, unless a worker has popped the entry.
     ///
     /// # Safety
     /// 1. `claim` returns the pointer that [`publish`](Self::publish) has stored, and only if the operation had not
@@ -66,7 +68,7 @@ impl<T> OpRef<T> {
         let op = claim()?;
         // SAFETY: (1): this thread has been pinned since before the operation started, so its record is not reclaimed.
         let queued: &Queued = unsafe { &alive(op).queued };
-        // SAFETY: the entry has lost the ownership to this thread.
+        // SAFETY: this thread has taken the ownership from the entry.
         queued.take().then(|| unsafe { Self::from_ptr(op) })
     }
 }

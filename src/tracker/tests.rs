@@ -1,5 +1,5 @@
-//! The tracker on one thread, step by step: each test leaves a push or a completion half done and checks what the next
-//! call does with it.
+//! Tests of the tracker on one thread, step by step: many leave a push or a completion half done, and check what the
+//! next call does with it.
 
 use std::{
     ops::Deref,
@@ -47,8 +47,8 @@ impl Var {
         self.queue().tail.load(Relaxed, epoch::unprotected()).as_raw()
     }
 
-    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and no
-    /// flags are deferred.
+    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and no flags
+    /// are deferred.
     fn link(&self, access: &Access<Task>) {
         let guard = epoch::pin();
         // SAFETY: the tail is never null, and no other thread exists that could retire it.
@@ -72,7 +72,7 @@ impl Drop for Var {
     }
 }
 
-/// The address of an operation. The test also owns the operation, except while the tracker does.
+/// The address of an operation. The test owns the operation whenever the tracker does not.
 #[derive(Clone, Copy)]
 struct Known(NonNull<Op<Task>>);
 
@@ -92,7 +92,7 @@ impl Deref for Known {
     type Target = Op<Task>;
 
     fn deref(&self) -> &Op<Task> {
-        // SAFETY: the tests use no record that can be reclaimed.
+        // SAFETY: the tests use no record that may have been reclaimed.
         unsafe { self.0.as_ref() }
     }
 }
@@ -227,7 +227,7 @@ fn readers_run_side_by_side_and_writers_alone_and_each_record_is_retired() {
 }
 
 #[test]
-fn a_variable_is_idle_for_a_reader_beside_readers_and_for_a_writer_alone() {
+fn a_variable_with_a_pending_reader_is_idle_only_for_readers() {
     let var = Var::new(1);
     let idle = || [Read, Write].map(|mode| var.queue().is_idle(mode));
     assert_eq!(idle(), [true, true]);
@@ -242,7 +242,7 @@ fn a_variable_is_idle_for_a_reader_beside_readers_and_for_a_writer_alone() {
 }
 
 #[test]
-fn a_push_behind_a_half_done_push_helps_it_to_the_end() {
+fn a_push_behind_a_half_done_push_helps_it_to_finish() {
     let (a, b) = (Var::new(1), Var::new(2));
     let guard = epoch::pin();
     let half = operation(&[(&a, Write), (&b, Write)]);
@@ -250,7 +250,7 @@ fn a_push_behind_a_half_done_push_helps_it_to_the_end() {
     assert!(!half.is_registered());
     let (behind, ready) = pushed(&[(&a, Write)]);
     assert!(!ready);
-    assert!(half.is_registered(), "the half-done push was not helped to the end");
+    assert!(half.is_registered(), "the half-done push was not finished by a helper");
     let (reader, ready) = pushed(&[(&b, Read)]);
     assert!(!ready);
     assert_eq!(finish_push(half, satisfied, &guard), READY);
@@ -375,7 +375,8 @@ fn a_completion_advances_the_tail_past_the_accesses_that_it_spends() {
     assert_eq!(end(first), []);
     assert_eq!(a.tail(), std::ptr::from_ref(&half.accesses()[0]));
     assert_eq!(task.strong_count(), 0);
-    // At the link no flag was grantable, so none was deferred; the completion has set `READ_OK` in the word.
+    // When the access was linked, no flag was grantable, so none was deferred; the completion has set `READ_OK` in the
+    // word.
     let (reader, ready) = pushed(&[(&a, Read)]);
     assert!(ready);
     assert_eq!(finish_push(half, 0, &guard), READY, "the completion has satisfied its first access");
@@ -437,7 +438,7 @@ fn an_operation_that_a_helper_rejects_takes_its_place_in_the_other_queues() {
 }
 
 #[test]
-fn registrations_are_counted_one_by_one_and_a_rejection_only_before_its_access() {
+fn registrations_are_counted_one_by_one_and_a_linked_access_is_not_rejected() {
     let (a, b) = (Var::new(1), Var::new(2));
     let op = operation(&[(&a, Read), (&b, Read)]);
     let record = &*op;
@@ -462,7 +463,7 @@ fn registrations_are_counted_one_by_one_and_a_rejection_only_before_its_access()
     assert_eq!(record.reject(1), Rejection::AlreadyLinked);
     assert!(record.end_registration(2));
     assert_eq!((next(), record.is_registered(), record.is_rejected()), (None, true, true));
-    // It was never in a queue, so all its shares belong to this test.
+    // The operation was never in a queue, so all its shares belong to this test.
     drop(op.owned().completed(2));
 }
 
@@ -659,7 +660,7 @@ impl Example {
         }
     }
 
-    /// Asserts that the head of the tracker contains the line that shows the state after `step`.
+    /// Asserts that the head of the module `tracker` contains the line that shows the state after `step`.
     fn is_as_drawn(&self, step: &str, firsts: [*const Access<Task>; 2], ready: &[*mut Op<Task>]) {
         let [x, y] = [self.queue("x0", firsts[0]), self.queue("y0", firsts[1])];
         // Relaxed: there is only one thread.
@@ -669,7 +670,7 @@ impl Example {
         let line = format!("//! {step:<17} {x:<44} {y:<32} {wait}  {ready}");
         let line = line.trim_end();
         let is_drawn = include_str!("mod.rs").lines().any(|drawn| drawn == line);
-        assert!(is_drawn, "the head of the tracker does not show this step:\n{line}");
+        assert!(is_drawn, "the head of the module `tracker` does not show this step:\n{line}");
     }
 }
 

@@ -6,9 +6,9 @@ use std::{
     sync::Arc,
 };
 
-/// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` made at run time.
+/// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` created at run time.
 ///
-/// Names are for people: errors carry them, and nothing else depends on them.
+/// Names are for people: errors carry them, but nothing depends on them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +23,7 @@ use std::{
 #[derive(Clone)]
 pub struct Name(Repr);
 
-/// Two words, because every operation's record has room for a name.
+/// Two words, since every operation's record has a place for a name.
 #[derive(Clone)]
 enum Repr {
     Static(&'static str),
@@ -52,7 +52,7 @@ impl Name {
     }
 }
 
-/// The length in the words of a name that owns memory. No string is so long.
+/// Stands in place of the length in the words of a name that owns memory. No string is this long.
 const SHARED: usize = usize::MAX;
 
 impl Name {
@@ -83,18 +83,18 @@ impl Name {
         }
     }
 
-    /// Makes a name of the words that [`into_words`](Self::into_words) has returned.
+    /// Restores a name from the words that [`into_words`](Self::into_words) has returned.
     ///
     /// # Safety
-    /// 1. They came from `into_words`, and this is called once with them.
+    /// 1. The words came from `into_words`, and this is called once with them.
     pub(crate) unsafe fn from_words([start, len]: [usize; 2]) -> Self {
         if len == SHARED {
-            // SAFETY: by (1) the pointer is that of an `Arc` which the words own.
+            // SAFETY: by (1) the pointer is that of an `Arc` that the words own.
             return Self(Repr::Shared(unsafe { Arc::from_raw(ptr::with_exposed_provenance(start)) }));
         }
-        // SAFETY: by (1) it is the start of a static string of this length.
+        // SAFETY: by (1) `start` is the start of a static string of this length.
         let bytes = unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(start), len) };
-        // SAFETY: by (1) the bytes are a string's.
+        // SAFETY: by (1) the bytes are those of a string.
         Self(Repr::Static(unsafe { std::str::from_utf8_unchecked(bytes) }))
     }
 

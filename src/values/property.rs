@@ -1,13 +1,13 @@
-//! The kind of work that an operation is, which determines its lane.
+//! The kind of work that an operation does, which determines its lane.
 
-/// The kind of work that an operation is, which determines its lane.
+/// The kind of work that an operation does, which determines its lane.
 ///
 /// Operations [on a GPU](crate::OpBuilder::on):
 ///
 /// | property | `PerDevice` | `Pooled` | `Naive` |
 /// |---|---|---|---|
 /// | `Normal` | the GPU's lane for computations | the GPU's lane | the pushing thread |
-/// | `CopyToGpu`, `CopyFromGpu` | the GPU's lane for copies this way | the GPU's lane | the pushing thread |
+/// | `CopyToGpu`, `CopyFromGpu` | the GPU's lane for copies in this direction | the GPU's lane | the pushing thread |
 /// | `GpuPrioritized` | the GPU's lane for urgent work | the GPU's lane, at the maximum priority | the pushing thread |
 /// | `CpuPrioritized` | refused: [`PushError::NotOfDevice`](crate::PushError::NotOfDevice) | refused | refused |
 ///
@@ -20,7 +20,7 @@
 /// | `CopyFromGpu` | the thread for copies from devices | the copy thread | the pushing thread |
 /// | `CpuPrioritized`, `GpuPrioritized` | the workers for prioritised operations | the workers, at the maximum priority | the pushing thread |
 ///
-/// These are the `FnProperty`s of `MXNet` that name a lane. Its others are calls of the builder:
+/// These are the `FnProperty`s of `MXNet` that name a lane. For the others, raddle has builder methods:
 ///
 /// | `MXNet` | raddle |
 /// |---|---|

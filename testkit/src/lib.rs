@@ -1,12 +1,12 @@
 //! Support for the tests and the fuzz targets: engines of every kind, a watchdog, gates, values that count their drops,
 //! programs of operations, and the functions that the fuzz targets run.
 
-#![allow(missing_docs, missing_debug_implementations, reason = "a private crate of tests")]
+#![allow(missing_docs, missing_debug_implementations, reason = "a private crate for tests")]
 #![allow(
     clippy::len_without_is_empty,
     clippy::new_without_default,
     clippy::should_implement_trait,
-    reason = "no more is offered than the tests use"
+    reason = "the crate offers only what the tests use"
 )]
 
 pub mod harness;
@@ -44,8 +44,8 @@ pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else
 /// The time limit of a short step that hangs if a bug is planted.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
-/// The time limit of a short step in a test that reports the delay itself. Shorter than the limit of any watchdog,
-/// even where `RADDLE_PATIENCE` has lowered that.
+/// The time limit of a short step in a test that reports the delay itself. Shorter than the limit of any watchdog, even
+/// where `RADDLE_PATIENCE` has lowered it.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
 /// How long a test waits to see that something does *not* happen.
@@ -100,7 +100,7 @@ pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
         .name(name.clone())
         .spawn(move || {
             let result = panic::catch_unwind(panic::AssertUnwindSafe(f));
-            // The receiver is gone if the time was up.
+            // The receiver has been dropped if the time limit has passed.
             let _ = sender.send(result);
         })
         .expect("a thread starts");
@@ -196,7 +196,7 @@ impl Meeting {
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "after {PATIENCE:?} still not: {what}");
+        assert!(start.elapsed() < PATIENCE, "not true after {PATIENCE:?}: {what}");
         thread::sleep(Duration::from_micros(200));
     }
 }
@@ -219,8 +219,8 @@ pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     gate
 }
 
-/// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. It has
-/// started when this returns. It works on all kinds of engines, and occupies no worker.
+/// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. The operation
+/// has started when this returns. It runs on all kinds of engines, and occupies no worker.
 pub fn hold(engine: &Engine, token: &Token) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (gate_inside, started_inside) = (gate.clone(), started.clone());
@@ -286,7 +286,7 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
 /// Runs a future to completion on this thread, and panics if it is not woken in time.
 #[track_caller]
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    block_on_within(future, PATIENCE).unwrap_or_else(|NotInTime| panic!("a future was not woken for {PATIENCE:?}"))
+    block_on_within(future, PATIENCE).unwrap_or_else(|NotInTime| panic!("a future was not woken within {PATIENCE:?}"))
 }
 
 /// Returns a future that wakes itself and is ready at its next poll.
@@ -353,7 +353,7 @@ impl Drops {
     pub fn check(&self) -> Result<(), String> {
         match (self.0.twice.load(SeqCst), self.made(), self.dropped()) {
             (0, made, dropped) if made == dropped => Ok(()),
-            (0, made, dropped) => Err(format!("{made} values were created, but {dropped} dropped")),
+            (0, made, dropped) => Err(format!("{made} values were created, but {dropped} were dropped")),
             (twice, ..) => Err(format!("{twice} values were dropped twice")),
         }
     }
@@ -424,7 +424,7 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
         .env(CHILD, "1")
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
-        .stdout(file.try_clone().expect("a second handle of the file"))
+        .stdout(file.try_clone().expect("a second handle to the file"))
         .stderr(file)
         .spawn()
         .expect("the test binary starts");
@@ -479,7 +479,7 @@ pub fn mapped_bytes() -> usize {
 #[cfg(target_os = "linux")]
 fn status_bytes(what: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("procfs");
-    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("there is a line of it");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("there is a line for it");
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
 }
 

@@ -1,14 +1,15 @@
 //! Random programs for the engine, and exact checks of their results.
 //!
-//! A [`Program`] is a list of steps for each of some threads: pushes of operations over numbered variables, and waits.
-//! [`run`] runs a program on an engine and returns its [`History`]. Two checks use only the contract of the engine:
+//! A [`Program`] is a list of steps for each of several threads: pushes of operations over numbered variables, and
+//! waits. [`run`] runs a program on an engine and returns its [`History`]. Two checks use only the contract of the
+//! engine:
 //!
 //! * [`check_serial`], for one pushing thread: all results must be those of a serial run in push order. Programs may
 //!   fail on purpose here.
 //! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. These
 //!   orders, the order of each thread, the order of pushes that did not overlap in time, and the order of each
 //!   operation before its children must together have no cycle. The check then replays all operations in one common
-//!   order, and every value that an operation saw and every final value must be equal.
+//!   order, and compares every value that an operation saw and every final value.
 //!
 //! The arithmetic is not commutative, so a different order yields different values. Nothing here depends on a test
 //! harness, and [`Program::generate`] takes its choices from any [`Source`], so a fuzzer can use this module unchanged.
@@ -90,7 +91,7 @@ pub enum Ends {
 
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// Each variable once.
+    /// The accesses, with each variable once.
     pub accesses: Vec<(usize, Access)>,
     /// Variables of `accesses` that are declared a second time, for reading.
     pub repeats: Vec<usize>,
@@ -134,16 +135,16 @@ pub struct Program {
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub variables: usize,
-    /// The number of steps of all threads together.
+    /// The number of operations of all threads together, including children. The last ones may exceed it.
     pub operations: usize,
     pub threads: usize,
     /// The maximum number of variables of an operation.
     pub accesses: usize,
-    /// Operations may fail. For one thread only; such a program has no operators and no children.
+    /// Whether operations may fail. Only for one thread and without children; such a program has no operators.
     pub failures: bool,
-    /// Operations may push operations.
+    /// Whether operations may push operations.
     pub children: bool,
-    /// The threads wait between pushes.
+    /// Whether the threads wait between pushes.
     pub waits: bool,
 }
 
@@ -280,7 +281,7 @@ impl Program {
             self.operations.push(Operation { how: How::Operator(number), priority, ..plan.like.clone() });
         } else {
             let operation = Operation::generate(shape, source);
-            // The function of a typed operation has no handle of the engine, so it cannot push.
+            // The function of a typed operation has no handle to the engine, so it cannot push.
             let may_push = matches!(operation.how, How::Sync | How::Async(_));
             self.operations.push(operation);
             if shape.children && may_push && !source.is_exhausted() && source.one_in(4) {
@@ -305,7 +306,7 @@ fn random_priority(source: &mut impl Source) -> i32 {
 
 impl Operation {
     fn generate(shape: &Shape, source: &mut impl Source) -> Self {
-        // Few variables are more common than many.
+        // Operations with few variables are more common than those with many.
         let most = shape.accesses.min(shape.variables);
         let bound = 1 + source.below(most);
         let count = 1 + source.below(bound);
@@ -374,7 +375,7 @@ impl Operation {
 impl OperatorPlan {
     fn generate(shape: &Shape, source: &mut impl Source) -> Self {
         let mut like = Operation::generate(shape, source);
-        // A run counts to find its number. The count is exclusive only if the operation mutates a variable.
+        // A run finds its number by counting. The count is exclusive only if the operation mutates a variable.
         like.accesses[0].1 = Access::Write;
         let how = match source.below(3) {
             0 => How::Sync,
@@ -394,8 +395,8 @@ fn seen(id: Id, values: impl Iterator<Item = u64>) -> u64 {
     values.fold(u64::from(id) + 1, |sum, value| sum.wrapping_mul(FACTOR).wrapping_add(value))
 }
 
-/// Returns the value that an operation which has seen `seen` writes to its access `index`. `old` is the previous value,
-/// or `None` for an overwrite.
+/// Returns the value that an operation that has seen `seen` writes through its access `index`. `old` is the previous
+/// value, or `None` for an overwrite.
 fn written(seen: u64, old: Option<u64>, index: usize) -> u64 {
     old.unwrap_or(7).wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
 }
@@ -421,7 +422,8 @@ pub struct Model {
     failed: Vec<Vec<Id>>,
     /// Operations whose failure no wait has returned.
     unreported: BTreeSet<Id>,
-    /// Operations whose failure no wait may have returned: it was cleared on a variable that may have had it.
+    /// Operations whose failure has perhaps not been returned by a wait: it was cleared on a variable that may have
+    /// failed with it.
     maybe_unreported: BTreeSet<Id>,
     /// The values that each operation has seen, if it ran.
     seen: Vec<Option<u64>>,
@@ -549,7 +551,7 @@ pub struct History {
     runs: Vec<u32>,
     seen: Vec<u64>,
     times: Vec<(u64, u64)>,
-    /// Per thread and step, for those that wait.
+    /// Per thread and step, for the steps that wait.
     answers: Vec<Vec<Option<Answer>>>,
     last: Answer,
     /// Operations that accessed a variable at the same time as others that conflict with them.
@@ -558,7 +560,7 @@ pub struct History {
 
 #[derive(Default)]
 struct Slot {
-    /// Readers, or -1 for a writer.
+    /// The number of readers, or -1 for a writer.
     holders: AtomicI64,
     /// Only loaded and stored, relaxed: the engine must order the accesses.
     value: AtomicU64,
@@ -584,17 +586,17 @@ struct World {
     operator_runs: Vec<AtomicU32>,
     clock: Option<AtomicU64>,
     logs: bool,
-    /// Pushes that have returned.
+    /// The number of pushes that have returned.
     pushed: AtomicUsize,
-    /// Per thread: the step it is at.
+    /// Per thread: its current step.
     at: Vec<AtomicUsize>,
     violations: Mutex<Vec<String>>,
     completer: Mutex<Option<mpsc::Sender<Job>>>,
     variables: Vec<Var<u64>>,
 }
 
-/// What a run records beside the values. Both kinds of records synchronize threads to some extent, so that runs without
-/// them find more.
+/// What a run records besides the values. Both kinds of records synchronize threads to some extent, so runs without
+/// them find more bugs.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     /// The order in which operations hold each variable.
@@ -766,7 +768,7 @@ impl World {
         operation.names(access).map(|variable| self.token(variable))
     }
 
-    /// Declares the part of an operation that all kinds have.
+    /// Declares the part of an operation that all kinds share.
     fn describe<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
         let builder = engine
             .op(name)
@@ -843,7 +845,7 @@ impl World {
         operator.expect("the program declares variables of the engine without aliases")
     }
 
-    /// Returns the operation that the next run of an operator is.
+    /// Returns the operation that stands for the next run of an operator.
     fn next_run(&self, number: usize) -> Id {
         let count = &self.operator_runs[number];
         let run = count.load(Relaxed);
@@ -997,7 +999,7 @@ impl History {
         (self.slots.clone(), self.typed.clone(), self.versions.clone())
     }
 
-    /// Returns wrong histories, each of which differs in one point from this one, which is right and has logs.
+    /// Returns wrong histories, each of which differs in one point from this one. This one must be right and have logs.
     pub fn tampered(&self) -> Vec<(&'static str, Self)> {
         let mut all = Vec::new();
         let mut tamper = |what, f: &dyn Fn(&mut Self)| {
@@ -1138,7 +1140,7 @@ pub fn check_some_order(program: &Program, history: &History) -> Result<(), Stri
     history.check_end(program, &model)
 }
 
-/// Checks that every operation is in the logs of its variables, once, and in no others.
+/// Checks that every operation is exactly once in the logs of its variables, and in no others.
 fn check_logs(program: &Program, history: &History) -> Result<(), String> {
     let mut found = 0;
     for (variable, log) in history.logs.iter().enumerate() {

@@ -23,7 +23,7 @@ impl<E: Into<BoxError>> Report for Result<(), E> {
     }
 }
 
-/// Names the type of functions that never return.
+/// The return type of a function type, which lets this file name the type `!`.
 pub trait Returns {
     type Type;
 }
@@ -40,7 +40,7 @@ impl Report for <fn() -> ! as Returns>::Type {
 
 /// Additional methods of a builder.
 pub trait DescriptionShapes: Sized {
-    /// Sets the kind of the operation.
+    /// Sets the property, or calls the builder method that stands for it.
     fn kind(self, property: Property) -> Self;
 
     /// Pushes a function of the context, over the untyped variables declared so far.
@@ -55,28 +55,28 @@ pub trait DescriptionShapes: Sized {
         F: Fn(&OpContext<'_>) -> R + Send + Sync + 'static,
         R: Report;
 
-    /// `push` or `try_push`, by the return type of the function.
+    /// Like `push` or `try_push`, depending on the return type of the function.
     fn push_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>) -> R + Send + 'static,
         R: Report;
 
-    /// `push_async` or `try_push_async`, by the return type of the function.
+    /// Like `push_async` or `try_push_async`, depending on the return type of the function.
     fn push_async_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(Refs<'a, A>, Completion) -> R + Send + 'static,
         R: Report;
 
-    /// `operator` or `try_operator`, by the return type of the function.
+    /// Like `operator` or `try_operator`, depending on the return type of the function.
     fn operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
         F: for<'a> Fn(Refs<'a, A>) -> R + Send + Sync + 'static,
         R: Report;
 
-    /// `try_submit` with an error of any type.
+    /// Like `try_submit`, but with an error of any type.
     fn submit_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
@@ -84,14 +84,14 @@ pub trait DescriptionShapes: Sized {
         R: Send + 'static,
         E: Into<BoxError>;
 
-    /// `launch` or `try_launch`, by the return type of the function.
+    /// Like `launch` or `try_launch`, depending on the return type of the function.
     fn launch_any<A, F, R>(self, accesses: A, f: F) -> Result<(), PushError>
     where
         A: Accesses,
         F: for<'a> FnOnce(&mut GpuStream, Refs<'a, A>) -> R + Send + 'static,
         R: Report;
 
-    /// `try_submit_launch` with an error of any type.
+    /// Like `try_submit_launch`, but with an error of any type.
     fn submit_launch_any<A, F, R, E>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
         A: Accesses,
@@ -99,7 +99,7 @@ pub trait DescriptionShapes: Sized {
         R: Send + 'static,
         E: Into<BoxError>;
 
-    /// `launch_operator` or `try_launch_operator`, by the return type of the function.
+    /// Like `launch_operator` or `try_launch_operator`, depending on the return type of the function.
     fn launch_operator_any<A, F, R>(self, accesses: A, f: F) -> Result<Operator, PushError>
     where
         A: Accesses,
@@ -270,7 +270,7 @@ impl EngineShapes for Engine {
     }
 }
 
-/// The kinds of operation of a random program: the properties, and the builder methods that are properties in `MXNet`.
+/// The kinds of operations in random programs: the properties, and the builder methods that are properties in `MXNet`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Property {
     #[default]

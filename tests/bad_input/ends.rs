@@ -31,8 +31,8 @@ fn a_push_after_the_shutdown_is_refused_and_drops_the_function() {
     });
 }
 
-/// Threads push as fast as they can while the engine shuts down. Each operation runs, or its push is refused, but not
-/// both.
+/// Threads push as fast as they can while the engine shuts down. Each push is refused, or its operation runs or is
+/// cancelled.
 #[test]
 fn a_push_from_outside_during_a_shutdown_runs_or_is_refused() {
     for how in [Shutdown::Drain, Shutdown::Cancel] {
@@ -126,8 +126,8 @@ fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
     }
 }
 
-/// Each operation of a chain pushes the next one in another lane, and only one of them is pending at a time. However
-/// often a shutdown checks, it must not find that no operation is pending.
+/// Each operation of a chain pushes the next one in another lane, so that few are pending at a time. However often a
+/// shutdown checks, it must not miss them.
 #[test]
 fn a_drain_sees_a_single_pending_operation() {
     const LENGTH: usize = 2000;
@@ -148,12 +148,12 @@ fn a_drain_sees_a_single_pending_operation() {
             let inner = Arc::clone(&ran);
             engine.push_sync(move |cx| next(&cx.engine(), &inner), [], []).unwrap();
             thread::scope(|scope| {
-                // Several threads, so that they check often and interrupt each other.
+                // Several threads check at the same time and interrupt each other.
                 for _ in 0..4 {
                     scope.spawn(|| {
                         let result = engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)));
                         assert_eq!(result, Ok(()));
-                        assert_eq!(ran.load(SeqCst), LENGTH + 1, "the shutdown has missed what was pending");
+                        assert_eq!(ran.load(SeqCst), LENGTH + 1, "the shutdown missed a pending operation");
                     });
                 }
             });
@@ -210,7 +210,7 @@ fn an_engine_may_be_shut_down_twice_and_from_many_threads() {
     });
 }
 
-/// Returns a handle that does not keep the engine open, to see from outside when the engine has ended.
+/// Returns a handle that does not keep the engine open. A test can use it to see when the engine has ended.
 fn observer(engine: &Engine) -> Engine {
     let (sender, receiver) = mpsc::channel();
     engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
@@ -219,16 +219,16 @@ fn observer(engine: &Engine) -> Engine {
     observer
 }
 
-/// Asserts that an engine whose last handle was dropped comes to its end.
+/// Asserts that an engine whose last handle was dropped ends.
 #[track_caller]
 fn assert_ends(observer: &Engine) {
     eventually("the engine refuses pushes", || observer.push_sync(|_| {}, [], []) == Err(PushError::ShutDown));
     observer.shutdown(Shutdown::Drain, Some(Duration::from_secs(30))).expect("the engine ends");
 }
 
-/// Each closure owns the last handle of the engine, and is dropped on a thread of the engine, in a different way.
+/// In each case, one of the engine's threads drops the last handle to the engine.
 #[test]
-fn an_operation_may_drop_the_last_handle_of_the_engine() {
+fn an_operation_may_drop_the_last_handle_to_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let kind = engine.kind();
         type Push = fn(&Engine, &Token, Engine);
@@ -253,7 +253,7 @@ fn an_operation_may_drop_the_last_handle_of_the_engine() {
                 };
                 engine.push_sync(f, [token], []).unwrap();
             }),
-            ("the result that nobody takes", |engine, token, own| {
+            ("the result that no handle receives", |engine, token, own| {
                 drop(engine.op("").reads([token]).submit((), move |()| own).unwrap());
             }),
             ("captured by an operator", |engine, token, own| {
@@ -279,9 +279,9 @@ fn an_operation_may_drop_the_last_handle_of_the_engine() {
     });
 }
 
-/// The closure never runs. It is dropped because a variable has failed, or because the engine cancels.
+/// The closure never runs. It is dropped because a variable has failed, or because the engine cancels its operation.
 #[test]
-fn a_skipped_operation_may_own_the_last_handle_of_the_engine() {
+fn a_skipped_operation_may_own_the_last_handle_to_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let kind = engine.kind();
         for cancelled in [false, true] {
@@ -345,9 +345,9 @@ fn a_handle_may_own_a_result_that_is_the_engine() {
     });
 }
 
-/// A waker owns the last handle. The engine decides when to drop the waker.
+/// A waker owns the last handle to the engine, which decides when to drop the waker.
 #[test]
-fn a_waker_may_own_the_last_handle_of_the_engine() {
+fn a_waker_may_own_the_last_handle_to_the_engine() {
     struct Keeps(Mutex<Option<Engine>>);
     impl Wake for Keeps {
         fn wake(self: Arc<Self>) {
@@ -418,7 +418,7 @@ fn a_completion_may_be_used_after_the_drop_of_the_engine() {
     });
 }
 
-/// The shutdown has timed out when the completion is used.
+/// The completion is used after the shutdown has timed out.
 #[test]
 fn a_completion_may_be_used_after_a_shutdown_that_timed_out() {
     on_kinds(&KINDS, 1, |engine| {

@@ -1,4 +1,5 @@
-//! Misuse by a program, and calls at the worst moment, have defined results: nothing is lost, and nothing hangs.
+//! Tests that misuse by a program and calls at the worst moment have defined results: nothing is lost, and nothing
+//! hangs.
 
 #![forbid(unsafe_code)]
 
@@ -30,13 +31,13 @@ use raddle::{
     Var, WaitError,
 };
 
-/// Waits for a message of an operation.
+/// Waits for a message from an operation.
 #[track_caller]
 fn receive<T>(receiver: &mpsc::Receiver<T>) -> T {
     receiver.recv_timeout(PATIENCE).expect("an operation sends a message")
 }
 
-/// Panics without a message of the panic hook.
+/// Panics without a message from the panic hook.
 fn quiet_panic(message: &'static str) -> ! {
     resume_unwind(Box::new(message))
 }

@@ -53,20 +53,20 @@ fn the_drop_of_a_payload_may_panic_with_another_such_payload() {
 fn the_drop_of_captures_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
         let (ran, skipped) = (engine.token(), engine.token());
-        let capture = PanicsOnDrop("captured by one that runs");
+        let capture = PanicsOnDrop("captured by an operation that runs");
         engine.op("runs").writes([&ran]).push_sync(move |_| _ = &capture).unwrap();
         let error = failure(engine.wait_for_var(&ran));
-        assert!(panicked_with(&error, "captured by one that runs"));
+        assert!(panicked_with(&error, "captured by an operation that runs"));
         // The function of a skipped operation is dropped, and its captures panic.
-        let capture = PanicsOnDrop("captured by one that is skipped");
+        let capture = PanicsOnDrop("captured by a skipped operation");
         engine.op("is skipped").reads([&ran]).writes([&skipped]).push_sync(move |_| _ = &capture).unwrap();
         assert!(failure(engine.wait_for_var(&skipped)).ptr_eq(&error));
-        // Some wait returns the failure.
+        // The failure of the drop is returned by a later wait.
         engine.clear_error(&ran).unwrap();
         engine.clear_error(&skipped).unwrap();
         engine.wait_for_var(&skipped).unwrap();
         let error = failure(engine.wait_for_all());
-        assert!(panicked_with(&error, "captured by one that is skipped"), "{error}");
+        assert!(panicked_with(&error, "captured by a skipped operation"), "{error}");
         assert_eq!(error.name(), "is skipped");
     });
 }
@@ -74,7 +74,7 @@ fn the_drop_of_captures_may_panic() {
 /// A call that is refused, with a value for its function to capture.
 type Call = fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>;
 
-/// A refused push drops the function on the pushing thread, so the caller gets the panic.
+/// A refused push drops the function on the pushing thread, so the panic may reach the caller.
 #[test]
 fn the_drop_of_a_refused_function_may_panic() {
     on_kinds(&KINDS, 1, |engine| {
@@ -194,7 +194,7 @@ fn the_clone_of_a_value_may_panic() {
     });
 }
 
-/// A panic in the conversion of an error is the failure of the operation.
+/// A panic in the conversion of an error fails the operation.
 #[test]
 fn the_conversion_of_an_error_may_panic() {
     struct Unconvertible;
@@ -209,7 +209,7 @@ fn the_conversion_of_an_error_may_panic() {
         assert!(panicked_with(&failure(engine.wait_for_var(&token)), "conversion"));
         let handle = engine.op("").submit_any((), |()| Err::<(), _>(Unconvertible)).unwrap();
         assert!(panicked_with(&failure(handle.wait()), "conversion"));
-        // The conversion runs where the completion is used, and drops the completion.
+        // The conversion runs where the completion is used, and its panic drops the completion.
         let token = engine.token();
         let fail = |_: &raddle::OpContext<'_>, done: Completion| {
             drop(thread::spawn(move || _ = catch_unwind(AssertUnwindSafe(|| done.fail(Unconvertible)))));
@@ -257,7 +257,7 @@ impl fmt::Display for Unspeakable {
 }
 impl std::error::Error for Unspeakable {}
 
-/// At its end the engine logs failures that were not reported, and so formats them.
+/// When an engine ends, it logs the failures that were not reported, and so formats them.
 #[test]
 fn the_display_of_an_error_may_panic_during_the_shutdown() {
     // The logger formats every record and discards it.
@@ -266,7 +266,7 @@ fn the_display_of_an_error_may_panic_during_the_shutdown() {
         let token = engine.token();
         engine.push_sync(|_| Err::<(), _>(Unspeakable), [], [&token]).unwrap();
         let shutdown = catch_unwind(AssertUnwindSafe(|| engine.shutdown(Shutdown::Drain, Some(PATIENCE))));
-        assert!(matches!(shutdown, Ok(Ok(()))), "the shutdown panics");
+        assert!(matches!(shutdown, Ok(Ok(()))), "the shutdown panicked");
         // All threads have ended.
         engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).unwrap();
     });
@@ -274,7 +274,7 @@ fn the_display_of_an_error_may_panic_during_the_shutdown() {
         let token = engine.token();
         engine.push_sync(|_| Err::<(), _>(Unspeakable), [], [&token]).unwrap();
         let dropped = catch_unwind(AssertUnwindSafe(move || drop(engine)));
-        assert!(dropped.is_ok(), "the drop of the engine panics");
+        assert!(dropped.is_ok(), "the drop of the engine panicked");
     });
 }
 

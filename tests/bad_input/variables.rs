@@ -32,7 +32,7 @@ fn a_foreign_variable_is_refused_everywhere() {
 }
 
 #[test]
-fn a_variable_of_an_engine_that_is_gone_is_foreign() {
+fn a_variable_of_a_dropped_engine_is_foreign() {
     on_kinds(&KINDS, 1, |here| {
         for _ in 0..50 {
             let there = engine(EngineKind::Naive, 1);
@@ -92,7 +92,7 @@ fn a_typed_variable_that_is_named_twice_and_mutated_is_refused() {
         is_refused(engine.op("").push((vec![a.read()], (b.read(), [a.write()])), |_| {}));
         is_refused(engine.op("").submit((a.write(), a.clone().write()), |_| {}).map(drop));
         is_refused(engine.op("").operator((a.write(), a.write()), |_| {}).map(drop));
-        // An untyped declaration of the same variable changes nothing.
+        // An additional untyped declaration of the variable makes no difference.
         is_refused(engine.op("").reads([a.token()]).push((a.write(), a.read()), |_| {}));
         is_refused(engine.op("").writes([a.token()]).push((a.read(), a.write()), |_| {}));
         engine.wait_for_all().unwrap();
@@ -100,7 +100,7 @@ fn a_typed_variable_that_is_named_twice_and_mutated_is_refused() {
     });
 }
 
-/// Declarations of many variables are sorted by another algorithm.
+/// Declarations of many variables are sorted by a different algorithm.
 #[test]
 fn an_alias_among_many_variables_is_found() {
     on_kinds(&KINDS, 1, |engine| {
@@ -120,7 +120,7 @@ fn a_typed_variable_may_be_read_twice() {
     });
 }
 
-/// Only typed accesses can alias: an untyped declaration yields no reference.
+/// Only typed accesses can alias: an untyped declaration creates no reference.
 #[test]
 fn a_variable_may_be_declared_untyped_and_typed() {
     on_kinds(&KINDS, 1, |engine| {
@@ -128,7 +128,7 @@ fn a_variable_may_be_declared_untyped_and_typed() {
         engine.op("").writes([a.token()]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
         engine.op("").reads([a.token()]).push(a.write(), |a| *a = 2).unwrap();
         engine.op("").overwrites([a.token()]).push(a.write(), |a| *a = 3).unwrap();
-        // Two shared references, and a declaration that the operation mutates something behind the variable.
+        // The untyped declaration states that the operation mutates something that the variable stands for.
         engine.op("").writes([a.token()]).push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3))).unwrap();
         engine.op("").overwrites([a.token()]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
         assert_eq!(engine.get(&a).unwrap(), 3);
@@ -170,7 +170,7 @@ fn an_untyped_operation_may_name_ten_thousand_variables() {
     });
 }
 
-/// Several threads push at the same time, so that they help each other through ten thousand queues.
+/// Several threads push at the same time, so that they help each other through two thousand queues.
 #[test]
 fn large_operations_of_several_threads_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -211,7 +211,7 @@ fn a_second_deletion_is_refused() {
 }
 
 #[test]
-fn one_of_many_threads_deletes_a_variable() {
+fn only_one_of_several_threads_deletes_a_variable() {
     on_kinds(&KINDS, 2, |engine| {
         for _ in 0..50 {
             let (drops, ran) = (Drops::new(), AtomicUsize::new(0));
@@ -238,7 +238,7 @@ fn one_of_many_threads_deletes_a_variable() {
 }
 
 #[test]
-fn an_operation_may_drop_the_last_handle_of_its_variable() {
+fn an_operation_may_drop_the_last_handle_to_its_variable() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(drops.make());
@@ -276,9 +276,9 @@ fn an_operation_may_delete_its_variable() {
     });
 }
 
-/// The value of a variable owns the last handle of another variable, and of its own.
+/// A value owns the last handle to another variable, or a handle to its own.
 #[test]
-fn a_value_may_own_handles_of_variables() {
+fn a_value_may_own_handles_to_variables() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let inner = engine.var(drops.make());
@@ -286,7 +286,7 @@ fn a_value_may_own_handles_of_variables() {
         engine.op("").push(outer.read(), |_| {}).unwrap();
         drop(outer);
         eventually("both are gone", || drops.dropped() == 1);
-        // An operation moves a handle of a variable into that variable, which keeps itself until the handle is
+        // An operation moves a handle to a variable into that variable, which keeps itself alive until the handle is
         // removed.
         struct Own {
             own: Option<Var<Own>>,
@@ -302,7 +302,7 @@ fn a_value_may_own_handles_of_variables() {
     });
 }
 
-/// The destructors of thread-locals drop the handles at the very end of the thread.
+/// The destructors of thread-locals drop the handles when the thread ends.
 #[test]
 fn a_thread_local_may_own_a_variable_and_an_engine() {
     thread_local!(static KEPT: RefCell<Vec<Box<dyn std::any::Any>>> = const { RefCell::new(Vec::new()) });
@@ -310,7 +310,7 @@ fn a_thread_local_may_own_a_variable_and_an_engine() {
         let drops = Drops::new();
         let (inner, inner_drops) = (engine.clone(), drops.clone());
         thread::spawn(move || {
-            // Used before the engine is, and again after.
+            // The thread-local is used before the engine is, and again after.
             KEPT.with_borrow_mut(Vec::clear);
             let value = inner.var(inner_drops.make());
             inner.op("").push(value.write(), |value| value.touch()).unwrap();

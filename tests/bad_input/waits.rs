@@ -65,7 +65,7 @@ fn a_handle_may_be_dropped_at_any_moment() {
     });
 }
 
-/// A thread waits on an engine that is shut down.
+/// The waits are called after the engine has been shut down.
 #[test]
 fn a_wait_after_the_shutdown_returns() {
     on_kinds(&KINDS, 1, |engine| {
@@ -83,9 +83,9 @@ fn a_wait_after_the_shutdown_returns() {
     });
 }
 
-/// Many waits without time that find an operation pending must not use up what real waits need.
+/// Many waits with a timeout of zero that find an operation pending must not use up what other waits need.
 #[test]
-fn a_program_may_poll_by_waits_without_time() {
+fn a_program_may_poll_with_timeouts_of_zero() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());

@@ -1,4 +1,4 @@
-//! How device operations end: waits, failures, losses, shutdowns.
+//! Tests of how device operations end: waits, failures, losses, shutdowns.
 
 use crate::common::shapes::*;
 use std::{sync::Mutex, thread, time::Duration};
@@ -148,8 +148,8 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
     }
 }
 
-/// A function fails after it has issued work: its variables have failed, dependent operations are skipped, and an
-/// overwriting operation clears the failure.
+/// After a function that has issued work fails, its variables have failed, dependent operations are skipped, and an
+/// operation that overwrites a variable clears its failure.
 #[test]
 fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
     for kind in KINDS {
@@ -235,7 +235,7 @@ fn a_lost_device_fails_later_operations_on_it_and_no_others() {
             engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
             let failed = failure(engine.wait_for_var(&var));
             assert_eq!(failed.name(), "launch");
-            assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "it stays");
+            assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "the failure stays");
             assert!(matches!(failed.cause(), Cause::Device(_) | Cause::Error(_)), "{kind}: {failed:?}");
             assert_eq!(engine.get(&cpu).unwrap(), 1);
             assert!(engine.device_var::<u64>(GPU, 1).unwrap_err().is_lost());
@@ -275,10 +275,10 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
                 "{failed:?}"
             );
             assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed));
-            // The failure is that of the operation whose loss its lane found first.
+            // The failure is that of either operation, depending on which lane found the loss first.
             let reported = failure(cpu.wait());
             assert!(["under way", "out"].contains(&reported.name()), "{reported}");
-            assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "it came after the kernel");
+            assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "it depends on the kernel");
             let fill = engine.op("goes on").on(OTHER).overwrites([elsewhere.token()]).push_sync(|_| {});
             fill.unwrap();
             engine.wait_for_var(&elsewhere).unwrap();
@@ -289,8 +289,8 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
     }
 }
 
-/// The host gets memory back only when no command uses it any more. A kernel that runs while the device is lost ends
-/// first, whichever thread runs it, and whichever lane finds the loss.
+/// Memory is returned to the host only when no command uses it any more. A kernel that is running when the device is
+/// lost must finish first, whichever thread runs it, and whichever lane finds the loss.
 #[test]
 fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     watched_for(AWHILE, || {
@@ -307,7 +307,7 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
         });
         let mut handle = launch.unwrap();
         issued(&gpu, 1, 0);
-        // The first command polls the device. Otherwise the kernel below could start before it.
+        // The device must be polled so that the first kernel starts. Otherwise the kernel below could start before it.
         let polls = gpu.counts().polls;
         eventually("the kernel is started", || gpu.counts().polls > polls);
         // The lane of the kernel is busy, so the thread of another lane runs the kernel.
@@ -317,8 +317,8 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
         gpu.advance(ms(1));
         running.pass();
         gpu.lose();
-        // A call reports the loss to a third lane, which must mark the work of its function, although that has issued
-        // none.
+        // A call reports the loss to a third lane, which must make a mark behind its function, although the function
+        // has issued no work.
         let token = engine.token();
         let reported = engine.op("reported").on(GPU).kind(Property::CopyToGpu).writes([&token]);
         let mut reported = reported.submit_launch_any((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
@@ -333,10 +333,11 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     });
 }
 
-/// In the naive engine, an operation does not complete before the device's work, even if the device refuses a call.
+/// In the naive engine, an operation does not complete before its work on the device, even if the device refuses a
+/// call.
 #[test]
 fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
-    // The refused call: the launch, or a call after it.
+    // The refused call is the launch, or a call after it.
     for n in 1..=2 {
         watched(move || {
             let gpu = SimulatedGpu::builder().kernel_time(ms(20)).build();
@@ -351,7 +352,7 @@ fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
             let result = handle.wait();
             assert_eq!(result.is_ok(), ran, "call {n}: {result:?}");
             gpu.refuse_at(0);
-            // The device completes all earlier commands before this one, since it computes one thing at a time.
+            // The device completes all earlier kernels before this one, since it runs one kernel at a time.
             let other = device(&engine, 1);
             kernel(&engine, "another", &other, |_| {});
             let _ = engine.wait_for_all();
@@ -435,7 +436,7 @@ fn the_drop_of_an_engine_waits_for_work_in_flight() {
     }
 }
 
-/// Only an operation of the device owns the engine.
+/// An operation of the device holds the last handle to the engine.
 #[test]
 fn the_last_handle_of_an_engine_may_be_dropped_on_a_device_thread() {
     for kind in THREADED {
@@ -454,7 +455,7 @@ fn the_last_handle_of_an_engine_may_be_dropped_on_a_device_thread() {
     }
 }
 
-/// The operation has no stream, so its completion ends it.
+/// The operation has no stream, so it ends when its completion is used.
 #[test]
 fn a_shutdown_does_not_wait_for_a_stalled_device_with_an_asynchronous_operation() {
     for kind in THREADED {
@@ -469,7 +470,7 @@ fn a_shutdown_does_not_wait_for_a_stalled_device_with_an_asynchronous_operation(
                 .writes([&token])
                 .push_async_any(raddle::cx(), |_, done| done.complete())
                 .unwrap();
-            eventually("it is over", || token.version() == 1);
+            eventually("the operation is complete", || token.version() == 1);
             let (inside, over) = (engine.clone(), Gate::new());
             let at_end = over.clone();
             let thread = thread::spawn(move || {

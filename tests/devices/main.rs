@@ -1,7 +1,7 @@
-//! Operations of devices, on the simulated one: order, completion, failure.
+//! Tests of device operations, on the simulated device: order, completion, failure.
 //!
-//! No test guesses from the time what a device has done. Most tests use a manual clock, or a stalled device that they
-//! resume.
+//! No test concludes from elapsed time what a device has done. Most tests use a manual clock, or a stalled device that
+//! they resume.
 
 #![forbid(unsafe_code)]
 
@@ -101,7 +101,7 @@ fn kernel_from(
     pushed.expect("the engine is open");
 }
 
-/// Writes `values` to the device, by way of a pinned variable of their own.
+/// Writes `values` to the device, through a new pinned variable.
 fn upload(engine: &Engine, var: &Var<DeviceVec<u64>>, values: Vec<u64>) {
     let host = pinned(engine, values.len());
     engine.op("fill").push(host.write(), move |host| host.copy_from_slice(&values)).expect("the engine is open");
@@ -113,10 +113,10 @@ fn download(engine: &Engine, var: &Var<DeviceVec<u64>>, len: usize) -> Vec<u64> 
     let host = pinned(engine, len);
     engine.op("download").on(GPU).copy_from_device(var, &host).expect("the engine is open");
     let read = engine.op("look").submit(host.read(), |host| host.to_vec()).expect("the engine is open");
-    read.wait().expect("everything went well")
+    read.wait().expect("no operation fails")
 }
 
-/// Stops the lane of `property`. Returns a gate that lets it continue, once the lane has stopped.
+/// Blocks the lane of `property`. Once it is blocked, returns a gate that lets the lane continue.
 fn hold_lane(engine: &Engine, property: Property) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (inside, at) = (gate.clone(), started.clone());

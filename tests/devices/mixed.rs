@@ -1,5 +1,5 @@
-//! Random programs of CPU and device operations against a serial model; and one such program with a fault at each
-//! place.
+//! Random programs of CPU and device operations, compared with a serial model; and one such program with a fault at
+//! each place.
 //!
 //! A program runs on two GPUs that pick their commands at random. Without faults there is one correct result: what
 //! each operation saw, and every value, version and failure. With a fault, operations that do not fail must still be
@@ -27,7 +27,7 @@ use crate::common::{
 
 // ----------------------------------------------------------------------------------------------------- programs ----
 
-/// The place of a variable's value.
+/// Where the value of a variable is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Cpu,
@@ -54,9 +54,9 @@ const PLACES: [Place; 14] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// On the CPU, over variables of the host. Variables of devices are only named.
+    /// An operation on the CPU, which uses values of the host. It only names variables of devices.
     Cpu,
-    /// The same, in the function of a device operation.
+    /// The same as `Cpu`, but in the function of a device operation.
     Function(u32),
     /// An asynchronous operation of a device, which only names its variables.
     Asynchronous(u32),
@@ -69,8 +69,9 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Well,
-    /// The function returns an error, before or after it has done anything.
+    /// The function returns an error before it has done anything.
     FailsBefore,
+    /// The function returns an error after it has done its work.
     FailsAfter,
     Panics,
 }
@@ -78,13 +79,13 @@ enum Ends {
 #[derive(Clone, Debug)]
 struct Operation {
     kind: Kind,
-    /// Each variable once. Those that are read come first, in the order in which they are folded.
+    /// Each variable is named once. Those that are read come first, in the order in which they are folded.
     accesses: Vec<(usize, Access)>,
     ends: Ends,
     property: Property,
     priority: i32,
     no_skip: bool,
-    /// The kernel is issued on a stream of the program's own.
+    /// Whether the kernel is issued on one of the program's own streams.
     imported: bool,
 }
 
@@ -154,7 +155,7 @@ impl Program {
             Kind::Cpu | Kind::Function(_) | Kind::Asynchronous(_) => {
                 (0..below(4)).for_each(|_| name(None, Access::Read, &mut below));
                 for _ in 0..1 + below(2) {
-                    // An overwritten variable must get a value, so only variables that the host can write are
+                    // An overwritten variable must receive a value, so only variables that the host can write are
                     // overwritten.
                     let place = [Some(Place::Cpu), Some(Place::Pinned), None][below(3)];
                     let access = if place.is_some() && !matches!(kind, Kind::Asynchronous(_)) {
@@ -256,11 +257,11 @@ fn begin(id: usize) -> u64 {
 struct Model {
     values: Vec<u64>,
     versions: Vec<u64>,
-    /// For each failed variable, the operation whose failure it has.
+    /// For each variable, the operation whose failure it has, if it has failed.
     failed: Vec<Option<usize>>,
     /// What each operation saw, or the operation whose failure it has.
     results: Vec<Result<u64, usize>>,
-    /// The failures that were not reported.
+    /// The failures that have not been reported.
     unknown: BTreeSet<usize>,
 }
 
@@ -268,7 +269,7 @@ impl Model {
     fn new() -> Self {
         Self {
             values: (0..PLACES.len()).map(first_value).collect(),
-            // The first values come by a copy to the device.
+            // A first operation on each variable has written its first value.
             versions: vec![1; PLACES.len()],
             failed: vec![None; PLACES.len()],
             results: Vec::new(),
@@ -377,12 +378,13 @@ fn mutates<T: Send + 'static>(var: &Var<T>, access: Access) -> Write<'_, T> {
     if access == Access::Overwrite { var.overwrite() } else { var.write() }
 }
 
-/// A fault of GPU 0, which comes before the push with this number.
+/// A fault of GPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
     FailAt(u64),
     RefuseAt(u64),
+    /// The GPU is lost before the push with this number.
     LoseAfter(usize),
 }
 
@@ -542,7 +544,7 @@ impl Runner {
             let seen = if access == Access::Write { fold(seen, target[0]) } else { seen };
             target[0] = fold(seen, 1);
         };
-        // The value for the handle is known when the function is called; what the kernel saw is not.
+        // When the function is called, the value for the handle is known, but not what the kernel will see.
         let end = move || {
             life.touch();
             match ends {
@@ -551,7 +553,7 @@ impl Runner {
                 _ => Ok(begin(id)),
             }
         };
-        // Issues a kernel and ends, on the lane's stream or on the program's own.
+        // Issues a kernel and calls `end`, on the lane's stream or on one of the program's own.
         let own = operation.gpu().filter(|_| operation.imported).map(|gpu| Arc::clone(&self.own[gpu as usize]));
         let issue = move |stream: &mut GpuStream, kernel: Issue<'_>| {
             let issue = |stream: &mut GpuStream| {
@@ -584,7 +586,7 @@ impl Runner {
         pushed.expect("the engine is open")
     }
 
-    /// Reads the value of a variable by further operations.
+    /// Reads the value of a variable with further operations.
     fn value(&self, variable: usize) -> Result<u64, WaitError> {
         let of_host = |host: &Var<PinnedVec<u64>>| {
             self.engine.op("look").submit(host.read(), |host| host[0]).expect("the engine is open").wait()
@@ -607,16 +609,16 @@ impl Runner {
         drop(handles);
         drop(variables);
         let _ = engine.wait_for_all();
-        engine.shutdown(Shutdown::Drain, None).expect("it comes to its end");
+        engine.shutdown(Shutdown::Drain, None).expect("the engine ends");
         drop(engine);
         eventually("functions and kernels are dropped once each", || drops.check().is_ok());
     }
 }
 
-/// Returns the number of the operation that a failure began with.
+/// Returns the number of the operation that has caused a failure.
 fn origin(error: &OpError) -> usize {
     let number = error.name().strip_prefix('#').and_then(|number| number.parse().ok());
-    number.unwrap_or_else(|| panic!("a failure of something else: {error}"))
+    number.unwrap_or_else(|| panic!("not a failure of the program's operations: {error}"))
 }
 
 fn shown(result: Result<u64, WaitError>) -> Result<u64, usize> {
@@ -643,8 +645,8 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         }
     };
     for (index, &step) in program.steps.iter().enumerate() {
-        // Now and then the devices are stalled, so that more operations are in flight at the same time. The naive
-        // engine would wait for them.
+        // From time to time the devices are stalled, so that more operations are in flight at the same time. The naive
+        // engine would hang, since it waits for each of them.
         if kind != EngineKind::Naive {
             match (index % 24, step) {
                 (0, Step::Push(_)) => runner.gpus.iter().for_each(SimulatedGpu::stall),
@@ -691,7 +693,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         let expected = model.failed[variable].map_or(Ok(model.values[variable]), Err);
         assert_eq!(shown(runner.value(variable)), expected, "{}", at(&format!("variable {variable}")));
         let token = runner.variables[variable].token();
-        // A reader that copied on another stream may be ahead of the lane that counts the mutation.
+        // A copy on another stream may have read the value before the variable's lane has counted the mutation.
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         assert_eq!(shown(waited), expected.map(|_| 0), "{}", at(&format!("a wait for variable {variable}")));
         let version = token.version();
@@ -723,7 +725,7 @@ fn programs_of_cpu_and_device_operations_that_fail_equal_the_serial_run() {
 
 // ------------------------------------------------------------------------------------------------ with a fault ----
 
-/// Asserts that a fault of GPU 0 can have caused this failure: it is of the device, in an operation of the device.
+/// Asserts that a fault of GPU 0 can have caused this failure: it is a device error, in an operation of GPU 0.
 fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
     let WaitError::Failed(error) = error else { panic!("{error}") };
     let is_device = match error.cause() {
@@ -732,10 +734,10 @@ fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
         _ => false,
     };
     assert!(is_device, "{error:?}");
-    // The last downloads are not operations of the program.
+    // The final downloads are not operations of the program.
     if error.name() != "download" {
         let gpu = program.operations[origin(error)].gpu();
-        assert_eq!(gpu, Some(0), "a failure in an operation that is not the device's: {error}");
+        assert_eq!(gpu, Some(0), "a failure in an operation that does not run on the device: {error}");
     }
 }
 
@@ -759,7 +761,7 @@ fn exposed(program: &Program) -> (Vec<bool>, BTreeSet<usize>) {
     (operations, variables)
 }
 
-/// Runs a program with a fault. Returns whether anything has failed, and how often the device was called.
+/// Runs a program with a fault. Returns whether anything failed, and how often the device was called.
 fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -> (bool, u64) {
     let mut runner = Runner::new(program, kind, seed);
     let gpu = runner.gpus[0].clone();
@@ -801,7 +803,7 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
     };
     for (id, &is_exposed) in is_exposed.iter().enumerate() {
         if let Some(handle) = runner.handles[id].take() {
-            let saw = *model.results[id].as_ref().expect("nothing fails as planned");
+            let saw = *model.results[id].as_ref().expect("this program has no planned failures");
             let expected = if matches!(program.operations[id].kind, Kind::Kernel(_)) { begin(id) } else { saw };
             check(handle.wait(), expected, is_exposed, format!("the handle of #{id}"));
         }
@@ -811,7 +813,7 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         let is_well = waited.is_ok();
         check(waited, 0, exposed.contains(&variable), format!("a wait for variable {variable}"));
-        // The values of a lost device cannot be read.
+        // Values on a lost device cannot be read.
         let unknown = place == Place::Gpu(0) && fault != Fault::None;
         match runner.value(variable) {
             Ok(u64::MAX) | Err(_) if unknown => {}
@@ -843,10 +845,7 @@ fn a_failing_command_fails_only_its_dependents_and_nothing_hangs() {
                 let (failed, _) = run_with(&program, kind, n, Fault::FailAt(n));
                 without += u64::from(!failed);
             }
-            assert!(
-                (1..50).contains(&without),
-                "the program has fewer than 60 commands, and the fault is seen: {without}"
-            );
+            assert!((1..50).contains(&without), "{without} of 60 faults had no effect, instead of some but not most");
         });
     }
 }
@@ -879,8 +878,8 @@ fn a_lost_device_fails_only_its_dependents_and_nothing_hangs() {
     }
 }
 
-/// The time until all waits have returned. The promise is five milliseconds on an idle machine. The best of some
-/// rounds on a loaded one may take fifty.
+/// Measures the time until all waits have returned. The engine promises five milliseconds on an idle machine. On a
+/// loaded one, the best of several rounds may take fifty.
 #[test]
 fn waits_return_soon_after_a_loss() {
     for kind in THREADED {
@@ -890,7 +889,7 @@ fn waits_return_soon_after_a_loss() {
                 let gpu = SimulatedGpu::builder().kernel_time(Duration::from_secs(3600)).build();
                 let engine = super::engine(kind, &gpu);
                 let vars: Vec<_> = (0..4).map(|_| device(&engine, 1)).collect();
-                vars.iter().for_each(|var| kernel(&engine, "for ever", var, |_| {}));
+                vars.iter().for_each(|var| kernel(&engine, "forever", var, |_| {}));
                 let looks = vars.iter().map(|var| engine.op("look").submit(var.read(), |_| ()).expect("it is open"));
                 let looks: Vec<_> = looks.collect();
                 issued(&gpu, 4, 0);

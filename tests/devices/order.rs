@@ -1,6 +1,6 @@
-//! The events, waits and marks by which the engine orders the commands of a device, and their least number.
+//! Tests of the events, waits and marks by which the engine orders the commands of a device, and of how few it needs.
 //!
-//! Most tests use a stalled device, on which nothing completes, so that streams must provide all order.
+//! Most tests use a stalled device, on which nothing completes, so that only streams and events can order the commands.
 
 use crate::common::shapes::*;
 use std::{thread, time::Duration};
@@ -19,7 +19,7 @@ fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
     (counts.records, counts.waits)
 }
 
-/// The most operations of one stream that are in flight.
+/// The maximum number of operations in flight on one stream.
 const IN_FLIGHT: u64 = 128;
 
 /// Pushes a chain of `count` kernels on one stream of a stalled device, passes the device to `check`, and waits for
@@ -44,12 +44,12 @@ fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
 
 #[test]
 fn a_chain_on_one_stream_has_no_events_and_two_marks() {
-    // One mark behind the first operation, and one behind the rest once that has passed. Longer chains have more marks
-    // in between.
+    // There is one mark behind the first operation and, once that mark has passed, one behind the rest. Longer chains
+    // have more marks in between.
     chain_on_one_stream(IN_FLIGHT / 2, |gpu| assert_eq!(gpu.counts().marks, 2));
 }
 
-/// A stream gets a limited number of operations, and the others when the first ones are done.
+/// A stream receives a limited number of operations at first, and the others when the first ones are done.
 #[test]
 fn a_longer_chain_on_one_stream_has_no_events() {
     chain_on_one_stream(1000, |_| ());
@@ -70,7 +70,7 @@ fn a_chain_that_runs_while_it_is_pushed_has_no_events() {
     }
 }
 
-/// The same holds for independent kernels of one lane, which the stream orders anyway.
+/// All operations share the one stream, which orders them without events.
 #[test]
 fn an_engine_with_one_stream_never_records() {
     watched(|| {
@@ -86,7 +86,7 @@ fn an_engine_with_one_stream_never_records() {
     });
 }
 
-/// The copies have lanes of their own, and the kernel is between them: one event and one wait for each step.
+/// The two copies and the kernel between them have different lanes, so each step needs one event and one wait.
 #[test]
 fn a_chain_over_three_streams_has_an_event_and_a_wait_at_each_step() {
     watched(|| {
@@ -109,12 +109,12 @@ fn a_chain_over_three_streams_has_an_event_and_a_wait_at_each_step() {
         assert_eq!(edges(&gpu), (2, 2));
         gpu.resume();
         assert_eq!(look.wait().unwrap(), [9; 4]);
-        assert_eq!(edges(&gpu), (2, 2), "nothing was asked for later");
+        assert_eq!(edges(&gpu), (2, 2), "no event was requested later");
     });
 }
 
-/// The diamond in → {compute, urgent} → compute → out. One event serves both sides. The compute stream waits only for
-/// the other side.
+/// The diamond is copy in → {compute, urgent} → compute → copy out. One event orders both branches after the copy in.
+/// The compute stream then waits only for the urgent one.
 #[test]
 fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
     watched_for(AWHILE, || {
@@ -140,14 +140,15 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
             gate.open();
         }
         issued(&gpu, 3, 2);
-        // in → left, in → right by one event; right → join; join → out.
+        // One event orders both `left` and `right` after `in`; the others order `join` after `right`, and `out` after
+        // `join`.
         assert_eq!(edges(&gpu), (3, 4));
 
         // A stream does not wait for an event again, even if another stream has waited for that event before.
         kernel_from(&engine, "again", Property::Normal, &a, &b, |a, b| b[0] = a[0]);
         kernel_from(&engine, "again", Property::Normal, &c, &b, |c, b| b[0] += c[0]);
         issued(&gpu, 5, 2);
-        assert_eq!(edges(&gpu), (3, 4), "the compute stream is behind both");
+        assert_eq!(edges(&gpu), (3, 4), "the compute stream already follows both dependencies");
         let backs = [pinned(&engine, 1), pinned(&engine, 1)];
         engine.op("out a").on(GPU).copy_from_device(&a, &backs[0]).unwrap();
         engine.op("out c").on(GPU).copy_from_device(&c, &backs[1]).unwrap();
@@ -155,7 +156,7 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
         assert_eq!(
             edges(&gpu),
             (3, 4),
-            "the stream out is behind the compute stream, and so behind what that waited for"
+            "the copy-out stream follows the compute stream, and so everything that the compute stream has waited for"
         );
         gpu.resume();
         assert_eq!(look.wait().unwrap(), 11 * 12);
@@ -165,7 +166,7 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
     });
 }
 
-/// From the device and back to it: the copy in must not overwrite what the copy out still reads.
+/// The copy in must not overwrite what the copy out still reads.
 #[test]
 fn a_copy_in_waits_on_the_device_for_the_readers_of_its_target() {
     watched(|| {
@@ -200,13 +201,13 @@ fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
         gpu.stall();
         kernel(&engine, "write", &var, |values| values[0] = 4);
         issued(&gpu, 1, 0);
-        assert_eq!(edges(&gpu), (0, 0), "no operation is behind it");
+        assert_eq!(edges(&gpu), (0, 0), "no operation depends on it yet");
         kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &outs[0], |var, out| out[0] = var[0]);
         issued(&gpu, 2, 0);
         assert_eq!(edges(&gpu), (1, 1));
         kernel_from(&engine, "on the copy stream", Property::CopyToGpu, &var, &outs[1], |var, out| out[0] = var[0]);
         issued(&gpu, 3, 0);
-        assert_eq!(edges(&gpu), (1, 2), "the event is there already");
+        assert_eq!(edges(&gpu), (1, 2), "the event has already been recorded");
         gpu.resume();
         for out in &outs {
             assert_eq!(download(&engine, out, 1), [4]);
@@ -214,8 +215,8 @@ fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
     });
 }
 
-/// An event for a known dependent operation is recorded directly behind its dependency, before later commands of the
-/// stream. So is the mark for an operation of the CPU.
+/// The event for a known dependent operation is recorded directly behind its dependency, before later commands of the
+/// stream. The same is true of the mark for an operation of the CPU.
 #[test]
 fn a_known_dependent_operation_does_not_wait_for_later_commands() {
     watched_for(AWHILE, || {
@@ -231,7 +232,8 @@ fn a_known_dependent_operation_does_not_wait_for_later_commands() {
             let gate = hold_lane(&engine, Property::Normal);
             let urgent_gate = hold_lane(&engine, Property::GpuPrioritized);
             let (on_stream, on_cpu) = (journal.clone(), journal.clone());
-            // This operation has the mark in flight, so none is made behind the next one.
+            // The mark behind this operation is in flight, so the next operation is followed by a mark only if it needs
+            // one.
             kernel(&engine, "first", &first, |_| {});
             kernel(&engine, "second", &var, |_| {});
             kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &out, move |_, _| on_stream.add("urgent"));
@@ -241,7 +243,7 @@ fn a_known_dependent_operation_does_not_wait_for_later_commands() {
             });
             long.unwrap();
             gate.open();
-            eventually("the long one is issued", || gpu.counts().launches == 3);
+            eventually("the long kernel is issued", || gpu.counts().launches == 3);
             urgent_gate.open();
             issued(&gpu, 4, 0);
             gpu.advance(ms(3));
@@ -272,7 +274,7 @@ fn nothing_is_recorded_for_complete_operations() {
     });
 }
 
-/// Readers on several streams, then a writer, which waits for each of them and for nothing else.
+/// A writer waits for the readers on several streams and for nothing else.
 #[test]
 fn a_writer_waits_for_the_readers_of_all_streams() {
     watched_for(AWHILE, || {
@@ -303,8 +305,8 @@ fn a_writer_waits_for_the_readers_of_all_streams() {
     });
 }
 
-/// Ten pieces are copied in, processed and copied out, and each stage takes a millisecond. By the device's own times,
-/// all stages take twelve milliseconds instead of thirty.
+/// Ten pieces are copied in, processed and copied out, and each stage of a piece takes a millisecond. On the device's
+/// clock this takes twelve milliseconds instead of thirty.
 #[test]
 fn copies_in_kernels_and_copies_out_overlap() {
     const PIECES: u64 = 10;
@@ -326,7 +328,7 @@ fn copies_in_kernels_and_copies_out_overlap() {
             engine.op("out").on(GPU).copy_from_device(&var, back).unwrap();
         }
         gate.open();
-        // Nothing has completed by then, so no operation can have waited for the host.
+        // No operation has completed so far, so none can have waited for the host.
         issued(&gpu, PIECES, 2 * PIECES);
         gpu.advance(ms(100));
         engine.wait_for_all().unwrap();
@@ -360,7 +362,7 @@ fn urgent_kernels_start_before_others() {
         }
         issued(&gpu, 6, 0);
         gpu.resume();
-        // One step at a time, since threads that find two commands at their ends may run them side by side.
+        // The clock advances one kernel at a time, since threads that find two commands due may run them in parallel.
         for done in 1..=6 {
             gpu.advance(ms(1));
             eventually("a kernel runs", || journal.len() == done);
@@ -414,7 +416,7 @@ fn lanes_of_a_device_do_not_wait_for_each_other() {
     });
 }
 
-/// Values are correct in every order of the device, with events requested early and late.
+/// Values are correct in whatever order the device executes commands, with events requested early and late.
 #[test]
 fn values_are_correct_in_any_order_that_the_device_picks() {
     for kind in THREADED {

@@ -1,4 +1,4 @@
-//! The results of device operations: values, versions, memory.
+//! Tests of the results of device operations: values, versions, memory.
 
 use crate::common::shapes::*;
 use std::{sync::Arc, thread, time::Duration};
@@ -37,7 +37,7 @@ fn values_are_copied_to_a_device_and_back() {
     }
 }
 
-/// A version counts mutations that the device has completed, and not those that were issued.
+/// A version counts mutations that the device has completed, not those that were only issued.
 #[test]
 fn a_version_rises_when_the_device_completes_the_mutation() {
     for kind in THREADED {
@@ -55,12 +55,12 @@ fn a_version_rises_when_the_device_completes_the_mutation() {
             issued(&gpu, 4, 0);
             gpu.advance(ms(1));
             engine.wait_for_all().unwrap();
-            assert_eq!(var.version(), 3, "a read counts nothing");
+            assert_eq!(var.version(), 3, "a read is not counted");
         });
     }
 }
 
-/// Tokens order kernels as well, for instance over state of the device itself.
+/// Tokens order kernels as well, for instance if they share state of the device itself.
 #[test]
 fn tokens_and_values_of_the_host_order_device_operations() {
     for kind in KINDS {
@@ -106,7 +106,7 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
                 upload(&engine, &one, (0..8).collect());
                 for _ in 0..10 {
                     engine.op("across").on(OTHER).copy_peer(&one, &other).unwrap();
-                    // The copy before must not see these values.
+                    // The copy above must not see these values.
                     kernel(&engine, "overwrite", &one, |values| values.fill(u64::MAX));
                     let add = engine.op("add").on(OTHER).launch_any(other.write(), |stream, other| {
                         simulated(stream).launch(Duration::ZERO, other, |values| {
@@ -251,7 +251,8 @@ fn sixteen_threads_push_on_one_device() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// The memory of a variable that is dropped in flight is freed when the device has finished with it, and not before.
+/// The memory of a variable that is dropped while work on it is in flight is freed only when the device has finished
+/// with it.
 #[test]
 fn a_variable_dropped_in_flight_is_freed_when_the_device_is_done() {
     for kind in THREADED {
@@ -375,7 +376,7 @@ fn everything_captured_by_device_operations_is_dropped_once() {
     }
 }
 
-/// An asynchronous operation of a device holds its variables until its completion is used.
+/// An asynchronous operation of a device holds its variables until its completion is used or dropped.
 #[test]
 fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
     for kind in KINDS {
@@ -413,9 +414,9 @@ fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
     }
 }
 
-/// The work of two engines on one device is not ordered, and neither disturbs the other.
+/// The engines' work on the shared device is not ordered, and no engine disturbs another.
 #[test]
-fn two_engines_share_a_device() {
+fn several_engines_share_a_device() {
     watched(|| {
         let gpu = random(5);
         let engines: Vec<Engine> = KINDS.into_iter().map(|kind| engine(kind, &gpu)).collect();
@@ -454,7 +455,8 @@ fn a_cpu_operation_waits_only_for_the_kernels_on_its_variables() {
     }
 }
 
-/// Readers on the host and on the device share, and a copy from pinned memory does not delay its readers.
+/// Readers on the host and on the device share a variable, so a copy from pinned memory does not delay the readers of
+/// that memory.
 #[test]
 fn readers_of_the_host_do_not_wait_for_readers_of_the_device() {
     for kind in THREADED {
@@ -497,7 +499,7 @@ fn a_kernel_waits_for_the_cpu_operation_before_it() {
             });
             let mut handle = launch.unwrap();
             assert!(handle.wait_timeout(MOMENT).is_err());
-            assert_eq!(gpu.counts().launches, 0, "{kind}: it was launched too early");
+            assert_eq!(gpu.counts().launches, 0, "{kind}: the kernel was launched too early");
             gate.open();
             handle.wait().unwrap();
             assert_eq!(download(&engine, &var, 1), [1], "{kind}");
@@ -568,7 +570,7 @@ fn operations_that_a_kernel_pushes_run() {
     }
 }
 
-/// A call that finds the device's queue full blocks. The lane's thread must not get there, since it also polls the
+/// A call that finds the device's queue full blocks. This must not happen to the lane's thread, since it also polls the
 /// stream.
 #[test]
 fn completions_are_noticed_however_many_operations_are_pushed() {
@@ -592,8 +594,8 @@ fn completions_are_noticed_however_many_operations_are_pushed() {
                 kernel(&engine, "later", &later, |_| {});
             }
             gate.open();
-            eventually("much is issued", || gpu.counts().launches >= 128);
-            // If there were more, they would be issued by now.
+            eventually("as many as allowed are issued", || gpu.counts().launches >= 128);
+            // Any further operations would be issued by now.
             thread::sleep(MOMENT);
             gpu.advance(ms(1));
             first.wait().unwrap();
@@ -605,9 +607,9 @@ fn completions_are_noticed_however_many_operations_are_pushed() {
     }
 }
 
-/// Otherwise the device would be idle between the end of its commands and the next poll of its lane.
+/// If the stream ran empty, the device would be idle until the next poll of its lane.
 #[test]
-fn a_full_stream_gets_further_operations_before_it_is_empty() {
+fn a_full_stream_receives_further_operations_before_it_is_empty() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu =
@@ -623,7 +625,7 @@ fn a_full_stream_gets_further_operations_before_it_is_empty() {
             thread::sleep(MOMENT);
             let (full, marks) = (gpu.counts().launches, gpu.counts().marks);
             assert!(marks <= 4, "{marks} marks for {full} operations");
-            // Three quarters of the commands.
+            // Three quarters of the commands are now done.
             gpu.advance(ms(full * 3 / 4));
             eventually("more is issued", || gpu.counts().launches >= full + full / 2);
             while engine.wait_for_all_timeout(ms(1)).is_err() {
@@ -633,7 +635,8 @@ fn a_full_stream_gets_further_operations_before_it_is_empty() {
     }
 }
 
-/// Between two polls of a stream its thread sleeps for less time than the system's default timer slack.
+/// Between two polls of its stream, a lane's thread sleeps for a short time, so it sets a smaller timer slack than the
+/// default.
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
 fn the_thread_of_a_lane_sleeps_for_a_short_time() {
@@ -648,5 +651,5 @@ fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     let before = slack();
     let lanes = engine.op("look").on(GPU).submit((), move |()| slack()).unwrap();
     assert_eq!(lanes.wait().unwrap(), 1);
-    assert_eq!(slack(), before, "the program's own threads stay as they are");
+    assert_eq!(slack(), before, "the program's own threads are unchanged");
 }

@@ -1,4 +1,4 @@
-//! Streams that the program creates, and on which operations issue work.
+//! Tests of streams that the program creates, and on which operations issue work.
 
 use crate::common::shapes::*;
 use std::{
@@ -28,7 +28,7 @@ fn fold(stream: &mut GpuStream, values: &mut DeviceVec<u64>, term: u64) -> Resul
     })
 }
 
-/// Returns the result of the terms, beginning with 1.
+/// Returns the value that results if the terms are folded into 1.
 fn folded(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(1, |value: u64, term| value.wrapping_mul(7).wrapping_add(term))
 }
@@ -56,7 +56,7 @@ fn work_on_an_imported_stream_is_ordered_with_all_operations() {
                 upload(&engine, &var, vec![1]);
                 fold_on(&engine, Property::Normal, &var, &own, 1);
                 kernel(&engine, "on the lane", &var, |values| values[0] = values[0] * 7 + 2);
-                // On the lane's stream before and after, and on the imported stream between, in one operation.
+                // One operation uses the lane's stream, then the imported stream, and then the lane's stream again.
                 let launch = |stream: &mut GpuStream, (values, own): (&mut DeviceVec<u64>, &mut ImportedStream)| {
                     fold(stream, values, 3)?;
                     stream.include(own, |own| fold(own, values, 4).and_then(|()| fold(own, values, 5)))??;
@@ -102,9 +102,9 @@ fn imported_streams_can_be_nested() {
     }
 }
 
-/// The host waits for nothing: on a stalled device, operations of two lanes on one imported stream are all issued.
-/// Each costs two events and two waits. A dependency between lanes costs no more than without imported streams, and
-/// one inside a lane costs nothing.
+/// The host never waits: on a stalled device, all operations of two lanes on one imported stream are issued. Each costs
+/// two events and two waits. A dependency between lanes costs no more than without imported streams, and a dependency
+/// inside a lane costs nothing.
 #[test]
 fn an_imported_stream_costs_two_events_and_two_waits() {
     watched(|| {
@@ -113,7 +113,7 @@ fn an_imported_stream_costs_two_events_and_two_waits() {
         let own = engine.stream_var(own(&gpu));
         let [a, b] = [(); 2].map(|()| device(&engine, 1));
         gpu.stall();
-        // The last ones are behind the kernel.
+        // The event and the wait after a kernel are issued later than the kernel.
         let cost = |expected: u64| {
             eventually("the events and waits are issued", || {
                 let counts = gpu.counts();
@@ -127,7 +127,7 @@ fn an_imported_stream_costs_two_events_and_two_waits() {
         (0..50).for_each(|term| fold_on(&engine, Property::Normal, &a, &own, term));
         issued(&gpu, 100, 0);
         cost(100);
-        // The other lane follows the last operation by an event of its stream, as after any operation.
+        // The other lane waits for an event behind the last operation, as it does after any operation.
         fold_on(&engine, Property::GpuPrioritized, &b, &own, 1);
         issued(&gpu, 101, 0);
         cost(103);
@@ -184,7 +184,7 @@ fn a_stream_of_another_device_is_refused_before_the_function() {
                 (result, *lock(&called))
             };
             let (refused, called) = try_on(GPU);
-            assert!(failure(refused).to_string().contains("of another device"), "{kind}");
+            assert!(failure(refused).to_string().contains("belongs to another device"), "{kind}");
             assert!(!called, "{kind}");
             let (done, called) = try_on(OTHER);
             assert!(done.is_ok() && called, "{kind}: {done:?}");
@@ -192,8 +192,8 @@ fn a_stream_of_another_device_is_refused_before_the_function() {
     }
 }
 
-/// The work is a part of the operation even if the function ends by a panic or an error: an operation that overwrites
-/// the variable later follows it.
+/// The work is part of the operation even if the function panics or returns an error, so a later operation that
+/// overwrites the variable waits for it.
 #[test]
 fn work_issued_before_a_panic_or_an_error_is_ordered() {
     for kind in KINDS {
@@ -227,8 +227,8 @@ fn work_issued_before_a_panic_or_an_error_is_ordered() {
     }
 }
 
-/// A refused call before the function fails the operation. A refused call after it is repeated. The device stays sound
-/// in both cases.
+/// A call that is refused before the included function runs fails the operation. A call that is refused after it is
+/// repeated. The device stays sound in both cases.
 #[test]
 fn a_refused_call_on_an_imported_stream_fails_one_operation_or_is_repeated() {
     for kind in KINDS {
@@ -261,7 +261,7 @@ fn a_refused_call_on_an_imported_stream_fails_one_operation_or_is_repeated() {
                 fold_on(&engine, Property::Normal, &var, &own, 2);
                 assert_eq!(download(&engine, &var, 1), [folded([2])], "{kind}, call {refused}");
             }
-            // The event and the wait before the function, the kernel, the event and the wait behind it.
+            // In order: the event and the wait before the function, its kernel, and the event and the wait after it.
             assert_eq!(outcomes, [false, false, false, true, true], "{kind}");
         });
     }
@@ -288,7 +288,7 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
                 },
             );
             let lost = failure(launch.unwrap().wait());
-            assert!(lost.to_string().contains("taken away"), "{kind}: {lost}");
+            assert!(lost.to_string().contains("was removed"), "{kind}: {lost}");
             fold_on(&engine, Property::Normal, &var, &own, 1);
             engine.op("out").on(GPU).copy_from_device(&var, &host).unwrap();
             failure(engine.wait_for_var(&host));
@@ -297,8 +297,8 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
     }
 }
 
-/// A device that refuses every attempt to order the stream again is given up. All operations report that, and no later
-/// function is called.
+/// A device that refuses every attempt to order the lane's stream with the imported one is given up. All operations
+/// report this, and no later function is called.
 #[test]
 fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     for kind in KINDS {
@@ -323,7 +323,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
                     Ok::<(), BoxError>(())
                 },
             );
-            vars.iter().for_each(|var| kernel(&engine, "next", var, |_| panic!("it is not run")));
+            vars.iter().for_each(|var| kernel(&engine, "next", var, |_| panic!("it must not run")));
             engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
             if let Some(gate) = gate {
                 gate.open();
@@ -340,7 +340,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     }
 }
 
-/// Without a variable: only the lane's thread has the stream.
+/// The stream is no variable's value: the function owns it, and drops it on the lane's thread.
 #[test]
 fn the_drop_of_a_stream_leaves_its_work_in_flight() {
     for kind in THREADED {

@@ -1,4 +1,4 @@
-//! Operations that wait at the lane of a device, and operations that the function of a device operation pushes.
+//! Tests of operations that wait at the lane of a device, and of operations that a device operation's function pushes.
 
 use crate::common::shapes::*;
 use std::{
@@ -17,7 +17,7 @@ use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watche
 
 /// A wait covers the operations that were pushed before it, however many readers follow.
 #[test]
-fn a_wait_ends_although_a_later_reader_is_always_in_flight() {
+fn a_wait_returns_although_a_later_reader_is_always_in_flight() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = manual();
@@ -30,7 +30,7 @@ fn a_wait_ends_although_a_later_reader_is_always_in_flight() {
             issued(&gpu, pushed, 0);
             let (waiting, waited) = (engine.clone(), var.clone());
             let waiter = thread::spawn(move || waiting.wait_for_var(&waited));
-            // One kernel ends in each round, and another one is in flight at its end.
+            // One kernel ends in each round, while another one is in flight.
             for _ in 0..2_000 {
                 reader();
                 pushed += 1;
@@ -41,7 +41,7 @@ fn a_wait_ends_although_a_later_reader_is_always_in_flight() {
                 }
                 thread::yield_now();
             }
-            assert!(waiter.is_finished(), "{kind}: the wait is for readers that came after it");
+            assert!(waiter.is_finished(), "{kind}: the wait also covers readers that were pushed after it");
             waiter.join().unwrap().unwrap();
             gpu.advance(ms(pushed));
             engine.wait_for_all().unwrap();
@@ -49,9 +49,9 @@ fn a_wait_ends_although_a_later_reader_is_always_in_flight() {
     }
 }
 
-/// The deletion of an operator lets later readers of its variables run beside it, and waits for none of them. It is in
-/// the workers' injector when the device gets the reader, and must not enter the injector again when the device is
-/// done.
+/// Later readers of the operator's variables may run concurrently with its deletion, which waits for none of them. The
+/// deletion is in the workers' injector when the device receives the reader, and must not enter the injector again when
+/// the device is done.
 #[test]
 fn the_deletion_of_an_operator_does_not_wait_for_later_readers_on_a_device() {
     for kind in THREADED {
@@ -81,9 +81,9 @@ impl Drop for OpensOnDrop {
     }
 }
 
-/// A cross-lane waiter is independent of the priorities of operations that are to be issued.
+/// A cross-lane waiter is not delayed by the priorities of operations that have yet to be issued.
 #[test]
-fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
+fn a_wait_returns_although_operations_of_higher_priority_keep_the_lane_busy() {
     fn again(engine: &Engine, stop: &Arc<AtomicBool>) {
         let (inside, at_end) = (engine.clone(), Arc::clone(stop));
         let launch = engine.op("again").on(GPU).priority(1).launch_any((), move |_, ()| {
@@ -117,8 +117,8 @@ fn a_wait_ends_although_operations_of_higher_priority_keep_the_lane_busy() {
     }
 }
 
-/// The kernels of a chunk are issued together. If the first kernels of all chunks came before the second ones, the
-/// copy out of one chunk would wait for the copies in of others.
+/// The kernels of a chunk are issued together. If the first kernels of all chunks were issued before the second ones,
+/// the copy out of one chunk would wait for the copies in of others.
 #[test]
 fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
     const CHUNKS: u64 = 40;
@@ -127,7 +127,7 @@ fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
         let engine = engine(EngineKind::PerDevice, &gpu);
         // 1,000 bytes, which take a millisecond to copy.
         let ring: Vec<_> = (0..4).map(|_| (pinned(&engine, 125), device(&engine, 125), pinned(&engine, 125))).collect();
-        // Several chunks are ready when the first kernels are issued.
+        // The lane is held until several chunks are ready.
         let gate = hold_lane(&engine, Property::Normal);
         for chunk in 0..CHUNKS {
             let (host, device, back) = &ring[chunk as usize % 4];
@@ -151,7 +151,7 @@ fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
     });
 }
 
-/// This holds even if the operation of the CPU is not ready when the device's is issued.
+/// This is true even if the operation of the CPU is not ready when the device operation is issued.
 #[test]
 fn an_operation_of_the_cpu_does_not_wait_for_work_issued_behind_its_dependency() {
     for kind in THREADED {
@@ -232,8 +232,8 @@ fn a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
     }
 }
 
-/// An operation that releases something runs after every failure, even after the loss of the device, whose stream then
-/// refuses every call.
+/// An operation that always runs, since it may release something, does so even on a lost device, whose stream refuses
+/// every call.
 #[test]
 fn an_operation_that_always_runs_does_so_on_a_lost_device() {
     for kind in KINDS {

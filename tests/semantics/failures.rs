@@ -328,7 +328,7 @@ fn an_ignored_failure_is_not_reported() {
                 eventually("the operation has failed", || ignored.as_ref().is_ok_and(OpHandle::is_done));
             }
             if is_pending {
-                // A waker that is registered goes with the handle.
+                // A registered waker is dropped with the handle.
                 assert!(poll_once(ignored.as_mut().unwrap()).is_pending());
             }
             ignored.unwrap().ignore();
@@ -339,7 +339,7 @@ fn an_ignored_failure_is_not_reported() {
             assert_eq!(failure(engine.wait_for_var(&value)).name(), "fails", "the variable stays failed");
             engine.clear_error(&value).unwrap();
         }
-        // The drop of a handle alone leaves the failure.
+        // The drop of a handle alone leaves the failure unreported.
         drop(engine.op("dropped").try_submit(value.read(), |_| -> Result<(), _> { Err("no".into()) }).unwrap());
         assert_eq!(failure(engine.wait_for_all()).name(), "dropped");
     });
@@ -424,7 +424,7 @@ fn a_failure_without_mutated_variables_is_reported_once() {
 const STORED: usize = 4096;
 const BEYOND: usize = 904;
 
-/// Makes `count` operations fail that mutate no variable. All have failed when this returns.
+/// Makes `count` operations fail that mutate no variable. All of them have failed when this returns.
 fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
     let submit = |_| engine.op("lonely").submit_any((), |()| Err::<(), _>("no")).unwrap();
     let handles: Vec<_> = (0..count).map(submit).collect();
@@ -510,7 +510,7 @@ fn a_handle_that_reports_late_does_not_hide_later_failures() {
     });
 }
 
-/// Each failure is reported or cleared, and none twice, while handles report some and another thread clears the others.
+/// Each failure is reported or cleared, but not twice, while handles report some and another thread clears the others.
 #[test]
 #[cfg_attr(miri, ignore = "needs 60,000 operations")]
 fn failures_are_cleared_once_while_handles_report_others() {

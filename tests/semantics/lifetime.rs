@@ -145,7 +145,7 @@ fn the_version_counts_no_failed_or_skipped_mutations() {
 }
 
 #[test]
-fn several_engines_work_side_by_side() {
+fn several_engines_work_at_the_same_time() {
     watched(|| {
         let engines: Vec<_> = (0..10).map(|number| engine(KINDS[number % 3], 1)).collect();
         let values: Vec<_> = engines.iter().map(|engine| engine.var(0)).collect();

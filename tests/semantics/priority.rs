@@ -5,7 +5,7 @@ fn ready_operations_run_in_the_order_of_their_priorities() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
-        // Every priority that has a band of its own, and some that share one, shuffled by a step that is coprime to
+        // Every priority with a band of its own, and some that share one, shuffled by a step that is coprime to
         // their number.
         let mut priorities: Vec<i32> = (-7..=7).flat_map(|priority| [priority; 3]).collect();
         priorities.extend([8, 16, 32, 64, 1000, 1 << 20, i32::MAX, -8, -16, -1000, i32::MIN]);
@@ -124,7 +124,7 @@ fn an_urgent_operation_waits_for_a_bounded_number_of_successors() {
     });
 }
 
-/// Each of three operations pushes its next run, while others of the same priority are pushed from outside.
+/// Each of three operations pushes itself again, while others of the same priority are pushed from outside.
 #[test]
 fn self_renewing_operations_do_not_starve_others_of_the_same_priority() {
     on_kinds(&THREADED, 1, |engine| {

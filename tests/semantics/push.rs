@@ -75,7 +75,7 @@ fn a_variable_read_and_mutated_counts_as_mutated() {
         let ran = Gate::new();
         let inner = ran.clone();
         engine.op("").reads([&token]).writes([&token]).push_sync(move |_| inner.open()).unwrap();
-        assert!(!ran.pass_within(MOMENT), "the operation ran beside a reader");
+        assert!(!ran.pass_within(MOMENT), "the operation ran while a reader was running");
         gate.open();
         engine.wait_for_var(&token).unwrap();
         assert!(ran.is_open());

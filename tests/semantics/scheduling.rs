@@ -106,7 +106,7 @@ mod on_linux {
         found.into_iter().map(|(_, cores)| cores).collect()
     }
 
-    /// Returns the numbers in a list of cores as the kernel writes it.
+    /// Returns the numbers in a list of cores in the kernel's format.
     fn parse_cores(cores: &str) -> Vec<usize> {
         cores
             .split(',')
@@ -163,7 +163,7 @@ mod on_linux {
         });
     }
 
-    /// Another thread takes the worker over while an operation waits.
+    /// Another thread takes over the worker while an operation waits.
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
     fn a_worker_taken_over_by_another_thread_keeps_its_core() {
@@ -200,7 +200,7 @@ mod on_linux {
             };
             assert_eq!(cores(), all);
             // The thread of the pinned worker becomes a spare thread: it hands its worker over while the operation waits,
-            // and the function ends in the stead of that worker, which is idle.
+            // and the function ends in place of that worker, which is idle.
             let token = engine.token();
             let gate = hold(&engine, &token);
             let waiting = wait_in(Property::Normal, &token);

@@ -14,7 +14,7 @@ fn waits_for_a_new_variable_return_immediately() {
     });
 }
 
-/// Creates a variable and pushes a reader of it that runs until the gate is opened. It has started when this returns.
+/// Creates a variable and pushes a reader that runs until the gate is opened. The reader has started when this returns.
 fn start_reader(engine: &Engine) -> (Var<i32>, Gate) {
     let (value, gate, started) = (engine.var(1), Gate::new(), Gate::new());
     let (inner_gate, inner_started) = (gate.clone(), started.clone());
@@ -78,7 +78,7 @@ fn later_pushes_do_not_delay_a_wait_for_a_variable() {
         let token = engine.token();
         let first = hold(&engine, &token);
         let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
-        // Behind the waits, an operation that does not complete.
+        // Pushed after the waits: an operation that does not complete.
         let (second, started) = (Gate::new(), Gate::new());
         let (gate, has_started) = (second.clone(), started.clone());
         engine
@@ -148,7 +148,7 @@ fn get_clones_the_value_after_all_earlier_mutations() {
     });
 }
 
-/// Another reader is running.
+/// Another reader is running during the call.
 #[test]
 fn get_does_not_wait_for_readers() {
     on_kinds(&THREADED, 1, |engine| {
@@ -395,7 +395,7 @@ fn futures_are_woken_from_other_threads() {
     });
 }
 
-/// A future that one task has polled and another one awaits wakes the task that polled last.
+/// A future that one task has polled and another one awaits wakes the task that has polled last.
 #[test]
 fn a_future_may_move_between_tasks() {
     on_kinds(&KINDS, 1, |engine| {

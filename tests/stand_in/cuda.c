@@ -1,21 +1,21 @@
-/* A library in the place of the CUDA driver's that behaves like devices, on the processor: whole programs run against
- * it. Every stream is a thread with a queue of commands. Calls return before their commands are done, and streams are
- * ordered by what the driver's manual says, and by nothing else.
+/* A library that takes the place of the CUDA driver's and simulates devices on the processor: whole programs run
+ * against it. Every stream is a thread with a queue of commands. Calls return before their commands are done, and
+ * streams are ordered only by what the driver's manual says.
  *
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -pthread -o DIR/libcuda.so.1 tests/stand_in/cuda.c
  *
- * cudarc looks for `libcuda.so`, so that DIR needs a link of that name as well; LD_LIBRARY_PATH is DIR.
+ * cudarc looks for `libcuda.so`, so DIR needs a link with that name as well. LD_LIBRARY_PATH must be DIR.
  *
- * Kernels are the functions of `KERNELS`, by name: a module offers the entries that its PTX names, but what is run is
- * C. Mistakes that a device would not tell, or not always, end the process with a message: a kernel whose module is
- * unloaded, two accesses to the same memory at once of which one writes. A command that touches memory which is not
- * allocated loses the device, as it does on hardware.
+ * Kernels are the functions of `KERNELS`, by name: a module offers the entries that its PTX names, but the code that
+ * runs is C. Mistakes that a device would not report, or not always, end the process with a message: a kernel whose
+ * module is unloaded, or two concurrent accesses to the same memory, one of which writes. A command that touches memory
+ * that is not allocated loses the device, as it does on hardware.
  *
- * STAND_IN_DEVICES: how many GPUs there are (1).  STAND_IN_DEPTH: commands in a stream's queue (1024); a call that
- * finds it full waits.  STAND_IN_MEMORY: bytes of a device (1 GiB).  STAND_IN_NARROW: streams cannot write 64 bits.
- * STAND_IN_COMPUTE_MODE: what is told of who may use a device (0: every process).
- * STAND_IN_SLOW_US: what each kernel takes at least.  STAND_IN_FAULT=CODE@N: the Nth asynchronous call is refused;
- * with a code that says that the device is lost, it is. */
+ * STAND_IN_DEVICES: the number of GPUs (1).  STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
+ * that finds the queue full waits.  STAND_IN_MEMORY: the bytes of a device (1 GiB).  STAND_IN_NARROW: streams cannot
+ * write 64 bits.  STAND_IN_COMPUTE_MODE: the reported compute mode (0: every process may use the device).
+ * STAND_IN_SLOW_US: the minimum time of each kernel.  STAND_IN_FAULT=CODE@N: the Nth asynchronous call is refused; if
+ * the code says that the device is lost, the device is lost. */
 
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -41,7 +41,7 @@ typedef uint64_t address;
 typedef struct device device;
 typedef struct stream stream;
 
-/* A moment in a stream that an event was recorded at. */
+/* A point in a stream at which an event was recorded. */
 typedef struct { int refs, done; uint64_t time; pthread_cond_t is_done; } point;
 
 typedef struct function function;
@@ -54,7 +54,7 @@ typedef struct command {
     kind kind;
     address to, from;
     size_t bytes;
-    /* Of a copy: ends that are anybody's memory, which cannot be checked. */
+    /* Whether an end of a copy is in ordinary memory of the program, which cannot be checked. */
     int to_any, from_any;
     void *staged;
     uint64_t value;
@@ -68,10 +68,11 @@ typedef struct command {
     struct command *next;
 } command;
 
-/* Commands in an order in which they can be done one by one: that in which they were issued. */
+/* Commands in the order in which they were issued, in which they can be done one by one. */
 typedef struct graph { int refs; device *of; command *first, **end; } graph;
 
-/* A capture under way. `counts` are the commands of each of its streams; the first stream is where it began. */
+/* A capture in progress. `counts` holds the number of commands of each of its streams. The capture began on the first
+ * stream. */
 typedef struct capture {
     int refs, mode, active, invalid, streams;
     uint64_t id;
@@ -90,7 +91,7 @@ struct stream {
     pthread_cond_t work, moved;
     capture *capture;
     int member;
-    /* What is before its next command in the capture, of each of the capture's streams. */
+    /* The number of commands of each of the capture's streams that precede the next command of this stream. */
     unsigned seen[CAPTURED_STREAMS];
     stream *next;
 };
@@ -105,7 +106,7 @@ typedef struct {
 
 typedef struct piece { address at; size_t bytes; device *of; int host, users, freed; struct piece *next; } piece;
 
-/* An access under way. */
+/* An access in progress. */
 typedef struct access { address at; size_t bytes; int writes; piece *to; struct access *next; } access;
 
 struct device {
@@ -120,7 +121,7 @@ static device devices[DEVICES];
 static piece *pieces;
 static access *accesses;
 static capture *captures;
-/* Unloaded ones as well: who uses one of their functions shall be told. */
+/* All modules, including unloaded ones, so that a use of one of their functions can be reported. */
 static module *modules;
 static int started, count_of_devices, narrow;
 static uint64_t depth, slowness;
@@ -167,7 +168,7 @@ static piece *piece_at(address at, size_t bytes) {
     return NULL;
 }
 
-/* The device does nothing any more. Queues run empty without their commands being done. */
+/* Marks the device as lost. It does nothing any more: queues drain without doing their commands. */
 static void lose(device *of, int code) { if (!of->lost) of->lost = code; }
 
 static void drop_piece(piece *it) {
@@ -179,8 +180,8 @@ static void drop_piece(piece *it) {
     free(it);
 }
 
-/* Begins an access of a device's; if there is no such memory, the device is lost. Kernels do not reach another device's
- * memory without having been given access. */
+/* Begins an access by a device. If there is no such memory, the device is lost. Kernels cannot reach another device's
+ * memory unless access was granted. */
 static int begin(access *it, stream *in, address at, size_t bytes, int writes, int by_kernel) {
     device *of = in->of;
     pthread_mutex_lock(&all);
@@ -388,7 +389,7 @@ static void launch(stream *in, const command *it) {
     if (now() < least_end) sleep_until(least_end);
 }
 
-/* Does what a command says, without the lock. */
+/* Executes a command, without the lock. */
 static void run(stream *in, const command *it) {
     access to;
     switch (it->kind) {
@@ -427,7 +428,7 @@ static void drop_stream(stream *it) { if (!--it->refs) free(it); }
 static void *work(void *with) {
     stream *in = with;
     prctl(PR_SET_NAME, "stand-in stream");
-    /* Naps are to end when they are over. */
+    /* Sleeps should end on time. */
     prctl(PR_SET_TIMERSLACK, 1);
     pthread_mutex_lock(&all);
     for (;;) {
@@ -467,7 +468,7 @@ static void until(stream *in, uint64_t done) {
     drop_stream(in);
 }
 
-/* Waits for what was given to a device until now. */
+/* Waits for everything that was issued to a device before the call. */
 static void until_idle(device *of) {
     struct { stream *in; uint64_t issued; } *streams;
     int count = 0;
@@ -510,7 +511,7 @@ static int open_stream(stream **it, int priority) {
     return OK;
 }
 
-/* What a handle stands for: the default streams are one of the context. */
+/* Resolves a handle: the default streams are one stream of the context. */
 static int find(stream **it) {
     if ((uintptr_t)*it > 2) return OK;
     if (!current) return INVALID_CONTEXT;
@@ -522,7 +523,7 @@ static int find(stream **it) {
     return OK;
 }
 
-/* Whether nothing can be done in the context any more after this error. */
+/* Returns whether this error makes the context unusable. */
 static int is_loss(long code) {
     return code == 214 || code == 220 || code == 226 || code == 700 || code == 702 || code == 710 ||
            (code >= 714 && code <= 719) || code == 721 || code == 999;
@@ -534,7 +535,7 @@ static int fault(device *of) {
     return (int)fault_code;
 }
 
-/* Before every asynchronous call. */
+/* Checks the conditions of every asynchronous call. */
 static int before(stream **in) {
     int result = find(in);
     if (result == OK) result = (*in)->of->lost;
@@ -543,7 +544,7 @@ static int before(stream **in) {
     return result;
 }
 
-/* Takes a command: into the stream's queue, as soon as there is room, or into the graph that it is captured into. */
+/* Appends a command to the stream's queue, as soon as there is room, or to the graph of the stream's capture. */
 static int put(stream *in, command given) {
     command *it = get(sizeof *it);
     *it = given;
@@ -575,7 +576,8 @@ static void drop_capture(capture *it) {
     free(it);
 }
 
-/* What is not safe while others capture: refused, and breaks their captures, as far as the thread's mode lets it. */
+/* Refuses a call that is unsafe during captures, and invalidates these captures, if the modes of the thread and the
+ * captures say so. */
 static int unsafe_call(void) {
     int result = OK;
     for (capture *it = captures; it; it = it->next) {
@@ -588,7 +590,7 @@ static int unsafe_call(void) {
     return result;
 }
 
-/* Before somebody asks how far a stream is. */
+/* Checks whether the progress of a stream may be queried. */
 static int ask(stream *in) {
     if (in->capture) {
         int result = in->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
@@ -697,7 +699,7 @@ int cuStreamGetCaptureInfo_v3(stream *in, int *status, uint64_t *id, graph **int
     return edges ? NOT_SUPPORTED : cuStreamGetCaptureInfo_v2(in, status, id, into, on, n);
 }
 
-/* An executable graph is the graph: nobody can change one here. */
+/* An executable graph is the graph itself, since graphs cannot be changed here. */
 int cuGraphInstantiateWithFlags(graph **it, graph *from, unsigned long long flags) {
     if (flags > 15 || (flags & 5) == 5) return INVALID_VALUE;
     pthread_mutex_lock(&all);
@@ -781,7 +783,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         /* Threads of a block, and its three dimensions; the grid's three; shared memory; the warp. */
         { 1, 1024 }, { 2, 1024 }, { 3, 1024 }, { 4, 64 }, { 5, 2147483647 }, { 6, 65535 }, { 7, 65535 }, { 8, 49152 },
         { 10, 32 },
-        /* kHz, units, mapped memory, kernels side by side, engines for copies, one address space. */
+        /* kHz, units, mapped memory, concurrent kernels, copy engines, unified addressing. */
         { 13, 1980000 }, { 16, 132 }, { 19, 1 }, { 31, 1 }, { 40, 3 }, { 41, 1 },
         /* Compute capability, priorities. */
         { 75, 9 }, { 76, 0 }, { 78, 1 },
@@ -808,7 +810,7 @@ int cuDevicePrimaryCtxRetain(device **it, int number) {
     return result;
 }
 
-/* With the last holder everything of the context goes. */
+/* Destroys everything in the context, when its last holder is gone. */
 static void destroy(device *it) {
     for (stream *each = it->streams; each; each = each->next) {
         if (each->capture) finish(each->capture);
@@ -861,7 +863,7 @@ int cuCtxEnablePeerAccess(device *peer, unsigned flags) {
     return result;
 }
 
-/* A context with a stream that is captured cannot be waited for, in whichever mode; to try breaks the capture. */
+/* A context with a captured stream cannot be waited for, in any mode; an attempt invalidates the capture. */
 static int synchronize(void) {
     if (!current) return INVALID_CONTEXT;
     int result = unsafe_call();
@@ -891,7 +893,7 @@ static int allocate(address *it, size_t bytes, int host) {
     if (bytes > SIZE_MAX / 2 || (!host && bytes > device_memory - current->used)) return OUT_OF_MEMORY;
     void *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!at) return OUT_OF_MEMORY;
-    /* Nobody may count on its being zero. */
+    /* No caller may rely on zeros. */
     memset(at, 0x77, bytes < 1 << 20 ? bytes : 1 << 20);
     piece *made = get(sizeof *made);
     *made = (piece){ (address)at, bytes, current, host, 0, 0, pieces };
@@ -901,7 +903,7 @@ static int allocate(address *it, size_t bytes, int host) {
     return OK;
 }
 
-/* Device memory is given back when the device is idle; memory of the host that it still uses is a mistake. */
+/* Device memory is freed when the device is idle. To free host memory that the device still uses is a mistake. */
 static int give_back(address it, int host) {
     if (!current) return INVALID_CONTEXT;
     if (unsafe_call()) return CAPTURE_UNSUPPORTED;
@@ -948,8 +950,8 @@ int cuMemGetInfo_v2(size_t *unused, size_t *total) {
     return result;
 }
 
-/* Ends of a copy that may be anywhere in the host's memory are `host`. Such memory is read before the call returns, and
- * written before it returns. */
+/* `to_host` and `from_host` say which ends of a copy may be anywhere in the host's memory. Such memory is read and
+ * written before the call returns. */
 static int issue_copy(address to, address from, size_t bytes, stream *in, int to_host, int from_host) {
     int result = before(&in);
     if (result) return result;
@@ -1051,7 +1053,7 @@ int cuStreamGetPriority(stream *in, int *priority) {
     return result;
 }
 
-/* Returns at once; the stream ends when its commands are done. */
+/* Returns immediately; the stream ends when its commands are done. */
 int cuStreamDestroy_v2(stream *it) {
     if ((uintptr_t)it <= 2) return INVALID_HANDLE;
     pthread_mutex_lock(&all);

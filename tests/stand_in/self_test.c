@@ -1,4 +1,4 @@
-/* Whether the stand-in orders, refuses and loses as it should; built together with it, with and without sanitizers.
+/* Checks that the stand-in orders, refuses and loses as it should. Built together with it, with and without sanitizers.
  *
  *     cc -O1 -pthread -o DIR/self_test tests/stand_in/self_test.c tests/stand_in/cuda.c */
 
@@ -58,7 +58,7 @@ enum { GLOBAL, THREAD_LOCAL, RELAXED };
 
 static void is(int expected, int given, const char *what, int line) {
     if (given == expected) return;
-    fprintf(stderr, "self_test.c:%d: %s is %d, and not %d\n", line, what, given, expected);
+    fprintf(stderr, "self_test.c:%d: %s is %d instead of %d\n", line, what, given, expected);
     exit(1);
 }
 
@@ -103,7 +103,7 @@ static void change_late(handle in, address at, uint64_t nanos, uint32_t factor, 
     DO(launch(LATE, in, arguments));
 }
 
-/* A value changed on one stream after another, each of which waits for an event that is recorded again and again. */
+/* Changes a value on one stream after another. Each stream waits for an event that is recorded again and again. */
 static void *hops(void *seeded) {
     unsigned seed = (unsigned)(uintptr_t)seeded;
     uint32_t *host, expected = 1;
@@ -163,7 +163,7 @@ static void *allocate_in_mode(void *with) {
     return (void *)(uintptr_t)allocate();
 }
 
-/* What another thread in that mode gets that asks for memory. */
+/* Returns the status of an allocation by another thread in the capture mode `mode`. */
 static int elsewhere(int mode) {
     pthread_t thread;
     void *result;
@@ -181,7 +181,7 @@ static void captures(void) {
     DO(cuMemcpyHtoDAsync_v2(at, &value, 4, one));
     IS(401, cuStreamEndCapture(one, &graph));
 
-    /* A graph of two streams. */
+    /* A graph captured from two streams. */
     DO(cuStreamBeginCapture_v2(one, GLOBAL));
     DO(cuStreamIsCapturing(one, &status));
     HOLDS(status == 1);
@@ -205,7 +205,7 @@ static void captures(void) {
     for (int i = 0; i < 2; i++) expected = ((expected * 3 + 1) * 5 + 1) * 7 + 1;
     HOLDS(given == expected);
 
-    /* What is refused, and breaks them. */
+    /* Calls that are refused, and invalidate captures. */
     DO(cuStreamBeginCapture_v2(one, GLOBAL));
     IS(900, elsewhere(GLOBAL));
     IS(901, cuStreamEndCapture(one, &graph));
@@ -242,7 +242,7 @@ static void captures(void) {
     IS(905, cuStreamWaitEvent(one, joined, 0));
     IS(901, cuStreamEndCapture(one, &graph));
 
-    /* One whose stream is given up. */
+    /* A capture whose stream is destroyed. */
     DO(cuStreamBeginCapture_v2(one, RELAXED));
     change(one, at, 1, 1);
     DO(cuEventRecord(fork, one));
@@ -314,7 +314,7 @@ static void loss(void) {
     DO(cuDevicePrimaryCtxRelease_v2(0));
 }
 
-/* Whether a process that unloads a module, while its kernel runs if it is `queued`, ends as it should. */
+/* Returns whether a process that unloads a module ends as it should. If `queued`, a kernel of the module is pending. */
 static int unloads(int queued) {
     uint64_t nanos = 20000000;
     int status = -1;
@@ -325,7 +325,7 @@ static int unloads(int queued) {
         DO(cuInit(0));
         open_device();
         in = new_stream();
-        /* The first one keeps the stream busy. */
+        /* The first kernel keeps the stream busy. */
         for (int i = 0; i < 2; i++) DO(launch(SPIN, in, (void *[]){ &nanos }));
         if (!queued) DO(cuStreamSynchronize(in));
         DO(cuModuleUnload(module));

@@ -1,4 +1,4 @@
-//! A planted bug for each kind of report of a sanitizer, in operations on an engine. `.ci/run sanitizers` runs each
+//! A planted bug for each kind of sanitizer report, in operations on an engine. `.ci/run sanitizers` runs each
 //! of them in a separate process under its sanitizer, and fails unless the sanitizer reports the bug by its name.
 //!
 //! The tests are ignored because they have undefined behaviour, or leak, and pass without the sanitizer.
@@ -11,15 +11,15 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("the engine is built")
 }
 
-/// A value that operations access without declaring it, against the rules.
+/// A value that operations access without declaring it, which breaks the rules.
 struct Hole(UnsafeCell<u64>);
 
-// SAFETY: not sound; this is the planted bug.
+// SAFETY: unsound, which is the planted bug.
 unsafe impl Sync for Hole {}
 
 impl Hole {
     fn add(&self, more: u64) {
-        // SAFETY: the value lives. The accesses of the two threads are not ordered, which is the planted bug.
+        // SAFETY: the value is alive. The accesses of the two threads are not ordered, which is the planted bug.
         unsafe { *self.0.get() += black_box(more) };
     }
 }
@@ -64,9 +64,9 @@ fn no_data_race() {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// Pushes operations that end their captured values with `end`, and then others until the records of the first ones are
-/// freed: until the epoch allows that, the records still hold the addresses. The waits in between let the epoch
-/// advance, even if a thread was stopped in the middle of a push or of a completion.
+/// Pushes operations that pass their captured values to `end`, and then others until the records of the first ones are
+/// freed: until the epoch allows that, the records still hold the addresses of the values. The waits in between let the
+/// epoch advance, even if a thread was preempted in the middle of a push or of a completion.
 fn capture(end: fn(Vec<u64>)) {
     let engine = engine();
     for _ in 0..100 {
@@ -113,7 +113,7 @@ fn use_after_free() {
             drop(unsafe { Box::from_raw(value.0.as_ptr()) });
         })
         .expect("the engine is open");
-    // SAFETY: not sound: the value is freed, which is the planted bug.
+    // SAFETY: unsound: the value is freed, which is the planted bug.
     let read = engine.op("uses").submit(value.write(), |value| unsafe { value.0.read_volatile() });
     let read = read.expect("the engine is open").wait().expect("nothing fails");
     assert!(black_box(read) < u64::MAX);
@@ -125,7 +125,7 @@ fn use_after_free() {
 fn uninitialised_read() {
     let engine = engine();
     let value = engine.var(MaybeUninit::<u64>::uninit());
-    // SAFETY: not sound: the value is not initialised, which is the planted bug.
+    // SAFETY: unsound: the value is not initialised, which is the planted bug.
     let read = engine.op("reads").submit(value.read(), |value| unsafe { black_box(value).assume_init() } > 7);
     let read = read.expect("the engine is open").wait().expect("nothing fails");
     assert!(black_box(read) || !read);

@@ -1,5 +1,5 @@
-//! A CUDA device, and the same work without an engine: with cudarc, with cudarc without its tracking of events, and
-//! with several threads that call the driver.
+//! A CUDA device, and the same work without an engine: with cudarc, with cudarc's event tracking disabled, and with
+//! several threads that call the driver.
 
 use std::{
     env,
@@ -41,7 +41,7 @@ impl Kernels {
         Self { affine: kernel("affine"), late: kernel("late"), poison: kernel("poison") }
     }
 
-    /// Launches a kernel that changes the word at `at`, after a delay or immediately.
+    /// Launches a kernel that changes the word at `at`, after `time` has passed.
     ///
     /// # Safety
     /// 1. `at` is a word in memory of this device, which no other code uses until the kernel has completed.
@@ -55,7 +55,7 @@ impl Kernels {
             arguments.arg(&nanos);
         }
         arguments.arg(&one).arg(&one);
-        // SAFETY: the arguments match the kernel's parameters. It writes this word, by (1).
+        // SAFETY: the arguments match the kernel's parameters. The kernel writes only this word, which (1) permits.
         unsafe { arguments.launch(ONE) }.expect("launch");
     }
 
@@ -68,7 +68,7 @@ impl Kernels {
     }
 }
 
-/// A program without an engine: a context of cudarc, and words, each with a stream.
+/// A program without an engine: a cudarc context, and words, each with a stream.
 struct ByHand {
     kernels: Kernels,
     context: Arc<CudaContext>,
@@ -90,7 +90,7 @@ impl ByHand {
         Self { kernels, context, streams, words }
     }
 
-    /// Launches a kernel on a stream and a word, in the usual way of cudarc.
+    /// Launches a kernel on a stream and a word, in the way that is usual with cudarc.
     fn launch(&mut self, stream: usize, word: usize, time: Duration) {
         let (nanos, count, one) = (time.as_nanos() as u64, 1u32, 1u32);
         let kernel = if time.is_zero() { &self.kernels.affine } else { &self.kernels.late };
@@ -102,8 +102,8 @@ impl ByHand {
             arguments.arg(&nanos);
         }
         arguments.arg(&one).arg(&one);
-        // SAFETY: the arguments match the kernel's parameters. It writes this word, whose other uses are ordered with
-        // this one: by cudarc, or by the caller that has disabled cudarc's tracking.
+        // SAFETY: the arguments match the kernel's parameters. The kernel writes this word, whose other uses are
+        // ordered with this one: by cudarc, or by the caller that has disabled cudarc's tracking.
         unsafe { arguments.launch(ONE) }.expect("launch");
     }
 
@@ -113,7 +113,7 @@ impl ByHand {
 
     /// Measures ns per kernel of a chain on one stream.
     fn chain(tracking: bool, time: Duration) -> Peer {
-        let name = if tracking { "cudarc, which tracks by events" } else { "cudarc, one stream, nothing tracked" };
+        let name = if tracking { "cudarc, which tracks with events" } else { "cudarc, one stream, nothing tracked" };
         let measure = move |count: usize| {
             // A second stream, without which cudarc would track nothing.
             let mut hand = Self::new(tracking, 2);
@@ -200,18 +200,18 @@ fn end(poll: bool) -> Box<dyn Fn(usize) -> f64> {
     })
 }
 
-/// Whether this is the child process that loses its device.
+/// Returns whether this is the child process that loses its device.
 pub fn is_to_be_lost() -> bool {
     env::var_os(INSIDE).is_some()
 }
 
-/// Loses the device, and prints how long it took until all waiters had the error.
+/// Loses the device, and prints how long it took until all waiters received the error.
 pub fn lose_inside() {
     let gpu = CudaGpu::open(0).expect("the other process has opened it");
     let kernels = Kernels::load(gpu.context());
     let engine = Engine::builder().gpu(gpu).build().expect("an engine");
     let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
-    // The operations of the waiters depend on this one, which continues once they wait.
+    // The operations below are issued after this one, whose function continues once the threads wait.
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let poison = kernels.poison.clone();
     let first = engine.op("poison").on(GPU).submit_launch_any(vars[0].write(), move |stream, _| {
@@ -245,7 +245,7 @@ fn fault() -> f64 {
     let output = Command::new(this).env(INSIDE, "1").output().expect("the child process starts");
     let text = String::from_utf8_lossy(&output.stdout);
     text.trim().parse().unwrap_or_else(|_| {
-        panic!("the process that loses its device: {text}{}", String::from_utf8_lossy(&output.stderr))
+        panic!("the process that loses its device printed no time: {text}{}", String::from_utf8_lossy(&output.stderr))
     })
 }
 
@@ -261,7 +261,7 @@ pub fn bed() -> Result<Bed, String> {
         ))
     };
     let mut note = describe().map_err(|error| error.to_string())?;
-    note += &format!(". {gpu:?}. A launch's own time is not known beforehand, and a part of what is measured.");
+    note += &format!(". {gpu:?}. The time of a launch itself is unknown, and is part of what is measured.");
     let kernels = Kernels::load(context);
     let launch = move |stream: &mut GpuStream, words: &mut DeviceWords, time| kernels.in_operation(stream, words, time);
     let zero = Duration::ZERO;
@@ -275,18 +275,15 @@ pub fn bed() -> Result<Bed, String> {
         peers: Peers {
             same_stream: vec![ByHand::chain(false, zero), ByHand::chain(true, zero)],
             cross_stream: vec![
-                ("cudarc, an event for each change by hand", Box::new(hops)),
-                ("cudarc, which tracks by events", Box::new(tracked_hops)),
+                ("cudarc, with an event for each change, by hand", Box::new(hops)),
+                ("cudarc, which tracks with events", Box::new(tracked_hops)),
             ],
             threads: vec![
                 ("16 threads that launch, a stream each", Box::new(|count| threads(false, count))),
                 ("16 threads that launch, on one stream", Box::new(|count| threads(true, count))),
             ],
             chain: vec![ByHand::chain(false, SMALL), ByHand::chain(true, SMALL)],
-            end: vec![
-                ("by hand: `cuStreamSynchronize`", end(false)),
-                ("by hand: `cuEventQuery`, again and again", end(true)),
-            ],
+            end: vec![("by hand: `cuStreamSynchronize`", end(false)), ("by hand: `cuEventQuery` in a loop", end(true))],
         },
         fault: Box::new(fault),
     })

@@ -1,9 +1,9 @@
-//! The overhead of the engine on a GPU: per operation, from stream to stream, from the device back to the CPU; how
-//! much of copies and kernels runs in parallel; how soon a lost device is reported.
+//! The overhead of the engine on a GPU: per operation, from stream to stream, from the device back to the CPU; to what
+//! extent copies and kernels overlap; how soon a lost device is reported.
 //!
 //! The simulated device is always measured. Its times are invented, so the figures are those of the engine and of the
-//! simulated driver. With the feature `cuda` and a GPU the same is measured there, beside cudarc and a program
-//! without an engine.
+//! simulated driver. With the feature `cuda`, the same is measured on a real GPU if there is one, next to cudarc and a
+//! program without an engine.
 
 use std::{
     sync::{Arc, Barrier},
@@ -39,13 +39,13 @@ const SMALL: Duration = Duration::from_micros(5);
 /// The duration of a launch on the simulated device.
 const LATENCY: Duration = Duration::from_micros(4);
 
-/// Bytes per second that the simulated device copies in each direction, in the measurement of overlap. Slow, so that
-/// the CPU, which makes the copies, is not the bottleneck.
+/// Bytes per second that the simulated device copies in each direction, in the measurement of overlap. It is slow, so
+/// that the CPU, which makes the copies, is not the bottleneck.
 const BANDWIDTH: u64 = 3_000_000_000;
 
 type DeviceWords = DeviceVec<u32>;
 
-/// Launches a kernel that runs for a duration; for zero, as short as possible.
+/// Launches a kernel that runs for the given duration, or as briefly as possible if that is zero.
 type Launch = Arc<dyn Fn(&mut GpuStream, &mut DeviceWords, Duration) + Send + Sync>;
 
 /// The timing of the simulated device.
@@ -57,7 +57,7 @@ enum Pace {
     Timed,
 }
 
-/// A device to measure on.
+/// A device to be measured.
 struct Bed {
     /// The name of the report.
     key: &'static str,
@@ -66,11 +66,11 @@ struct Bed {
     note: String,
     driver: Box<dyn Fn(Pace) -> GpuDriver>,
     launch: Launch,
-    /// The time of a launch before the kernel begins, if it is known.
+    /// The time between a launch and the start of its kernel, or zero if it is unknown.
     latency: Duration,
     /// The same measurements without an engine: ns per kernel, from stream to stream, and so on.
     peers: Peers,
-    /// Loses a device for which threads wait, and returns the time until each of them had the error.
+    /// Loses a device that threads wait for, and returns the time until each of them has received the error.
     fault: Box<dyn Fn() -> f64>,
 }
 
@@ -120,7 +120,7 @@ fn per(time: Duration, count: usize) -> f64 {
     time.as_secs_f64() * 1e9 / count as f64
 }
 
-/// Takes each figure several times, in turn; the first round does not count.
+/// Measures each figure several times, in turn. The first round is not counted.
 fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<Vec<f64>> {
     let mut all = vec![vec![]; figures.len()];
     for round in 0..=rounds {
@@ -198,24 +198,24 @@ fn same_stream(bed: &Bed, report: &mut Report) {
     let found = in_turns(rounds, &figures);
 
     let note = format!(
-        "{count} kernels that do next to nothing, one after the other on one variable: ns per kernel, median (least–\
-         largest) of {rounds}."
+        "{count} kernels that do next to nothing, one after the other on one variable: ns per kernel, median \
+         (smallest–largest) of {rounds} rounds."
     );
     let mut table = Table::new("same_stream", "Operations of one stream", &note, &["", "ns per kernel"]);
     let names = [
-        "an operation each, first push to end of all",
-        "a prebuilt operator each, first push to end of all",
-        "the push alone, while the lane's thread stands",
-        "the lane's thread, all pushed before: to the end of all",
-        "all launched by one operation: the calls alone",
-        "all launched by one operation: to the end of all",
+        "an operation for each, from the first push to the end of all",
+        "a prebuilt operator, from the first push to the end of all",
+        "the pushes alone, while the lane's thread is blocked",
+        "the lane's thread alone, from the last push to the end of all",
+        "all launched by one operation: only the calls",
+        "all launched by one operation: until the end of all",
     ];
     let names = names.into_iter().chain(bed.peers.same_stream.iter().map(|peer| peer.0));
     for (name, figures) in names.zip(&found) {
         table.row(name, [spread(figures)]);
     }
     let cost = stats::median(&found[3]) - stats::median(&found[5]);
-    table.row("**the engine's cost on the lane's thread**: the fourth less the sixth", [number(cost)]);
+    table.row("**the engine's cost on the lane's thread**: the fourth row minus the sixth", [number(cost)]);
     report.add(&table);
 }
 
@@ -240,7 +240,8 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
     let peers: Vec<_> = bed.peers.cross_stream.iter().map(|(_, peer)| move || peer(count)).collect();
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
-    let note = format!("{count} kernels as above, each on the other one of two streams: ns per kernel, of {rounds}.");
+    let note =
+        format!("{count} kernels as above, on one stream or alternating between two: ns per kernel, of {rounds}.");
     let mut table = Table::new("cross_stream", "From stream to stream", &note, &["", "ns per kernel"]);
     let names = ["all on one stream", "alternately on two streams"].into_iter();
     for (name, figures) in names.chain(bed.peers.cross_stream.iter().map(|peer| peer.0)).zip(&found) {
@@ -268,7 +269,7 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
         let launched = kernel.expect("push").wait().expect("the operation runs");
         started.duration_since(launched).as_nanos() as f64 - (KERNEL + bed.latency).as_nanos() as f64
     };
-    // The first samples do not count.
+    // The first samples are not counted.
     (0..count + count / 10).map(sample).skip(count / 10).collect()
 }
 
@@ -277,7 +278,7 @@ fn from_device(bed: &Bed, report: &mut Report) {
     let note = format!(
         "A kernel of {KERNEL:?} and a CPU operation that depends on it, on an otherwise idle engine with one worker \
          and one thread for the device. From the call that launches the kernel to the start of the operation, less \
-         the kernel's time{}, in ns, of {count}. The time of the launch itself is included unless it is known.",
+         the kernel's time{}, in ns, of {count} samples. The time of the launch itself is included unless it is known.",
         if bed.latency.is_zero() { "" } else { " and the launch's" },
     );
     let mut table =
@@ -288,8 +289,8 @@ fn from_device(bed: &Bed, report: &mut Report) {
     };
     for (name, idle) in [
         ("both threads spin", IdlePolicy::Spin),
-        ("both spin for 50 µs, and sleep", IdlePolicy::default()),
-        ("both sleep at once", IdlePolicy::Park),
+        ("both spin for 50 µs, then sleep", IdlePolicy::default()),
+        ("both sleep immediately", IdlePolicy::Park),
     ] {
         row(name, ends(bed, &bed.small(EngineKind::Pooled, idle), count));
     }
@@ -335,8 +336,8 @@ fn pushers(bed: &Bed, report: &mut Report) {
     let peers: Vec<_> = bed.peers.threads.iter().map(|(_, peer)| move || 1e9 / peer(count)).collect();
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
-    let note = format!("{count} kernels that do next to nothing, until all are done; of {rounds}.");
-    let mut table = Table::new("pushers", "Launches from many threads", &note, &["", "launches a second"]);
+    let note = format!("{count} kernels that do next to nothing, until all are done, of {rounds} rounds.");
+    let mut table = Table::new("pushers", "Launches from many threads", &note, &["", "launches per second"]);
     let names = ["raddle, 1 pusher", "raddle, 16 pushers, a variable each"].into_iter();
     for (name, figures) in names.chain(bed.peers.threads.iter().map(|peer| peer.0)).zip(&found) {
         table.row(name, [spread(figures)]);
@@ -352,7 +353,7 @@ struct Buffers {
     host: Var<PinnedVec<u32>>,
     device: Var<DeviceWords>,
     /// Used in turn: a copy to host memory waits until the host knows that the last copy to the same place is complete,
-    /// and that wait is not to be measured.
+    /// and that wait must not be measured.
     back: [Var<PinnedVec<u32>>; 8],
 }
 
@@ -360,7 +361,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(5);
     let note = format!(
         "Chunks are copied in, processed by two kernels, and copied out; four buffers on the device. Each part alone, \
-         then all parts together; ms, of {rounds}. *overlap*: the longest part's time by the time of all."
+         then all parts together; ms, of {rounds} rounds. *overlap*: the longest part's time in % of the time of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
     let mut table = Table::new("overlap", "Copies and kernels side by side", &note, &columns);
@@ -411,15 +412,15 @@ fn overlap(bed: &Bed, report: &mut Report) {
 }
 
 fn percent(part: f64) -> Cell {
-    // Also as a percentage, for programs.
+    // A percentage in the CSV file as well.
     number((part * 1000.0).round() / 10.0)
 }
 
 // ----------------------------------------------------------------------------------------------------------- fault
 // ----
 
-/// Starts threads that wait for variables of the device, and calls `lose`, which returns the time of the loss.
-/// Returns the time from the loss until the last thread had the error, in ns.
+/// Starts threads that wait for variables of the device, and calls `lose`, which returns the time of the loss. Returns
+/// the time from the loss until the last thread has received the error, in ns.
 fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Instant) -> f64 {
     let barrier = Barrier::new(vars.len() + 1);
     thread::scope(|scope| {
@@ -433,7 +434,7 @@ fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce(
             }));
         }
         barrier.wait();
-        // Most of the threads sleep by then.
+        // By now most of the threads sleep.
         machine::settle();
         let lost = lose();
         let last = waiters
@@ -449,10 +450,10 @@ fn fault(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(20);
     let mut figures: Vec<f64> = (0..rounds).map(|_| (bed.fault)() / 1000.0).collect();
     let note = format!(
-        "{THREADS} threads wait for variables of a device that is lost; the time until the last of them has the \
-         error, in µs, of {rounds}."
+        "{THREADS} threads wait for variables of a device that is lost; the time until the last of them receives \
+         the error, in µs, of {rounds} rounds."
     );
-    let mut table = Table::new("fault", "A loss, until all who wait know", &note, &["", "p50", "longest"]);
+    let mut table = Table::new("fault", "From a loss until all waiting threads know", &note, &["", "p50", "longest"]);
     let cells = [0.5, 1.0].map(|q| number(quantile(&mut figures, q)));
     table.row("raddle", cells);
     report.add(&table);
@@ -487,13 +488,13 @@ fn chain(bed: &Bed, report: &mut Report) {
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
     let note = format!(
-        "{COUNT} kernels of {SMALL:?} on one variable, until the host knows that all are done: µs in all, of {rounds}. \
-         *by*: the time of an operation each, by this one's."
+        "{COUNT} kernels of {SMALL:?} on one variable, until the host knows that all are done: µs in total, of \
+         {rounds} rounds. *ratio*: the time with an operation for each kernel, divided by this row's."
     );
-    let mut table = Table::new("chain", "A chain of small kernels", &note, &["", "µs", "by"]);
-    let names = ["an operation each", "by hand, on one stream: all launched by one operation"].into_iter();
+    let mut table = Table::new("chain", "A chain of small kernels", &note, &["", "µs", "ratio"]);
+    let names = ["an operation for each kernel", "by hand, on one stream: all launched by one operation"].into_iter();
     for (name, figures) in names.chain(bed.peers.chain.iter().map(|peer| peer.0)).zip(&found) {
-        // For 1000 kernels, ns per kernel equals µs in all.
+        // For 1000 kernels, ns per kernel equals µs in total.
         let by = stats::median(&found[0]) / stats::median(figures);
         table.row(name, [spread(figures), grouped(by, 3).into()]);
     }
@@ -540,7 +541,7 @@ fn simulated() -> Bed {
     let mut note = "**Simulated: no GPU was used.** The device's times are invented".to_owned();
     note += &format!(
         ": launches take {LATENCY:?}, copies {} GB/s, and empty kernels take no time. The CPU runs its calls and \
-         kernels, whose cost is a part of all figures.",
+         kernels, whose cost is part of all figures.",
         BANDWIDTH / 1_000_000_000,
     );
     Bed {

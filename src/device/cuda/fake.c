@@ -4,8 +4,8 @@
  * Marks written to memory and events are the exceptions: the first query finds them not ready. Every asynchronous call
  * can be made to fail, once or for good. Only one thread at a time may use the library.
  *
- * FAKE_INIT: what cuInit returns.  FAKE_DEVICES: how many GPUs there are, 2 if it is not set.  FAKE_NARROW: the devices
- * cannot write 64 bits from a stream.  FAKE_OLD: they do not know the attribute that says so. */
+ * Environment: FAKE_INIT is what cuInit returns.  FAKE_DEVICES is the number of GPUs, 2 by default.  With FAKE_NARROW
+ * set, streams cannot write 64 bits.  With FAKE_OLD set, the driver does not know the attribute for such writes. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,38 +27,38 @@ static int recorded_calls, peer_refusal;
 static __thread int mode;
 static size_t device_bytes;
 
-/* What is alive: contexts, streams, events and pieces of memory. */
+/* Returns the number of live contexts, streams, events and pieces of memory. */
 int fakeLive(void) { return live; }
 
-/* How often a stream was made to wait for another stream's event. */
+/* Returns how often a stream was made to wait for another stream's event. */
 int fakeWaits(void) { return waits; }
 
-/* Makes the asynchronous call after `skip` others fail with `code`; and all calls after it, if it `stays`. */
+/* Makes one asynchronous call, after `skip` others, fail with `code`; if `stays` is set, all later calls fail too. */
 void fakeFail(int skip, int code, int stays) { fail_in = skip + 1; fail_code = code; fail_stays = stays; }
 
-/* Whether another thread is capturing a graph in the global mode. Calls that could disturb the capture are then refused
- * and invalidate it, except those of threads in the relaxed mode, 2. */
+/* Sets whether another thread is capturing a graph in the global mode. Calls that could disturb the capture are then
+ * refused and invalidate it, except those of threads in the relaxed mode, 2. */
 void fakeCapture(int on) { capturing = on; }
 
-/* How many calls have invalidated the capture. */
+/* Returns how many calls have invalidated the capture. */
 int fakeBroken(void) { return broken; }
 
-/* How many devices have been given access to another one's memory. */
+/* Returns how often a device was given access to another device's memory. */
 int fakePeers(void) { return peers; }
 
-/* How often a caller has waited for a stream. */
+/* Returns how often callers have waited for a stream. */
 int fakeStreamWaits(void) { return stream_waits; }
 
-/* How many calls have been captured into a graph instead of executed. */
+/* Returns how many calls were captured into a graph instead of executed. */
 int fakeRecorded(void) { return recorded_calls; }
 
 /* Makes the next request for access to another device's memory fail. */
 void fakeRefusePeer(int code) { peer_refusal = code; }
 
-/* The current context's number, or -1. */
+/* Returns the number of the current context, or -1. */
 int fakeCurrent(void) { return current ? (int)(current - contexts) : -1; }
 
-/* A stream's priority. */
+/* Returns the priority of a stream. */
 int fakePriority(stream *of) { return of->priority; }
 
 static int number_in(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
@@ -146,7 +146,8 @@ int cuStreamCreateWithPriority(stream **it, unsigned flags, int priority) {
     return OK;
 }
 int cuStreamDestroy_v2(stream *it) { free(it); live--; return lost; }
-/* Whether a stream must not be queried, since it is being captured into a graph; the query invalidates the capture. */
+/* Returns whether a query of the stream must be refused because the stream is being captured into a graph. If so, the
+ * query invalidates the capture. */
 static int in_recording(stream *it) {
     if (it->recording) it->recording = 2;
     return it->recording;

@@ -1,5 +1,5 @@
-//! Tests of the CUDA device against `fake.c`, a library that stands in for the driver. Each test builds the library,
-//! and runs itself again in a process that loads it.
+//! Tests of the CUDA device against `fake.c`, a library that stands in for the driver. A test builds the library, and
+//! runs ignored tests in processes that load it.
 
 use std::{
     env, fs,
@@ -44,7 +44,7 @@ const INSIDE: &str = "RADDLE_FAKE_CUDA";
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An empty folder of this process, which is removed at the end.
+/// A new folder for this process, which is removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -61,7 +61,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs a process, and kills it if it takes too long. Returns whether it succeeded, and its output.
+/// Runs a process, and kills it if it takes too long. Returns whether it succeeded, and what it printed.
 fn run(command: &mut Command) -> (bool, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let (done, is_done) = mpsc::channel();
@@ -91,7 +91,7 @@ fn build(folder: &Path, defines: &[&str]) -> bool {
     compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(folder.join("libcuda.so")).arg(&source);
     compiler.args(defines.iter().map(|define| format!("-D{define}")));
     if Command::new("cc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("skipped: there is no C compiler (cc) to build the library with that stands in for the driver's");
+        eprintln!("skipped: there is no C compiler (cc) to build the stand-in for the driver's library");
         return false;
     }
     let (well, text) = run(&mut compiler);
@@ -112,7 +112,7 @@ fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     assert!(!text.contains("panicked"), "{name} with {variables:?}:\n{text}");
 }
 
-/// Returns whether this process must run the test. Otherwise it was started to run all ignored tests.
+/// Returns whether `inside` has started this process. If not, the ignored tests must do nothing.
 fn is_inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
@@ -123,7 +123,7 @@ fn is_inside() -> bool {
 #[cfg_attr(miri, ignore = "starts processes")]
 fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
     let folder = Folder::new("bad");
-    // The loader finds this file before any driver library that the machine may have.
+    // The loader finds these files before any driver library that the machine may have.
     for name in ["libcuda.so", "libcuda.so.1"] {
         fs::write(folder.0.join(name), "not a library").expect("there is room");
     }
@@ -132,12 +132,12 @@ fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
     if !build(&folder.0, &["WITHOUT_EVENT_QUERY"]) {
         return;
     }
-    let wanted = "has no cuEventQuery: install a newer driver";
+    let wanted = "has no cuEventQuery: install a newer NVIDIA driver";
     inside(&folder.0, "inside_opening_fails", &[("WANTED", wanted), ("CODE", "-1")]);
     assert!(build(&folder.0, &[]));
     for (variables, wanted, code) in [
         (&[("FAKE_INIT", "100")][..], "CUDA_ERROR_NO_DEVICE: no GPU is visible", "100"),
-        (&[("FAKE_INIT", "803")], "SYSTEM_DRIVER_MISMATCH: the driver in the kernel", "803"),
+        (&[("FAKE_INIT", "803")], "SYSTEM_DRIVER_MISMATCH: the driver's kernel module", "803"),
         (&[("FAKE_INIT", "999")], "cuInit returned CUDA_ERROR_UNKNOWN", "999"),
         (&[("FAKE_INIT", "46")], "cuInit returned CUDA_ERROR_DEVICE_UNAVAILABLE", "46"),
         (&[("FAKE_DEVICES", "0")], "there is no GPU 0: the CUDA driver sees 0", "101"),
@@ -149,7 +149,7 @@ fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
 }
 
 #[test]
-#[ignore = "run by the test above, with a library that stands in for the driver's"]
+#[ignore = "run by the test above, with a stand-in for the driver's library"]
 fn inside_opening_fails() {
     if !is_inside() {
         return;
@@ -160,7 +160,7 @@ fn inside_opening_fails() {
     assert_eq!(error.is_lost(), error.code() == 999);
     match CudaGpu::count() {
         Ok(count) if error.code() == 100 || env::var_os("FAKE_DEVICES").is_some() => assert_eq!(count, 0),
-        Ok(count) => assert_eq!(count, 2, "it is the device's own trouble"),
+        Ok(count) => assert_eq!(count, 2, "only opening the device fails"),
         Err(again) => assert_eq!(again.to_string(), error.to_string()),
     }
     // A further call returns the same error.
@@ -202,10 +202,10 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_does() {
 
 /// Returns a function that only `fake.c` has.
 fn fake<F: Copy>(name: &str) -> F {
-    // SAFETY: it is loaded, and its start-up code does nothing.
+    // SAFETY: the library is loaded, and its initialisation code does nothing.
     let library = unsafe { sys::culib() };
     // SAFETY: `fake.c` defines this name with the type `F`.
-    *unsafe { library.get::<F>(name.as_bytes()) }.expect("the library is the one of the tests")
+    *unsafe { library.get::<F>(name.as_bytes()) }.expect("the loaded library is the one that the tests have built")
 }
 
 /// Returns the number that a function of `fake.c` returns.
@@ -217,7 +217,7 @@ fn live() -> i32 {
     number_of("fakeLive")
 }
 
-/// Returns how often a caller has waited for a stream.
+/// Returns how often callers have waited for a stream.
 fn stream_waits() -> i32 {
     number_of("fakeStreamWaits")
 }
@@ -260,7 +260,7 @@ fn pass(stream: &mut dyn Stream, seq: u64) {
 }
 
 #[test]
-#[ignore = "run by the test above, with a library that stands in for the driver's"]
+#[ignore = "run by the test above, with a stand-in for the driver's library"]
 fn inside_all_commands_are_executed() {
     if !is_inside() {
         return;
@@ -270,7 +270,7 @@ fn inside_all_commands_are_executed() {
         let (one, two) = (driver(0), driver(1));
         assert_eq!(one.name(), "fake (CUDA device 0)");
         assert_eq!(CudaGpu::open(0).unwrap().0.pci_address().as_deref(), Some("0000:0a:1f.3"));
-        assert!(format!("{one:?}").contains(&env::var("WANTED").unwrap()), "{one:?} marks in another way");
+        assert!(format!("{one:?}").contains(&env::var("WANTED").unwrap()), "{one:?} uses the wrong kind of marks");
         let from = pinned(&one, &[1, 2, 3]);
         let to = pinned(&two, &[0; 3]);
         let [a, b] = [(); 2].map(|()| DeviceVec::<u64>::new(&one, 3).unwrap());
@@ -293,7 +293,7 @@ fn inside_all_commands_are_executed() {
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
         assert_eq!(number_of("fakePeers"), 0);
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
-        assert_eq!(number_of("fakePeers"), 1, "what was refused for now is asked for again");
+        assert_eq!(number_of("fakePeers"), 1, "a temporary refusal is retried");
         copy(&mut *second, a.address(), c.address(), 8).unwrap();
         copy(&mut *second, b.address(), c.address(), 24).unwrap();
         assert_eq!(number_of("fakePeers"), 1, "each device is asked once");
@@ -311,19 +311,19 @@ fn inside_all_commands_are_executed() {
         let simulated = SimulatedGpu::new();
         let mut other = simulated.open(StreamRole::All).unwrap();
         let (event, theirs) = (first.record().unwrap(), other.record().unwrap());
-        assert!(!other.wait(&event).expect_err("they know nothing of each other").is_lost());
-        assert!(!first.wait(&theirs).expect_err("they know nothing of each other").is_lost());
+        assert!(!other.wait(&event).expect_err("the devices cannot wait for each other").is_lost());
+        assert!(!first.wait(&theirs).expect_err("the devices cannot wait for each other").is_lost());
         assert!(stream_of(&mut *other).is_none());
         let theirs = DeviceVec::<u64>::new(&(Arc::new(simulated) as Arc<dyn Driver>), 3).unwrap();
-        copy(&mut *first, theirs.address(), a.address(), 24).expect_err("it is not the driver's");
-        copy(&mut *other, a.address(), theirs.address(), 24).expect_err("it is not the host's");
+        copy(&mut *first, theirs.address(), a.address(), 24).expect_err("the memory is a simulated device's");
+        copy(&mut *other, a.address(), theirs.address(), 24).expect_err("the memory is a CUDA device's");
         assert_eq!(theirs.cuda_ptr(), None);
     }
-    assert_eq!(live(), 0, "all is given back at the end");
+    assert_eq!(live(), 0, "everything was released");
 }
 
 #[test]
-#[ignore = "run by the test above, with a library that stands in for the driver's"]
+#[ignore = "run by the test above, with a stand-in for the driver's library"]
 fn inside_imported_streams_are_ordered_with_lanes() {
     if !is_inside() {
         return;
@@ -334,7 +334,7 @@ fn inside_imported_streams_are_ordered_with_lanes() {
         let error = ImportedStream::cuda(&gpus[0], Arc::clone(&streams[1])).expect_err("it is the other device's");
         assert!(!error.is_lost() && error.message().contains("context of fake (CUDA device 0)"), "{error}");
 
-        // The library supports one thread at a time.
+        // Only one thread at a time may use the library.
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpus[0].clone()).build().unwrap();
         let own = engine.stream_var(ImportedStream::cuda(&gpus[0], Arc::clone(&streams[0])).unwrap());
         let waits = || number_of("fakeWaits");
@@ -345,17 +345,17 @@ fn inside_imported_streams_are_ordered_with_lanes() {
             stream.include(own, |own| assert_eq!(own.cuda().expect("it is CUDA's").cu_stream().addr(), expected))
         });
         include.unwrap().wait().unwrap();
-        // The two wait for each other.
+        // Each stream waits for the other one.
         assert_eq!(waits() - before, 2);
         engine.wait_for_all().unwrap();
         drop((own, engine));
-        assert_eq!(Arc::strong_count(&streams[0]), 1, "it is the program's alone again");
+        assert_eq!(Arc::strong_count(&streams[0]), 1, "only the program keeps the stream");
     }
-    assert_eq!(live(), 0, "all is given back at the end");
+    assert_eq!(live(), 0, "everything was released");
 }
 
 #[test]
-#[ignore = "run by the test above, with a library that stands in for the driver's"]
+#[ignore = "run by the test above, with a stand-in for the driver's library"]
 fn inside_memory_is_pooled() {
     if !is_inside() {
         return;
@@ -368,22 +368,22 @@ fn inside_memory_is_pooled() {
     drop(vec);
     let before = live();
     assert_eq!(*PinnedVec::<u64>::new(&one, 100).unwrap(), [0; 100]);
-    assert_eq!(live(), before, "it was in the pool");
+    assert_eq!(live(), before, "the block came from the pool");
     assert_eq!(*PinnedVec::<u64>::new(&two, 100).unwrap(), [0; 100]);
     assert_eq!(live(), before + 1, "each device has a pool of its own");
     assert!(PinnedVec::<u64>::new(&one, 625).unwrap().iter().all(|&value| value == 0), "new pinned memory is zeroed");
 
     drop(pinned(&one, &[9]));
     let mut stream = one.open(StreamRole::All).unwrap();
-    assert_eq!(stream.passed().unwrap(), 0, "the word was something else's");
+    assert_eq!(stream.passed().unwrap(), 0, "the reused word was not reset");
     let before = live();
     let more = [(); 40].map(|()| one.open(StreamRole::All).unwrap());
-    // The streams, and the rest of one page of counters; the first counter was created with the device.
+    // The streams, and one page of counters beyond the page that was allocated with the device.
     let pages = i32::from(env::var("WANTED").unwrap() == "Counter");
     assert_eq!(live() - before, 40 + pages);
     drop((stream, more));
 
-    // All of the memory: first in two parts, then as one part, for which both must have been returned to the driver.
+    // All of the memory: first in two parts, then in one, for which both parts must have been returned to the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
     let error = DeviceVec::<u8>::new(&one, 1).expect_err("it is full");
     assert!(!error.is_lost() && error.code() == 2, "{error}");
@@ -402,7 +402,7 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), 0);
 }
 
-/// Checks each call on a stream that can fail, with a driver that has an event and memory.
+/// Passes each call on a stream that can fail to `check`.
 fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
@@ -414,12 +414,12 @@ fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> 
     check(&mut *stream, &|stream| copy(stream, from.address(), to.address(), 8));
     check(&mut *stream, &|stream| copy(stream, to.address(), from.address(), 8));
     check(&mut *stream, &|stream| stream.probe());
-    // The process would keep a word that the device may still write.
+    // A word that the device may still write would leak.
     pass(&mut *stream, 1);
 }
 
 #[test]
-#[ignore = "run by the test above, with a library that stands in for the driver's"]
+#[ignore = "run by the test above, with a stand-in for the driver's library"]
 fn inside_refused_calls_can_be_repeated() {
     if !is_inside() {
         return;
@@ -431,7 +431,7 @@ fn inside_refused_calls_can_be_repeated() {
         let error = call(stream).expect_err("it is refused");
         assert!(!error.is_lost() && error.code() == 801, "{error}");
         if calls <= 3 {
-            // No mark has been made yet: the third call is the one that makes it, and it was refused.
+            // No mark has been made yet: only the third call makes one, and that call was refused.
             stream.probe().unwrap();
             stream.probe().unwrap();
             assert_eq!(stream.passed().unwrap(), 0);
@@ -448,7 +448,7 @@ fn inside_refused_calls_can_be_repeated() {
     assert_eq!(lock(&gpu.0.streams).len(), 2, "the last one, and the program's own once");
     drop((last, gpu, own));
 
-    // A device that is given up because of a refusal must complete its commands.
+    // A device that is given up because of a refusal must first complete its commands.
     let gpu = driver(0);
     let mut stream = gpu.open(StreamRole::All).unwrap();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
@@ -457,15 +457,15 @@ fn inside_refused_calls_can_be_repeated() {
     gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is given up"));
     assert_eq!(stream_waits(), 2);
     for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(MemoryKind::Pinned, 8).map(drop)] {
-        let error = error.expect_err("it is not used any more");
+        let error = error.expect_err("the device was given up");
         assert!(error.is_lost() && error.code() == 801, "{error}");
     }
     drop((stream, gpu));
-    assert_eq!(live(), 0, "the device still takes its memory back");
+    assert_eq!(live(), 0, "the memory was released");
 }
 
 #[test]
-#[ignore = "run by the test above, with a library that stands in for the driver's"]
+#[ignore = "run by the test above, with a stand-in for the driver's library"]
 fn inside_losses_are_permanent() {
     if !is_inside() {
         return;
@@ -476,7 +476,7 @@ fn inside_losses_are_permanent() {
     let event = other.record().unwrap();
     stream.mark(1).unwrap();
     fail(0, 700, true);
-    // Counters show nothing, and a query of an event calls the driver. In both cases the probe finds the loss.
+    // A counter does not show the failure; a query of an event would. With both kinds of marks the probe detects it.
     stream.probe().expect_err("an illegal address");
     for stream in [&mut *stream, &mut *other] {
         for error in [
@@ -496,13 +496,13 @@ fn inside_losses_are_permanent() {
     }
     gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is lost"));
     assert_eq!(stream_waits(), 0, "there is nothing to wait for");
-    // Nothing can be freed, and the process goes on.
+    // Nothing can be freed, but the process continues.
     drop((from, to, stream, other, event, gpu));
-    assert!(live() > 0, "the memory stays with the process");
+    assert!(live() > 0, "the memory cannot be freed");
 }
 
 #[test]
-#[ignore = "run by a test above, with a library that stands in for the driver's"]
+#[ignore = "run by a test above, with a stand-in for the driver's library"]
 fn inside_captures_are_neither_invalidated_nor_a_loss() {
     if !is_inside() {
         return;
@@ -518,7 +518,7 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
         let (free, new) = (DeviceVec::<u8>::new(&gpu, 5000).unwrap(), DeviceVec::<u8>::new(&gpu, 70_000).unwrap());
         let host = pinned(&gpu, &[1, 2, 3]);
         copy(&mut *stream, host.address(), free.address(), 24).unwrap();
-        // Freed memory returns to the driver, and the next allocation is new.
+        // The free blocks must be returned to the driver for this allocation.
         drop((free, new));
         drop(DeviceVec::<u8>::new(&gpu, 1 << 20).unwrap());
         thread::scope(|scope| {
@@ -540,7 +540,7 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
 }
 
 #[test]
-#[ignore = "run by a test above, with a library that stands in for the driver's"]
+#[ignore = "run by a test above, with a stand-in for the driver's library"]
 fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     if !is_inside() {
         return;
@@ -579,19 +579,19 @@ fn capture_on(stream: &mut dyn Stream) {
 }
 
 #[test]
-#[ignore = "run by a test above, with a library that stands in for the driver's"]
+#[ignore = "run by a test above, with a stand-in for the driver's library"]
 fn inside_an_open_capture_fails_only_its_operation() {
     if !is_inside() {
         return;
     }
     {
         let gpu = CudaGpu::open(0).unwrap();
-        // The library supports one thread at a time.
+        // Only one thread at a time may use the library.
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpu.clone()).build().unwrap();
         let own =
             engine.stream_var(ImportedStream::cuda(&gpu, gpu.context().new_stream_with_priority(0).unwrap()).unwrap());
-        // The first fails by itself, the others only because of the open capture.
-        let left = "left its stream in a capture";
+        // The first function returns an error; the others fail only because of the open capture.
+        let left = "left a capture of its stream open";
         for (fails, included, wanted) in
             [(true, false, "CUDA_ERROR_INVALID_VALUE"), (false, false, left), (false, true, left)]
         {
@@ -615,7 +615,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             }
         }
         engine.clear_errors();
-        // An event of a captured stream would bring the other stream into the capture.
+        // An event of a captured stream would draw the other stream into the capture.
         let fork = |stream: &mut GpuStream, own: &mut ImportedStream| {
             capture_on(stream.inner());
             let refused = stream.include(own, |_| unreachable!("it is refused")).expect_err("the stream is captured");
@@ -624,7 +624,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             graph.map(drop).map_err(DeviceError::from)
         };
         engine.op("fork").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), fork).unwrap().wait().unwrap();
-        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
+        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands are not captured");
         // A capture that begins on the lane's stream while another is included fails the operation. The device stays
         // usable.
         let inside = |stream: &mut GpuStream, own: &mut ImportedStream| {
@@ -658,8 +658,8 @@ fn inside_an_open_capture_fails_only_its_operation() {
             .unwrap()
             .wait()
             .unwrap();
-        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own is not captured");
-        // A capture on the program's own stream is the program's concern.
+        assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands are not captured");
+        // A capture of an imported stream is refused only while an operation includes the stream.
         let theirs = gpu.context().new_stream_with_priority(0).unwrap();
         let imported = engine.stream_var(ImportedStream::cuda(&gpu, Arc::clone(&theirs)).unwrap());
         begin_capture(&theirs);
@@ -683,17 +683,17 @@ fn inside_an_open_capture_fails_only_its_operation() {
 }
 
 #[test]
-#[ignore = "run by a test above, with a library that stands in for the driver's"]
+#[ignore = "run by a test above, with a stand-in for the driver's library"]
 fn inside_a_capture_over_several_operations_is_refused() {
     if !is_inside() {
         return;
     }
-    for case in ["nothing is checked", "a function fails", "the stream is probed", "by a handle that is kept"] {
+    for case in ["nothing is checked", "a function fails", "the stream is probed", "through a handle that is kept"] {
         let gpu = driver(0);
         let mut stream = gpu.open(StreamRole::Compute).unwrap();
         let event = stream.record().unwrap();
         let mut kept = None;
-        if case == "by a handle that is kept" {
+        if case == "through a handle that is kept" {
             kept = stream_of(&mut *stream);
             assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
             stream.mark(1).unwrap();
@@ -702,7 +702,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
         } else {
             capture_on(&mut *stream);
         }
-        // Nothing is checked here, so a capture that the next check finds may be older.
+        // Nothing is checked here, so a capture that the next check finds may have begun earlier.
         assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
         if case == "a function fails" {
             stream_of(&mut *stream).expect("it is a CUDA stream");
@@ -711,39 +711,39 @@ fn inside_a_capture_over_several_operations_is_refused() {
         if case == "the stream is probed" {
             assert_eq!(stream.probe().expect_err("something was captured").code(), CAPTURING);
         }
-        // The device is given up immediately.
+        // The probe itself has reported the capture.
         let calls = if case == "the stream is probed" { 0 } else { 2 };
         for _ in 0..calls {
             for error in [stream.mark(2), stream.record().map(drop), stream.wait(&event)] {
-                let error = error.expect_err("something was captured and not done");
+                let error = error.expect_err("captured work was not done");
                 assert!(!error.is_lost() && error.code() == CAPTURING, "{case}: {error}");
             }
         }
         assert_eq!(number_of("fakeRecorded"), 0);
         let before = stream_waits();
-        // Whatever the program reports about the device.
-        gpu.abandon(&DeviceError::lost(999, "it cannot go on"));
+        // The device must be waited for even if the program reports it as lost.
+        gpu.abandon(&DeviceError::lost(999, "reported by the program"));
         assert_eq!(stream_waits(), before + 1, "the device itself is sound");
         drop((stream, event, gpu, kept));
         assert_eq!(live(), 0);
     }
 
-    // Another lane has given up the device while this lane's function is capturing.
+    // Another lane gives up the device while this lane's function is capturing.
     let gpu = driver(0);
     let mut stream = gpu.open(StreamRole::Compute).unwrap();
     capture_on(&mut *stream);
     let before = stream_waits();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
-    assert_eq!(stream_waits(), before, "it would be refused");
+    assert_eq!(stream_waits(), before, "a wait would be refused");
     assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
-    assert_eq!(stream_waits(), before + 1, "a lane waits for what it has issued");
+    assert_eq!(stream_waits(), before + 1, "a lane must wait for what it has issued");
     drop((stream, gpu));
     assert_eq!(live(), 0);
 }
 
 #[test]
-#[ignore = "run by a test above, with a library that stands in for the driver's"]
+#[ignore = "run by a test above, with a stand-in for the driver's library"]
 fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     if !is_inside() {
         return;
@@ -751,10 +751,10 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     let gpu = CudaGpu::open(0).unwrap();
     let mut stream = Driver::open(&gpu, StreamRole::All).unwrap();
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
-    // An error that was left before a function is not that function's.
+    // An error that was left before a function runs is not that function's.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let own = stream_of(&mut *stream).expect("it is a CUDA stream");
-    own.context().bind_to_thread().expect("what others have left is no error of this one");
+    own.context().bind_to_thread().expect("an earlier error must not fail this call");
     assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
     // An error that is left while the function runs is the function's.
     stream_of(&mut *stream).expect("it is a CUDA stream");
@@ -768,7 +768,7 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
-    // A function's own error stays, however often the function asks for its stream.
+    // A function's own error is kept, however often the function asks for its stream.
     stream_of(&mut *stream).expect("it is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     stream_of(&mut *stream).expect("it is a CUDA stream");

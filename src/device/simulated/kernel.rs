@@ -13,8 +13,8 @@ use crate::{
     error::device::DeviceError,
 };
 
-/// The stream of a simulated GPU, for the running operation; from
-/// [`GpuStream::simulated`](crate::GpuStream::simulated).
+/// The stream of a simulated GPU, for the running operation. [`GpuStream::simulated`](crate::GpuStream::simulated)
+/// returns it.
 pub struct SimulatedStream<'s>(&'s mut Simulated);
 
 impl<'s> SimulatedStream<'s> {
@@ -23,13 +23,13 @@ impl<'s> SimulatedStream<'s> {
         stream.as_any().downcast_mut().map(Self)
     }
 
-    /// Launches a kernel: when the device reaches it and `duration` has passed there, it calls `f` with the contents
-    /// of `args`. A `duration` of zero stands for the device's own
+    /// Launches a kernel: `duration` after the device has started it, the device calls `f` with the contents of `args`.
+    /// A `duration` of zero selects the device's default
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
-    /// `args` are `&DeviceVec<T>`, which `f` gets as `&[T]`, and `&mut DeviceVec<T>`, which it gets as `&mut [T]`: one
-    /// of them, or a tuple of up to six. `f` runs on any thread that polls the device. If it panics, the device is
-    /// lost. It must not wait for an operation of the device.
+    /// `args` is one vector or a tuple of up to six: `f` receives a `&DeviceVec<T>` as `&[T]`, and a `&mut
+    /// DeviceVec<T>` as `&mut [T]`. `f` runs on any thread that polls the device. If it panics, the device is lost. It
+    /// must not wait for an operation on the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,7 +55,7 @@ impl<'s> SimulatedStream<'s> {
     /// ```
     ///
     /// # Errors
-    /// The device is lost or refuses the call, or an argument is not in its memory. `f` is then dropped.
+    /// The device is lost or refuses the call, or an argument is not in its memory. On an error, `f` is dropped.
     pub fn launch<A, F>(&mut self, duration: Duration, args: A, f: F) -> Result<(), DeviceError>
     where
         A: KernelArgs,
@@ -63,11 +63,11 @@ impl<'s> SimulatedStream<'s> {
     {
         let mut raw = args.raw(self.0.device.number)?;
         let kernel = move || {
-            // SAFETY: (1) the caller had the references from the engine, in an operation on variables whose values
-            // these are. The engine keeps other operations from the variables until the stream has passed a mark
-            // behind this kernel, or the device is lost; after a loss no kernel runs. Other kernels and copies of the
-            // operation are in the same stream, or in one that `GpuStream::include` has ordered with it, so they run
-            // before or after this kernel. (2) `raw` is used once.
+            // SAFETY: (1) the caller has received the references from the engine, in an operation on the variables
+            // whose values they refer to. The engine keeps other operations away from the variables until the stream
+            // has passed a mark behind this kernel, or the device is lost; after a loss no kernel runs. Other kernels
+            // and copies of the operation are on the same stream, or on one that `GpuStream::include` has ordered with
+            // it, so they run before or after this kernel. (2) `raw` is used once.
             let views = unsafe { A::views(&mut raw) };
             f(views);
         };
@@ -81,7 +81,7 @@ impl fmt::Debug for SimulatedStream<'_> {
     }
 }
 
-/// The address of an argument's values, and their number.
+/// The address and the number of an argument's values.
 #[derive(Debug)]
 pub struct RawSlice<T> {
     ptr: *mut T,
@@ -89,7 +89,7 @@ pub struct RawSlice<T> {
     values: PhantomData<T>,
 }
 
-// SAFETY: it stands for a `&mut [T]` or a `&[T]`, both of which are `Send` if `T` is `Send` and `Sync`.
+// SAFETY: it represents a `&mut [T]` or a `&[T]`, both of which are `Send` if `T` is `Send` and `Sync`.
 unsafe impl<T: Send + Sync> Send for RawSlice<T> {}
 
 impl<T> RawSlice<T> {
@@ -108,15 +108,14 @@ mod sealed {
 /// The arguments of a [simulated kernel](SimulatedStream::launch): `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a tuple of
 /// up to six of those or of such tuples; `()` for none.
 pub trait KernelArgs: sealed::Sealed {
-    /// What the kernel gets for an argument: `&[T]`, `&mut [T]`, or a tuple of these.
+    /// What the kernel receives for an argument: `&[T]`, `&mut [T]`, or a tuple of these.
     type Views<'a>;
     #[doc(hidden)]
     type Raw: Send + 'static;
     #[doc(hidden)]
     fn raw(self, device: u64) -> Result<Self::Raw, DeviceError>;
     /// # Safety
-    /// 1. The vectors exist during `'a`. Nothing else uses those that are mutable, and nothing changes those that are
-    ///    shared.
+    /// 1. The vectors exist during `'a`. Nothing else uses the mutable ones, and nothing changes the shared ones.
     /// 2. There are no other views of `raw`.
     #[doc(hidden)]
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a>;

@@ -1,4 +1,4 @@
-//! The simulated device on one thread, mostly with a manual clock.
+//! Tests of the simulated device, mostly on one thread and with a manual clock.
 
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -46,7 +46,7 @@ fn launch<A: KernelArgs>(
     args: A,
     f: impl for<'a> FnOnce(A::Views<'a>) + Send + 'static,
 ) -> Result<(), DeviceError> {
-    SimulatedStream::new(stream).expect("it is one").launch(time, args, f)
+    SimulatedStream::new(stream).expect("it is a simulated stream").launch(time, args, f)
 }
 
 /// Returns the values on the device. Copies them on a separate stream, after all other commands are done.
@@ -67,11 +67,11 @@ fn finish(gpu: &SimulatedGpu, stream: &mut dyn Stream) {
             return;
         }
     }
-    panic!("the device does not get on");
+    panic!("the device makes no progress");
 }
 
 #[test]
-fn copies_and_a_kernel_have_their_results_at_the_end_of_their_times() {
+fn copies_and_kernels_take_effect_at_the_end_of_their_times() {
     let gpu = builder().build();
     let mut stream = open(&gpu, StreamRole::All);
     let (from, to) = (pinned(&gpu, &[1, 2, 3, 4]), pinned(&gpu, &[0; 4]));
@@ -99,7 +99,7 @@ fn a_device_that_is_not_polled_does_nothing() {
 }
 
 #[test]
-fn a_stream_waits_for_the_event_of_another_one_without_the_host() {
+fn a_stream_waits_for_the_event_of_another_stream_without_the_host() {
     let gpu = builder().build();
     let (mut copies, mut kernels) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));
     let (from, mut values) = (pinned(&gpu, &[5; 1000]), on_device(&gpu, 1000));
@@ -134,7 +134,7 @@ fn an_old_event_delays_nothing() {
 }
 
 #[test]
-fn copies_of_both_directions_and_kernels_overlap() {
+fn copies_in_both_directions_and_kernels_overlap() {
     let gpu = builder().copy_out_bandwidth(2_000_000).build();
     let (a, b, values) = (pinned(&gpu, &[1; 1000]), pinned(&gpu, &[2; 1000]), on_device(&gpu, 1000));
     let other = on_device(&gpu, 1000);
@@ -185,7 +185,7 @@ fn urgent_kernels_start_before_others_that_were_issued_earlier() {
         move |()| lock(&order).push(number)
     };
     launch(&mut *slow, ms(1), (), kernel(0)).unwrap();
-    // It begins before the others are issued.
+    // The first kernel begins before the others are issued.
     slow.probe().unwrap();
     launch(&mut *slow, ms(1), (), kernel(1)).unwrap();
     launch(&mut *fast, ms(1), (), kernel(2)).unwrap();
@@ -207,7 +207,7 @@ fn latency_delays_the_start_and_keeps_no_engine_busy() {
         assert_eq!(stream.passed().unwrap(), seq);
     }
     let usage = gpu.usage().compute[0];
-    assert_eq!(usage.busy, ms(2), "the default time of a kernel, twice");
+    assert_eq!(usage.busy, ms(2), "two kernels of the default duration");
     assert_eq!((usage.first_start, usage.last_end), (Some(ms(3)), Some(ms(5))));
 }
 
@@ -240,7 +240,7 @@ fn a_seed_exposes_only_missing_waits() {
     assert!((5..40).contains(&wrong), "{wrong} of 40 seeds let the kernel run too early");
     for seed in 0..40 {
         assert_eq!(copy_and_double(seed, true), [8, 10], "with seed {seed}");
-        assert_eq!(copy_and_double(seed, false), copy_and_double(seed, false), "a seed is an order");
+        assert_eq!(copy_and_double(seed, false), copy_and_double(seed, false), "a seed determines the order");
     }
 }
 
@@ -258,7 +258,7 @@ fn with_a_seed_a_poll_may_leave_commands_for_the_next_one() {
         passed < 3
     });
     let left = left.count();
-    assert!((5..36).contains(&left), "{left} of 40 seeds leave something");
+    assert!((5..36).contains(&left), "{left} of 40 seeds leave commands");
 }
 
 /// Asserts that a call has returned a loss with the error number `code`.
@@ -267,7 +267,7 @@ fn loss<T: fmt::Debug>(result: Result<T, DeviceError>, code: i32) {
     assert!(error.is_lost() && error.code() == code, "{error:?}");
 }
 
-/// Asserts that every call on `stream` and on the device returns the loss with this number.
+/// Asserts that every call on `stream` and on the device returns a loss with the error number `code`.
 fn is_lost(gpu: &SimulatedGpu, stream: &mut dyn Stream, event: &Event, code: i32) {
     for _ in 0..2 {
         loss(stream.passed(), code);
@@ -299,11 +299,11 @@ fn a_lost_device_drops_its_commands_and_stays_lost() {
         is_lost(&gpu, &mut **stream, &event, 999);
     }
     gpu.lose();
-    assert_eq!(gpu.counts().launches, 1, "calls of a lost device do not count");
+    assert_eq!(gpu.counts().launches, 1, "calls on a lost device do not count");
 }
 
 #[test]
-fn a_command_that_was_made_to_fail_loses_the_device_at_its_time() {
+fn a_command_that_was_made_to_fail_loses_the_device_at_the_end_of_its_time() {
     let gpu = builder().build();
     let mut stream = open(&gpu, StreamRole::All);
     let ran = Arc::new(Mutex::new(Vec::new()));
@@ -331,7 +331,7 @@ fn a_kernel_that_panics_loses_the_device_and_nothing_else() {
     let event = other.record().unwrap();
     launch(&mut *stream, ms(1), (), |()| panic!("division by {}", "zero")).unwrap();
     gpu.advance(ms(1));
-    let error = other.passed().expect_err("it polls for all streams");
+    let error = other.passed().expect_err("a poll executes the commands of all streams");
     assert_eq!(error.message(), "a kernel panicked: division by zero");
     assert_eq!(error.to_string(), "a kernel panicked: division by zero (error 719, the device is lost)");
     is_lost(&gpu, &mut *stream, &event, 719);
@@ -356,7 +356,7 @@ fn the_drop_of_a_kernel_may_panic() {
 }
 
 #[test]
-fn a_refused_call_has_no_effect_and_the_next_one_is_done() {
+fn a_refused_call_has_no_effect_and_the_next_one_succeeds() {
     let gpu = builder().build();
     let (mut stream, values) = (open(&gpu, StreamRole::All), on_device(&gpu, 4));
     type Call = fn(&SimulatedGpu, &mut dyn Stream, &DeviceVec<u32>) -> Result<(), DeviceError>;
@@ -409,7 +409,7 @@ fn a_stalled_device_does_nothing_until_it_resumes() {
 }
 
 #[test]
-fn memory_is_limited_and_free_blocks_count_as_room() {
+fn memory_is_limited_and_free_blocks_are_released_when_it_runs_out() {
     let gpu = builder().memory(4096).build();
     let all = on_device(&gpu, 1024);
     let driver: Arc<dyn Driver> = Arc::new(gpu.clone());
@@ -417,7 +417,7 @@ fn memory_is_limited_and_free_blocks_count_as_room() {
     assert!(!error.is_lost() && error.code() == 2, "{error:?}");
     assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "pinned memory is the host's");
     drop(all);
-    // These have another size class than the free block, which must be released.
+    // These belong to another size class than the free block, which must be released.
     let less: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
     let counts = gpu.counts();
     drop(less);
@@ -465,7 +465,7 @@ fn pinned_memory_starts_as_zeros_and_device_memory_does_not() {
 }
 
 #[test]
-fn kernels_get_up_to_six_vectors_as_they_were_declared() {
+fn kernels_receive_up_to_six_vectors_as_they_were_declared() {
     let gpu = builder().build();
     let mut stream = open(&gpu, StreamRole::All);
     let [mut a, mut b, mut c] = [1, 2, 3].map(|len| on_device(&gpu, len));
@@ -487,7 +487,7 @@ fn a_kernel_with_memory_of_another_device_is_refused() {
     let (gpu, other) = (builder().build(), builder().build());
     let values = on_device(&other, 1);
     let mut stream = open(&gpu, StreamRole::All);
-    let error = launch(&mut *stream, ms(1), &values, |_| ()).expect_err("it is another device");
+    let error = launch(&mut *stream, ms(1), &values, |_| ()).expect_err("the memory is another device's");
     assert!(!error.is_lost(), "{error:?}");
     assert_eq!(gpu.counts().launches, 0);
 }
@@ -533,7 +533,7 @@ fn waits_for_events_of_a_lost_device_end() {
 }
 
 #[test]
-fn commands_of_a_dropped_stream_are_done_and_its_index_is_reused() {
+fn commands_of_a_dropped_stream_are_executed_and_its_index_is_reused() {
     let gpu = builder().build();
     let mut values = on_device(&gpu, 1);
     let mut stream = open(&gpu, StreamRole::Compute);
@@ -548,7 +548,7 @@ fn commands_of_a_dropped_stream_are_done_and_its_index_is_reused() {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_loss_is_returned_when_no_kernel_runs_any_more() {
+fn a_loss_is_returned_only_once_no_kernel_is_running() {
     type Call = fn(&SimulatedGpu, &mut dyn Stream) -> Result<(), DeviceError>;
     let calls: [Call; 5] = [
         |_, stream| stream.passed().map(drop),
@@ -618,7 +618,7 @@ fn other_streams_continue_while_a_kernel_runs() {
 }
 
 #[test]
-fn with_the_real_clock_a_command_takes_its_time() {
+fn with_the_real_clock_a_command_takes_as_long_as_configured() {
     let gpu = SimulatedGpu::builder().launch_latency(ms(1)).build();
     let mut stream = open(&gpu, StreamRole::Compute);
     let before = std::time::Instant::now();

@@ -14,14 +14,15 @@
 //! # Who may touch what
 //!
 //! One lock guards everything except the effects: copying bytes, and calling a kernel. The thread that has set
-//! `executing` runs an effect without the lock, and no other thread advances that stream meanwhile. `running` counts
-//! such threads. [`work`] says what happens if the device is lost during an effect.
+//! `executing` runs an effect without the lock; meanwhile no other thread advances that stream. `running` counts the
+//! threads that run effects. [`work`] says what happens if the device is lost during an effect.
 //!
 //! # Time
 //!
-//! Polls may be far apart, so a poll may find many commands whose times are past. Each start and each end gets the
-//! time at which it would have happened. A command starts at the latest of these times: its issue plus the latency;
-//! the end of the command before it; the event that it waits for; and the moment at which an engine became free.
+//! Polls may be far apart, so a poll may find many commands whose times have passed. Each start and each end is
+//! recorded with the time at which it would have happened. A command starts at the latest of these times: its issue
+//! plus the latency; the end of the command before it; the event that it waits for; and the moment at which an engine
+//! became free.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -53,14 +54,14 @@ impl Moment {
 
     fn happen(&self, at: Duration) {
         let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1);
-        // Release (edge `event`): the effects before the event were executed by threads whose lock this thread has
-        // acquired since.
+        // Release (edge `event`): the threads that executed the effects before the event have since released the lock
+        // that this thread holds.
         self.at.store(nanos + 1, Release);
     }
 
     fn at(&self) -> Option<Duration> {
-        // Acquire (edge `event`): a device that waits for an event of another one continues from the effects before
-        // that event.
+        // Acquire (edge `event`): a device that waits for an event of another device sees the effects before that
+        // event.
         self.at.load(Acquire).checked_sub(1).map(Duration::from_nanos)
     }
 }
@@ -85,7 +86,7 @@ impl Kernel {
             let text = payload.downcast_ref::<&'static str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
             as_kernel(|| panics::discard(payload));
-            let text = text.unwrap_or_else(|| "with a payload that is not a string".to_owned());
+            let text = text.unwrap_or_else(|| "the payload is not a string".to_owned());
             DeviceError::lost(719, format!("a kernel panicked: {text}"))
         })
     }
@@ -95,13 +96,13 @@ impl Drop for Kernel {
     fn drop(&mut self) {
         let Some(kernel) = self.0.take() else { return };
         if let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel))) {
-            panics::log!(Error, "raddle: the drop of a kernel that was not run panicked");
+            panics::log!(Error, "raddle: dropping a kernel that was not run panicked");
             as_kernel(|| panics::discard(payload));
         }
     }
 }
 
-/// What an engine executes.
+/// The work that one of the device's engines executes.
 pub(super) enum Work {
     Copy { from: Address, to: Address, bytes: usize, out: bool },
     Kernel(Kernel),
@@ -111,9 +112,9 @@ impl Work {
     fn execute(self) -> Result<(), DeviceError> {
         match self {
             Self::Copy { from, to, bytes, .. } => {
-                // SAFETY: the caller that issued the copy promised that both places hold as many bytes until a mark
-                // behind the copy has passed, which cannot happen before this has returned, and that nothing else uses
-                // them meanwhile. They may be the same memory.
+                // SAFETY: the caller that issued the copy promised that both places hold `bytes` bytes until a mark
+                // behind the copy has passed, which cannot happen before this returns, and that nothing else uses them
+                // until then. They may overlap.
                 unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
                 Ok(())
             }
@@ -168,7 +169,7 @@ struct Timeline {
     until: Duration,
     /// The last mark that has passed.
     passed: u64,
-    /// The stream was dropped, so no further command will be issued.
+    /// Whether the stream was dropped. If so, no further command will be issued.
     closed: bool,
 }
 
@@ -197,7 +198,7 @@ pub(super) struct State {
     issued: u64,
     /// How many threads are executing an effect.
     running: usize,
-    /// How often a thread had to wait for them.
+    /// How often a thread has waited for running effects.
     #[cfg(test)]
     pub(super) waiters: usize,
     stalled: bool,
@@ -208,7 +209,7 @@ pub(super) struct State {
     pub(super) allocated: usize,
     pub(super) fail_in: u64,
     refuse_in: u64,
-    /// Whether all later calls are refused as well.
+    /// Whether all calls after the refused one are refused as well.
     refuses_on: bool,
     pub(super) counts: Counts,
 }
@@ -230,7 +231,7 @@ struct Step {
 #[must_use]
 pub(super) struct Leftovers(#[allow(dead_code, reason = "for its drop")] Vec<Issued>);
 
-/// Counts down, and returns whether this call is the one that was chosen.
+/// Counts down, and returns whether the count was 1, so that this call or command is the selected one.
 fn is_it(countdown: &mut u64) -> bool {
     let it = *countdown == 1;
     *countdown = countdown.saturating_sub(1);
@@ -275,7 +276,7 @@ impl State {
         self.manual += by;
     }
 
-    /// Makes the device refuse the `n`-th call, and with `on` all later ones as well.
+    /// Makes the device refuse the `n`-th call and, if `on` is set, all calls after it.
     pub(super) fn refuse(&mut self, n: u64, on: bool) {
         (self.refuse_in, self.refuses_on) = (n, on);
     }
@@ -323,7 +324,7 @@ impl State {
         Ok(self.timelines.len() - 1)
     }
 
-    /// Returns how many streams there is room for.
+    /// Returns how many streams the device has, including closed ones.
     #[cfg(test)]
     pub(super) fn streams(&self) -> usize {
         self.timelines.len()
@@ -335,7 +336,7 @@ impl State {
         self.running == 0 && self.timelines.iter().all(|timeline| timeline.commands.is_empty())
     }
 
-    /// Notes that no further command will be issued on a stream. Those that were issued still run.
+    /// Notes that no further command will be issued on a stream. Commands that were issued still run.
     pub(super) fn close(&mut self, index: usize) {
         self.timelines[index].closed = true;
     }
@@ -424,7 +425,8 @@ impl State {
         }
         let at = timeline.until.max(first.earliest);
         match &first.command {
-            // The other device's clock may be ahead. An event that has happened did so by now.
+            // The clock of the device that recorded the event may be ahead, but an event that has happened did so no
+            // later than now.
             Command::Wait(moment) => Some(Step { at: at.max(moment.at()?.min(now)), index, rank, engine: None }),
             Command::Record(_) | Command::Mark(_) => Some(Step { at, index, rank, engine: None }),
             Command::Timed { work, .. } => {
@@ -453,7 +455,7 @@ impl State {
         }
         match self.random() {
             None => steps.into_iter().min_by_key(|step| (step.at, step.rank)),
-            // In one case of four, leaves the other steps for another poll.
+            // In one case out of four, the remaining steps are left for another poll.
             Some(random) if random >> 62 == 0 => None,
             Some(random) => Some(steps[random as usize % steps.len()]),
         }
@@ -506,7 +508,8 @@ impl State {
 
 /// Takes all steps that are possible by now, in all streams.
 ///
-/// The error of a lost device is returned only once no effect is executing: a caller that gets it may free the memory.
+/// The error of a lost device is returned only once no effect is executing, since a caller that receives it may free
+/// the memory.
 pub(super) fn work<'m>(
     device: &'m Mutex<State>,
     mut state: MutexGuard<'m, State>,
@@ -522,7 +525,7 @@ pub(super) fn work<'m>(
         let bytes = if let Work::Copy { bytes, .. } = work { bytes as u64 } else { 0 };
         let done = if fails {
             drop(work);
-            Err(DeviceError::lost(700, "a command accessed foreign memory (it was made to fail)"))
+            Err(DeviceError::lost(700, "a command accessed an illegal address (it was made to fail)"))
         } else {
             work.execute()
         };
@@ -541,7 +544,7 @@ pub(super) fn work<'m>(
     }
 }
 
-/// Waits until no effect of a lost device is executing any more. Returns the error.
+/// Waits until no effect is executing any more. Returns the error of the device if it is lost.
 pub(super) fn quiet<'m>(
     mut state: MutexGuard<'m, State>,
     idle: &Condvar,

@@ -1,4 +1,4 @@
-//! The injector on one thread, including in states that a stopped thread leaves behind.
+//! Tests of the injector on one thread, also in states that a stopped thread leaves behind.
 
 use super::{super::testing::Ready, *};
 
@@ -30,7 +30,7 @@ fn a_band_is_first_in_first_out_and_a_pop_reports_published_operations() {
 fn a_chain_knows_whether_it_has_more() {
     let (injector, ops) = (Injector::default(), Ready::new(2, DEFAULT_BAND));
     ops.iter().for_each(|op| injector.push(op.right()));
-    let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("it has two operations");
+    let (mut chain, _) = injector.pop(DEFAULT_BAND, 2).expect("the injector has two operations");
     for left in [true, false] {
         assert!(chain.next().is_some());
         assert_eq!(chain.has_more(), left);
@@ -47,7 +47,7 @@ fn a_popper_marks_the_band_of_the_rest_before_its_pusher_does() {
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Unchanged))));
 }
 
-/// Otherwise each operation that a slow popper holds would go behind the operations that were pushed meanwhile.
+/// If the rest went behind, the operations that a slow popper holds would run after those pushed in the meantime.
 #[test]
 fn the_rest_of_a_slow_popper_goes_in_front() {
     let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
@@ -55,11 +55,10 @@ fn the_rest_of_a_slow_popper_goes_in_front() {
     let band = injector.band(DEFAULT_BAND);
     ops[2..].iter().for_each(|op| injector.push(op.right()));
     assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((order[2..3].to_vec(), Rest::Published)));
-    // A popper has taken the first two, and reversed them, before the others were pushed. Relaxed: there is one
-    // thread.
+    // A popper has taken the first two, and reversed them, before the others were pushed. Relaxed: there is one thread.
     ops[0].right().link.store(order[1], Relaxed);
     let [first, last] = [ops[0], ops[1]].map(|op| op.right().into_ptr());
-    // SAFETY: the chain is this test's, and no other thread has it.
+    // SAFETY: the chain belongs to this test, and no other thread has it.
     unsafe { band.prepend(first, last) };
     for op in [0, 1, 3, 4] {
         assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], Rest::Unchanged)));
@@ -78,7 +77,7 @@ fn a_pop_clears_the_mark_of_an_empty_band() {
 }
 
 #[test]
-fn debug_output_says_whether_it_is_empty() {
+fn debug_output_says_whether_the_injector_is_empty() {
     let injector = Injector::<usize>::default();
     assert_eq!(format!("{injector:?}"), "Injector { is_empty: true, .. }");
 }

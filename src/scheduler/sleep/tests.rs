@@ -1,4 +1,4 @@
-//! The event count on one thread, which runs every worker.
+//! Tests of the event count on one thread, which runs every worker.
 
 use std::thread;
 
@@ -16,7 +16,7 @@ fn with_threads() -> Sleep {
     sleep
 }
 
-/// The workers whose bits are set.
+/// Returns the workers whose bits are set.
 fn sleepers(sleep: &Sleep) -> Vec<usize> {
     let is_set = |&worker: &usize| {
         // Relaxed: there is one thread.
@@ -74,7 +74,7 @@ fn the_worker_with_the_lowest_number_is_woken() {
     assert_woken();
 }
 
-/// Some of these threads have ended, and each may have had the number of the next one.
+/// Some of these threads have ended, and each may have had a number that the next one reuses.
 #[test]
 fn a_worker_is_woken_through_the_thread_that_runs_it_now() {
     let sleep = Sleep::new(1, IdlePolicy::Park);

@@ -1,4 +1,4 @@
-//! Workers without threads: where each searches, in which order, and which workers it wakes.
+//! Tests of workers without threads: where each searches, in which order, and which workers it wakes.
 
 mod turns;
 
@@ -181,7 +181,7 @@ fn a_search_finds_available_work_under_every_policy() {
     }
 }
 
-/// A thread on the same core may end a search early, but only after it has taken `CONTENDED`.
+/// A thread on the same core may end a search early, but only after it has used the core for `CONTENDED`.
 #[test]
 fn a_search_lasts_as_long_as_the_policy_says_unless_its_core_is_contended() {
     let searches = |patience: Duration| {
@@ -196,7 +196,7 @@ fn a_search_lasts_as_long_as_the_policy_says_unless_its_core_is_contended() {
     let start = Instant::now();
     let is_short = |search: Duration| search < CONTENDED || start.elapsed() > Duration::from_secs(20);
     let shortest = searches(Duration::ZERO).find(|&search| is_short(search));
-    assert!(shortest.is_some_and(|search| search < CONTENDED), "without a time limit, one search suffices");
+    assert!(shortest.is_some_and(|search| search < CONTENDED), "with a limit of zero, one search suffices");
 }
 
 #[test]

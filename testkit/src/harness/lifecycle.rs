@@ -1,12 +1,12 @@
 //! The target `lifecycle`: engines that end while they are in use.
 //!
-//! A few threads push on a few engines and shut them down, drop their handles, delete variables and use completions
+//! A few threads push to a few engines and shut them down, drop their handles, delete variables and use completions
 //! that other operations have left, in no particular order. In every order:
 //!
 //! * every captured value, variable's value and result is dropped exactly once;
-//! * a function runs once if its engine has neither cancelled nor failed an operation, and never twice;
+//! * a function never runs twice, and runs once if its engine has neither cancelled nor failed an operation;
 //! * every handle returns the result of its operation, even after the end of the engine;
-//! * a push is refused only for a reason, and always after a shutdown that the same thread has begun;
+//! * a push is refused only for a valid reason, and always after a shutdown that the same thread has begun;
 //! * every operation, wait and shutdown ends.
 
 use crate::shapes::*;
@@ -69,7 +69,7 @@ struct Operation {
     kind: Kind,
     ends: Ends,
     property: Property,
-    /// The function owns a handle of its engine.
+    /// Whether the function owns a handle to its engine.
     keeps_engine: bool,
     inner: Vec<Inner>,
 }
@@ -109,7 +109,7 @@ struct Program {
     variables: Vec<usize>,
     operations: Vec<Operation>,
     threads: Vec<Vec<Step>>,
-    /// Whether the main thread drops its handles before the other threads start.
+    /// Whether the main thread drops its handles while the other threads run.
     lets_go: bool,
     /// Whether the threads wait for handles before the engines end.
     waits_first: bool,
@@ -234,8 +234,9 @@ struct Record {
 
 #[derive(Default)]
 struct State {
-    /// A thread has begun, or is about to begin, a shutdown; a shutdown that cancels.
+    /// Whether a thread has begun, or is about to begin, a shutdown.
     begun: AtomicBool,
+    /// Whether one of these shutdowns cancels.
     cancelled: AtomicBool,
     operator_accepted: AtomicU32,
     operator_runs: AtomicU32,
@@ -245,7 +246,7 @@ struct World {
     program: Program,
     records: Vec<Record>,
     engines: Vec<State>,
-    /// By variable: a thread has deleted it, or is about to.
+    /// By variable: whether a thread has deleted it, or is about to.
     deleted: Vec<AtomicBool>,
     /// By variable: how often the function of a deletion was accepted, and how often it ran.
     deletions: Vec<(AtomicU32, AtomicU32)>,
@@ -256,7 +257,7 @@ struct World {
     phase: Mutex<String>,
 }
 
-/// The state that all threads share. Clones of engines are handles.
+/// The handles that a thread has. Clones of engines are handles.
 #[derive(Clone)]
 struct Hands {
     engines: Vec<Option<Engine>>,
@@ -286,7 +287,7 @@ impl World {
         self.engines[engine].begun.store(true, SeqCst);
     }
 
-    /// The part of the function that all kinds share.
+    /// Runs the part of an operation's function that all kinds share.
     fn body(self: &Arc<Self>, id: usize, cx: Option<(&OpContext<'_>, &Hands)>) {
         let operation = &self.program.operations[id];
         self.records[id].runs.fetch_add(1, SeqCst);
@@ -302,7 +303,7 @@ impl World {
                 Inner::Shutdown(how) => {
                     self.notes_shutdown(operation.engine, how);
                     let result = engine.shutdown(how, Some(Duration::ZERO));
-                    // Once its completion was used, the operation is complete, and any result is possible.
+                    // Once its completion has been used, the operation is complete, and any result is possible.
                     let fine = operation.kind != Kind::Sync || result == Err(ShutdownError::InsideOperation);
                     if !fine {
                         self.violation(format!("a shutdown inside operation {id} returned {result:?}"));
@@ -318,11 +319,11 @@ impl World {
                 Inner::Push(child) => {
                     let result = self.push(child, &engine, hands);
                     let state = &self.engines[operation.engine];
-                    // After the completion was used, its function no longer runs inside an operation.
+                    // Once its completion has been used, the function no longer runs inside an operation.
                     let is_over = operation.kind == Kind::Early && state.begun.load(SeqCst);
                     let excuse = state.cancelled.load(SeqCst) || is_over;
                     if result.is_err_and(|refusal| refusal == PushError::ShutDown) && !excuse {
-                        self.violation(format!("operation {id} was refused a push"));
+                        self.violation(format!("a push by operation {id} was refused"));
                     }
                 }
             }
@@ -398,7 +399,7 @@ impl World {
                             return Ok(());
                         }
                         world.body(id, Some((cx, &inside)));
-                        // Before the completion: the program may end with it.
+                        // Dropped before the completion is used, because the program may end with that.
                         drop(drop_once);
                         if kind == Kind::Elsewhere {
                             elsewhere(move || use_completion(done, ends));
@@ -460,7 +461,7 @@ impl Actor {
                 let number = world.program.operations[id].engine;
                 let Some(engine) = self.hands.engines[number].clone() else { return };
                 if let Ok(handle) = world.push(id, &engine, &self.hands) {
-                    // If the thread has dropped its handles of the variables, nothing was pushed.
+                    // If the thread has dropped its handles to the variables, nothing was pushed.
                     if world.records[id].accepted.load(SeqCst) > 0 && self.has_shut[number] {
                         world.violation(format!("operation {id} was accepted after a shutdown"));
                     }
@@ -508,7 +509,7 @@ impl Actor {
                 }
             }
             Step::DropEngine(number) => {
-                // It may be the last handle outside operations.
+                // This may be the last handle outside operations.
                 world.engines[number].begun.store(true, SeqCst);
                 self.hands.engines[number] = None;
             }
@@ -631,7 +632,7 @@ impl World {
         let engines = self.engines.iter().map(|state| (state.begun.load(SeqCst), state.cancelled.load(SeqCst)));
         format!(
             "the main thread: {}\nthe others are at steps {:?}\noperations (accepted, run, reported): {:?}\nengines \
-             (shutting down, cancelled): {:?}\n{} created, {} dropped\n{:#?}",
+             (shutting down, cancelled): {:?}\nvalues: {} created, {} dropped\n{:#?}",
             *lock(&self.phase),
             self.at,
             records.collect::<Vec<_>>(),
@@ -797,7 +798,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
 
     world.enter("uses what outlives the engines");
     for (number, (operator, (_, end))) in operators.iter().zip(&world.program.engines).enumerate() {
-        // An operation that still owns a handle of its engine keeps the engine open, unless it was shut down.
+        // An operation that still owns a handle to its engine keeps the engine open, unless the engine was shut down.
         let is_shut = !world.program.lets_go && !matches!(end, End::Drop);
         match operator.push() {
             Ok(()) if is_shut => world.violation(format!("operator {number} was pushed after the end of its engine")),

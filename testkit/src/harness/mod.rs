@@ -80,13 +80,14 @@ pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder
         .idle(idle)
 }
 
-/// Records what an engine does, or shuffles, for some inputs. By their length, so that older ones keep their meaning.
+/// Makes an engine record or shuffle its operations for some inputs. These are chosen by their length, so that older
+/// inputs keep their meaning.
 pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recorder>) {
     let plan = if data.len() % 9 == 4 { plan.shuffle(data.len() as u64) } else { plan };
     if data.len() % 4 != 1 {
         return (plan, None);
     }
-    // More than the longest program fills. Only what is used takes memory.
+    // More than the longest program needs. Only what is used takes memory.
     let recorder = Recorder::with_capacity(8 << 20);
     (plan.recorder(&recorder), Some(recorder))
 }
@@ -144,7 +145,7 @@ struct Watched {
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
-/// An input under the watchdog.
+/// An input that runs under the watchdog.
 pub struct Watch(u64);
 
 impl Watch {

@@ -2,10 +2,10 @@
 //!
 //! With one pushing thread every result is determined: the values that each operation saw, every final value and
 //! version, every failure with its cause, every refusal. Two rules are not promised but hold on all engines, so the
-//! model has them as well: of several failed variables an operation propagates the failure of the oldest, and a
-//! failed variable keeps its failure. `push` has mostly operations over tokens and all ways to complete them, `typed`
-//! mostly operations over typed variables in many shapes, some of them aliased. In a third of the programs the engine
-//! and the group have a limit of pending operations, which changes no result.
+//! model has them as well: an operation over several failed variables propagates the failure of the oldest variable,
+//! and a failed variable keeps its failure. `push` has mostly operations over tokens and all ways to complete them,
+//! `typed` has mostly operations over typed variables in many shapes, some of them aliased. In a third of the programs
+//! the engine and the group have a limit of pending operations, which changes no result.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -60,7 +60,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Well,
-    /// With an `Err` of the function.
+    /// With an `Err` from the function.
     Error,
     PanicStr,
     PanicString,
@@ -74,11 +74,11 @@ enum Ends {
     Lost,
 }
 
-/// By what an operation may be cancelled.
+/// What an operation may be cancelled by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
     None,
-    /// A deadline that will not have passed.
+    /// A deadline that does not pass.
     InTime,
     /// A deadline that has passed.
     Late,
@@ -90,10 +90,10 @@ enum Bound {
     PassedOver,
     /// A scope of its own, which waits for it.
     Scope,
-    /// A parent of its own, which names the same and does nothing else.
+    /// A parent of its own, which declares the same variables and does nothing else.
     Parent,
-    /// Its handle, loudly or quietly. Sometimes the operation is held up until it is cancelled, and sometimes it is not,
-    /// so that it may start first.
+    /// Its handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise it may start
+    /// first.
     Handle(Cancel),
 }
 
@@ -114,7 +114,7 @@ struct Operation {
     priority: i32,
     property: Property,
     no_skip: bool,
-    /// The first GPU is the engine's only one.
+    /// The number of the operation's GPU, if it names one. The engine has only GPU 0.
     gpu: Option<u32>,
     foreign: bool,
     yields: usize,
@@ -195,7 +195,7 @@ const MOST_STEPS: usize = 120;
 impl Program {
     fn decode(bytes: &mut Bytes<'_>, is_typed: bool) -> Self {
         let mut program = Self { drops_engine: bytes.one_in(2), ..Self::default() };
-        // The variables that were not dropped, the operators and the handles.
+        // The variables that have not been dropped, the operators and the handles.
         let (mut live, mut operators, mut handles) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..1 + bytes.below(6) {
             program.add_variable(&mut live, is_typed, bytes);
@@ -246,7 +246,7 @@ impl Program {
                 },
                 7 => {
                     let id = program.add_operation(&live, is_typed, bytes);
-                    // The functions of operators return no values, and their runs use no foreign variables.
+                    // Operators return no values, are no futures, and have no scopes, parents or handles.
                     let operation = &mut program.operations[id];
                     if operation.returns_a_handle() {
                         operation.kind = Kind::Push;
@@ -419,7 +419,8 @@ impl Operation {
     }
 
     /// Whether the operation runs on the device, if it names one. The function of a device operation is called when its
-    /// dependencies have been issued. So kernels use the values outside of variables, and functions those of the host.
+    /// dependencies have been issued. So kernels use the values outside the variables, and functions use those on the
+    /// host.
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
@@ -432,7 +433,7 @@ impl Operation {
         matches!(self.kind, Kind::Submit | Kind::TrySubmit)
     }
 
-    /// Whether the operation can be one of a scope, or a child.
+    /// Whether the operation can be pushed in a scope or as a child.
     fn can_be_wrapped(&self) -> bool {
         let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
         self.kind == Kind::Sync && self.gpu.is_none() && is_plain
@@ -564,7 +565,7 @@ struct Model {
     slots: Vec<u64>,
     values: Vec<u64>,
     versions: Vec<u64>,
-    /// Failures, by their numbers in `failures`.
+    /// By variable: its failure, as an index into `failures`.
     failed: Vec<Option<usize>>,
     /// The text of each failure. Two failures with the same text are different failures.
     failures: Vec<String>,
@@ -576,9 +577,9 @@ struct Model {
     operators: Vec<usize>,
     /// By variable: the outside value that the function of its deletion saw.
     deletions: BTreeMap<usize, u64>,
-    /// The failures of the group's operations since the last wait for it, and whether they began there.
+    /// The failures of the group's operations since the last wait for it, and whether each began in the group.
     of_group: Vec<(usize, bool)>,
-    /// The operations that their handles have cancelled, which the run decides.
+    /// The operations that their handles have cancelled, which only the run determines.
     withdrawn: BTreeSet<usize>,
 }
 
@@ -758,7 +759,7 @@ impl Model {
     fn run(&mut self, program: &Program, id: usize) {
         self.run_unreported(program, id);
         if let (Bound::Scope, Some(Err(failure))) = (program.operations[id].bound, self.results.get(&id)) {
-            // The scope has returned it.
+            // The scope has returned the failure.
             self.unreported.remove(failure);
         }
     }
@@ -872,7 +873,7 @@ struct World {
     program: Arc<Program>,
     /// Values outside the variables. Only loaded and stored, relaxed: the engine must order the accesses.
     slots: Vec<AtomicU64>,
-    /// Per variable: readers, or -1 for a writer.
+    /// Per variable: the number of readers, or -1 for a writer.
     holders: Vec<AtomicI64>,
     runs: Vec<AtomicU32>,
     /// Per operation: the sum of the values that its runs saw.
@@ -883,7 +884,7 @@ struct World {
     drops: Drops,
 }
 
-/// A function of an operation.
+/// The function of an operation.
 pub struct Run {
     world: Arc<World>,
     id: usize,
@@ -960,7 +961,7 @@ impl Run {
     fn on_device(self: Arc<Self>, stream: &mut GpuStream, scratch: &DeviceVec<u64>) -> Result<(), String> {
         let in_kernel = Arc::clone(&self);
         let Some(mut stream) = stream.simulated() else {
-            return Err("the stream is not of the simulated device".to_owned());
+            return Err("the stream does not belong to the simulated device".to_owned());
         };
         let kernel = move |_: &[u64]| {
             let seen = in_kernel.enter();
@@ -988,8 +989,8 @@ impl Run {
     fn asynchronous(self: Arc<Self>, done: Completion, finish: Finish) -> Result<(), String> {
         let seen = self.enter();
         let ends = self.operation().ends;
-        // A result that the function returns after its completion was used may be ignored, so no operation relies on
-        // it. A panic ends the operation by itself.
+        // A result that the function returns after its completion has been used may be ignored, so no operation relies
+        // on it. A panic needs no completion to end the operation.
         if !matches!(ends, Ends::Well | Ends::Error | Ends::Fail | Ends::Lost) {
             self.leave(seen);
             return self.end();
@@ -997,7 +998,7 @@ impl Run {
         let rest = move || {
             self.leave(seen);
             let id = self.id;
-            // Before the completion: the program may end with it.
+            // Dropped before the completion is used, because the program may end with that.
             drop(self);
             match ends {
                 Ends::Well => done.complete(),
@@ -1062,11 +1063,12 @@ struct Runner {
     operators: HashMap<usize, Operator>,
     handles: HashMap<usize, Submitted>,
     group: Group,
-    /// Groups that were cancelled, and cancelled quietly.
+    /// A group that was cancelled, and one that was cancelled quietly.
     cancelled: [Group; 2],
     /// The operations that their handles have cancelled.
     withdrawn: BTreeSet<usize>,
-    /// Whether the engine has a limit of pending operations. Then nothing is held up, since a push may wait for that.
+    /// Whether the engine has a limit of pending operations. If so, no operation is held up, since a push might wait
+    /// for it.
     is_limited: bool,
 }
 
@@ -1088,7 +1090,7 @@ fn seen<T: Content>(value: T) -> Answer {
     value.get().map_or(Answer::Other("a torn value".to_owned()), Answer::Value)
 }
 
-/// Reads a value by one of the calls that do so.
+/// Reads a value with one of the calls that do so, depending on `limit`.
 fn get<T: Content>(engine: &Engine, variable: &Var<T>, limit: Limit) -> Answer {
     match limit {
         Limit::None => answer(engine.get(variable), seen),
@@ -1179,7 +1181,7 @@ impl Runner {
     fn push(&mut self, id: usize) -> Result<(), PushError> {
         let program = Arc::clone(&self.world.program);
         let operation = &program.operations[id];
-        // An operation that is cancelled by a deadline or a group is held back like others.
+        // An operation that is cancelled by a deadline or a group is held back like any other.
         let builder = match id % 3 {
             0 => self.describe(id, operation),
             1 => match self.describe(id, operation).if_room() {
@@ -1520,8 +1522,8 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
         engine.shutdown(Shutdown::Drain, None).map_err(|error| error.to_string())?;
     }
     drop(engine);
-    // The function of an asynchronous operator may still run after its completion was used, and keeps the operator
-    // until it returns.
+    // The function of an asynchronous operator may still run after its completion has been used, and keeps the operator
+    // alive until it returns.
     eventually_ok(|| world.drops.check())
 }
 
@@ -1529,7 +1531,7 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
     watched(target, data, |watch| {
         let mut bytes = Bytes::new(data);
         let threaded = engine_plan(&mut bytes, &THREADED);
-        // By the length of the input, so that inputs from before there were limits keep their meaning.
+        // Chosen by the length of the input, so that inputs from before there were limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 7);
         let program = Arc::new(Program::decode(&mut bytes, is_typed));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {

@@ -9,7 +9,7 @@ use crate::{Droppable, program::Access};
 /// The value of a typed variable, or a part of it.
 pub trait Content: Clone + Send + Sync + 'static {
     fn new(value: u64, drop: Droppable) -> Self;
-    /// Returns the value, or `None` if it is torn: two threads used it at the same time.
+    /// Returns the value, or `None` if it is torn because two threads used it at the same time.
     fn get(&self) -> Option<u64>;
     fn set(&mut self, value: u64);
 }
@@ -117,7 +117,7 @@ tuples!(A B C);
 tuples!(A B C D);
 tuples!(A B C D E F G H I J K L);
 
-/// A variable that a shape declares: whether it is [`Wide`], and its access.
+/// A variable that a shape declares: whether it is [`Wide`], and how it is accessed.
 pub type Place = (bool, Access);
 
 const R: Place = (false, Access::Read);
@@ -146,8 +146,8 @@ pub const SHAPES: [&[Place]; 16] = [
     &[W, R, R, R],
 ];
 
-/// Evaluates `$then!(accesses)` with the accesses of shape `$shape` over the variables `$variables`, given by their
-/// numbers in the order of the shape.
+/// Evaluates `$then!(accesses)` with the accesses of shape `$shape` over the variables `$variables`, which are numbers
+/// in the order of the shape.
 macro_rules! declare {
     ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
         let narrow = |place: usize| -> &Var<Narrow> { $handles[$variables[place]].narrow() };

@@ -1,4 +1,4 @@
-//! Does the engine find the device in the system, and thereby the cores near it?
+//! Does the engine find the device in sysfs, and so the cores near it?
 
 use std::{ffi::CStr, fs, path::Path};
 
@@ -12,8 +12,8 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "address",
-    about: "the device's PCI address: the driver's own, with the function, against the one made of domain, bus, device \
-            and function 0; which of them the system has, and the cores that it says are near",
+    about: "the device's PCI address: the one that the driver returns, compared with one made of domain, bus, device \
+            and function 0; which of them sysfs has, and the cores that it lists as near",
     run,
     part,
 };
@@ -24,11 +24,11 @@ fn run() -> Outcome {
     part.complete()?;
     let addresses = if same { "both addresses are the same" } else { "THE ADDRESSES DIFFER" };
     let follows = match (own, made) {
-        (true, true) if cores => "the system has both, with the same cores",
-        (true, true) => "the system has both, with OTHER CORES; the engine uses the driver's",
-        (true, false) => "the system has only the driver's, which the engine uses",
-        (false, true) => "the system has ONLY THE ONE WITH FUNCTION 0, which the engine does not use",
-        (false, false) => "the system shows neither, so that cores near the device are not known here",
+        (true, true) if cores => "sysfs has both, with the same cores",
+        (true, true) => "sysfs has both, with DIFFERENT CORES; the engine uses the driver's",
+        (true, false) => "sysfs has only the driver's, which the engine uses",
+        (false, true) => "sysfs has ONLY THE ONE WITH FUNCTION 0, which the engine does not use",
+        (false, false) => "sysfs has neither, so the cores near the device are not known here",
     };
     Ok(format!("{addresses}; {follows}"))
 }
@@ -40,7 +40,7 @@ fn part(_: &[&str]) {
     // SAFETY: the buffer has this size, and the driver writes only to it.
     let result = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) };
     hand::must("the address", result);
-    // SAFETY: the driver has written a string that ends with a zero, and the rest of the buffer is zeros.
+    // SAFETY: the driver has written a zero-terminated string, and the rest of the buffer is zeros.
     let own = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().to_lowercase();
     let attribute = |which| gpu.context().attribute(which).expect("the driver knows it");
     let made = format!(
@@ -55,7 +55,7 @@ fn part(_: &[&str]) {
         let (cores, node) = (read("local_cpulist").unwrap_or_default(), read("numa_node").unwrap_or_default());
         println!(
             "{address}: {}, cores [{cores}], node [{node}]",
-            if folder.exists() { "is there" } else { "is not there" }
+            if folder.exists() { "exists" } else { "does not exist" }
         );
         (folder.exists(), cores)
     };

@@ -27,13 +27,13 @@ use super::{
 pub const EXPERIMENT: Experiment = Experiment {
     name: "capture",
     about: "while one thread records a graph in the mode GLOBAL and a kernel of 50 ms runs: what calls of another \
-            thread return, in its modes GLOBAL and RELAXED, and whether the recording survives; the same with an \
+            thread return, in the modes GLOBAL and RELAXED, and whether the recording survives; the same with an \
             engine at work",
     run,
     part,
 };
 
-/// Only the recording.
+/// No call, only the recording.
 const NONE: &str = "none";
 
 const CALLS: [&str; 13] = [
@@ -60,7 +60,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Whether a recording somewhere was the reason.
+    /// Returns whether the call was refused because of a recording.
     fn is_refused(self) -> bool {
         (900.0..=908.0).contains(&self.code)
     }
@@ -69,7 +69,7 @@ impl Pair {
         self.end != 0.0
     }
 
-    /// In words, if there is anything to say.
+    /// Describes the harm in words, if there is any.
     fn harm(self) -> Option<String> {
         match (self.is_refused(), self.breaks()) {
             (true, true) => Some(format!("returned {} and broke the recording ({})", self.code, self.end)),
@@ -116,7 +116,7 @@ fn run() -> Outcome {
         table.row(mode, [recordings, broken, errors, lost].map(whole));
         part.complete()?;
         engines.push(match (broken, errors, lost) {
-            (0.0, 0.0, 0.0) if part.end == End::Well => format!("{mode}: {recordings} recordings beside it, no harm"),
+            (0.0, 0.0, 0.0) if part.end == End::Well => format!("{mode}: no harm during {recordings} recordings"),
             _ => format!(
                 "{mode}: HARM: {broken} of {recordings} recordings broken, {errors} errors of the engine, device {}, \
                  {}",
@@ -130,8 +130,8 @@ fn run() -> Outcome {
     let follows =
         if mended.is_empty() { "the thread's mode makes no difference" } else { "these must be called in RELAXED" };
     Ok(format!(
-        "in another thread's GLOBAL recording {} – {follows}; not to be called at all meanwhile: {}; harmless: {}; the \
-         engine at work: {}",
+        "during another thread's GLOBAL recording: {} – {follows}; must not be called at all then: {}; harmless: {}; \
+         the engine at work: {}",
         list(&mended),
         list(&hopeless),
         harmless.join(", "),
@@ -149,12 +149,12 @@ fn part(arguments: &[&str]) {
 
 /// Starts a recording in the mode GLOBAL.
 fn begin(stream: Stream) {
-    // SAFETY: the stream is alive, and no other thread uses it meanwhile.
+    // SAFETY: the stream is alive, and no other thread uses it during the call.
     let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.0, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
     hand::must("a recording begins", begun);
 }
 
-/// Ends the recording. It is broken if this returns an error, or no graph.
+/// Ends the recording. Returns the driver's code; the recording was broken unless the code is 0.
 fn end(stream: Stream) -> u32 {
     let mut graph = ptr::null_mut();
     // SAFETY: this thread has started the recording; the pointer is valid for the driver's write.
@@ -166,14 +166,14 @@ fn end(stream: Stream) -> u32 {
     result as u32
 }
 
-/// Sets the capture mode of this thread; returns the previous one.
+/// Sets the capture mode of this thread. Returns the previous mode.
 fn exchange(mut mode: Mode) -> Mode {
     // SAFETY: the pointer is valid for the driver's read and write.
     hand::must("the mode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) });
     mode
 }
 
-/// The resources of the calls.
+/// The resources that the calls use.
 struct Bed {
     gpu: CudaGpu,
     kernels: Kernels,
@@ -212,11 +212,11 @@ impl Bed {
                 // SAFETY: the image is PTX terminated by a zero.
                 unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
             }
-            _ => unreachable!("it is one of these"),
+            _ => unreachable!("every name in the list has a call"),
         }
     }
 
-    /// Makes a call while another thread records and a kernel runs; returns its code, and the recording's.
+    /// Makes a call while another thread records and a kernel runs. Returns the codes of the call and of the recording.
     fn case(&self, name: &str, mode: Mode) -> (u32, u32) {
         hand::must("a long kernel", self.kernels.spin(self.busy, 1, Duration::from_millis(50)));
         hand::must("an event", self.event.record(self.busy));
@@ -266,7 +266,7 @@ fn by_hand() {
     }
 }
 
-/// An engine at work, which also allocates, while a thread makes one recording after the other.
+/// Keeps an engine at work, with allocations, while a thread makes one recording after the other.
 fn engine() {
     let Some(gpu) = hand::open_with_marks() else { return };
     let kernels = hand::kernels();
@@ -313,12 +313,12 @@ fn engine() {
     figure("lost", f64::from(u8::from(lost)));
 }
 
-/// A kernel that takes a while, a fill and a copy back in memory that is new each time; an error, with whether the
-/// device is lost.
+/// Runs a slow kernel, a fill and a copy back, in newly allocated memory. An error comes with whether the device is
+/// lost.
 fn work(engine: &Engine, kernels: Kernels, round: u32) -> Result<(), (String, bool)> {
     let device = |error: DeviceError| (error.to_string(), error.is_lost());
     let plain = |error: &dyn std::fmt::Display| (error.to_string(), false);
-    // Sizes grow, so that the pool must allocate from the driver at times.
+    // The sizes grow, so that the pool must allocate from the driver from time to time.
     let len = 1000 * (1 + round as usize % 256);
     let words = engine.device_var::<u32>(GPU, len).map_err(device)?;
     let back = engine.pinned_var::<u32>(GPU, len).map_err(device)?;

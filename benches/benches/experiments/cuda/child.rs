@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The first argument of a process that is a part.
+/// The first argument of a process that runs a part.
 pub const PART: &str = "--part";
 
 /// The prefix of a line with a figure.
@@ -44,7 +44,7 @@ pub fn leaving() {
     figure(LEAVING, 0.0);
 }
 
-/// Prints the number of values, the median, the 99th percentile, and the largest.
+/// Prints figures for samples: their number, the median, the 99th percentile, and the largest.
 pub fn figures(name: &str, mut samples: Vec<f64>) {
     samples.sort_by(f64::total_cmp);
     let at = |part: f64| samples.get((samples.len().saturating_sub(1) as f64 * part).round() as usize).copied();
@@ -57,9 +57,9 @@ pub fn figures(name: &str, mut samples: Vec<f64>) {
 /// How a part ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With success.
+    /// The part succeeded.
     Well,
-    /// With a panic or a signal.
+    /// The part failed, or was ended by a signal.
     Badly,
     /// The time limit expired.
     Never,
@@ -73,16 +73,16 @@ pub struct Part {
     pub end: End,
     /// The time from the figure `leaving` to the end of the process.
     pub exit: Duration,
-    /// How it has ended, in words.
+    /// How the part ended, in words.
     status: String,
-    /// Its last error message.
+    /// What the part wrote to its standard error, if it failed.
     complaint: String,
     /// The figures that were requested and are missing.
     missing: RefCell<Vec<String>>,
 }
 
 impl Part {
-    /// Returns a figure; NaN if the part has none of this name.
+    /// Returns a figure, or NaN if the part has none with this name.
     pub fn get(&self, name: &str) -> f64 {
         self.figures.get(name).copied().unwrap_or_else(|| {
             self.missing.borrow_mut().push(name.to_owned());
@@ -90,17 +90,17 @@ impl Part {
         })
     }
 
-    /// Whether the part has this figure.
+    /// Returns whether the part has this figure.
     pub fn has(&self, name: &str) -> bool {
         self.figures.contains_key(name)
     }
 
-    /// Whether the part reported that it was about to end.
+    /// Returns whether the part reported that it was about to end.
     pub fn has_left(&self) -> bool {
         self.has(LEAVING)
     }
 
-    /// How it has ended, in words.
+    /// Returns how the part ended, in words.
     pub fn how(&self) -> String {
         let Self { status, complaint, .. } = self;
         if complaint.is_empty() { status.clone() } else { format!("{status}: {complaint}") }
@@ -118,12 +118,12 @@ impl Part {
             return Ok(());
         }
         let (first, count) = (&missing[0], missing.len());
-        Err(format!("{} has not printed {count} figures, the first of them {first}: {}", self.name, self.how()))
+        Err(format!("{} did not print {count} figures, the first of which is {first}: {}", self.name, self.how()))
     }
 }
 
-/// Runs a part of an experiment, with additions to its environment, for a limited number of seconds. Shows its output
-/// other than figures.
+/// Runs a part of an experiment, with additions to its environment, for a limited number of seconds. Prints its output
+/// except figures.
 pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], limit: u64) -> Result<Part, String> {
     let this = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(this);
@@ -177,7 +177,7 @@ fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String
             break;
         }
     }
-    // Its output may end before the process does.
+    // The output may end before the process does.
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break Some(status),
@@ -187,7 +187,7 @@ fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String
     };
     let exit = left.elapsed();
     let (end, words) = match status {
-        Some(status) if status.success() => (End::Well, "it ended well".to_owned()),
+        Some(status) if status.success() => (End::Well, "it succeeded".to_owned()),
         Some(status) => (End::Badly, format!("it ended with {status}")),
         None => {
             // An error means that the process has just ended.

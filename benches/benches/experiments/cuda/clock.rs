@@ -22,9 +22,9 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "clock",
-    about: "the step of %globaltimer; from the end of a kernel of 2 ms, seen by a thread that spins, to the operation \
-            of the CPU behind it: with workers that spin, and by default; and to a thread that looks each 50 µs, with \
-            the timer slack that lanes have, and the usual one",
+    about: "the resolution of %globaltimer; the time from the end of a kernel of 2 ms, as seen by a thread that spins, \
+            to the operation of the CPU behind it, with workers that spin and by default; and to a thread that polls \
+            every 50 µs, with the timer slack that lanes have and with the default",
     run,
     part,
 };
@@ -57,28 +57,28 @@ fn run() -> Outcome {
     part.complete()?;
     let coarse = if median > 250.0 {
         let bound = median / 50.0;
-        format!("IT IS COARSE: kernels of less than {bound:.0} µs that wait by this clock are wrong by more than 5 %")
+        format!("IT IS COARSE: kernels shorter than {bound:.0} µs that wait by this clock are off by more than 5 %")
     } else {
-        "it is fine enough for kernels of some µs".to_owned()
+        "it is fine enough for kernels of a few µs".to_owned()
     };
     let [spin, default, sharp, blunt, wait] = found[..] else { unreachable!("there are five") };
     let gain = blunt[0] - sharp[0];
     let alone = if found.iter().any(|figures| figures[0] < 0.0) {
-        "; THE THREAD THAT LOOKS HAD NO CORE OF ITS OWN, so that times from a kernel's end say nothing"
+        "; THE WATCHING THREAD HAD NO CORE OF ITS OWN, so the times from a kernel's end mean nothing"
     } else {
         ""
     };
     let worth = if gain > 10.0 { "worth it" } else { "NOT WORTH IT" };
     Ok(format!(
-        "%globaltimer goes in steps of {median:.0} ns (smallest {least:.0}): {coarse}; from a kernel's end to the \
+        "%globaltimer advances in steps of {median:.0} ns (smallest {least:.0}): {coarse}; from a kernel's end to the \
          operation behind it {:.1} µs (p99 {:.1}) with workers that spin, {:.1} (p99 {:.1}) by default, {:.1} to a \
-         thread in cuStreamSynchronize; lanes have a slack of {slack:.0} ns, others of {usual:.0}: by hand that brings \
-         {gain:.1} µs ({:.1} to {:.1}), so it is {worth}{alone}",
+         thread in cuStreamSynchronize; lanes have a timer slack of {slack:.0} ns, other threads of {usual:.0}: by \
+         hand the smaller one saves {gain:.1} µs ({:.1} to {:.1}), so it is {worth}{alone}",
         spin[0], spin[1], default[0], default[1], wait[0], blunt[0], sharp[0],
     ))
 }
 
-/// The least duration of the kernels. Longer than a lane polls without sleeping.
+/// The minimum duration of the kernels. It is longer than a lane polls without sleeping.
 const KERNEL: Duration = Duration::from_millis(2);
 
 fn part(_: &[&str]) {
@@ -123,7 +123,7 @@ impl Bed {
     fn steps(&self) {
         const COUNT: usize = 512;
         let words = hand::pinned(8 * COUNT);
-        // SAFETY: the memory has as many words, which are loaded only after the kernel has completed.
+        // SAFETY: the memory has this many words, which are loaded only after the kernel has completed.
         hand::must("sample", unsafe { self.kernels.sample(self.stream, words.device, COUNT as u32) });
         hand::must("it ends", self.stream.synchronize());
         // Acquire: makes the earlier writes of the device visible, as in the engine.
@@ -139,8 +139,8 @@ impl Bed {
         machine::choose(500, 20)
     }
 
-    /// Takes the samples of one way to wait: `wait` launches a kernel that writes `end`, and returns the time at
-    /// which its end was known.
+    /// Takes the samples of one way to wait. `wait` launches a kernel that writes `end`, and returns the time at which
+    /// the kernel's end was known.
     fn samples(&self, key: &str, mut wait: impl FnMut(Duration) -> Instant) {
         let sample = |round| {
             // No thread reads the word now, and no kernel runs. Relaxed: the launch of the next kernel comes after
@@ -157,7 +157,7 @@ impl Bed {
                 });
                 let known = wait(time);
                 let ended = watcher.join().expect("the thread ends");
-                // It may be known before the watcher has seen it, for one of them where the watcher has no core of its
+                // The end may be known before the watcher has seen it, for instance if the watcher has no core of its
                 // own.
                 ns(known.saturating_duration_since(ended)) - ns(ended.saturating_duration_since(known))
             })

@@ -1,4 +1,4 @@
-//! Do many streams profit from more hardware queues?
+//! Do many streams benefit from more hardware queues?
 
 use std::time::{Duration, Instant};
 
@@ -24,10 +24,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const STREAMS: usize = 16;
 
-/// Kernels of each stream.
+/// The number of kernels on each stream.
 const KERNELS: usize = 20;
 
-/// The duration of each kernel. Much longer than a launch, so that streams can run in parallel.
+/// The duration of each kernel. It is much longer than a launch, so that streams can run in parallel.
 const KERNEL: Duration = Duration::from_micros(100);
 
 const ORDERS: [&str; 2] = ["by stream", "alternately"];
@@ -47,12 +47,12 @@ fn run() -> Outcome {
     let gains: Vec<f64> = (0..2).map(|order| times[0][order] / times[1][order]).collect();
     let best = gains.iter().fold(0.0f64, |best, &gain| best.max(gain));
     let follows = if best > 1.2 {
-        "32 QUEUES PAY: programs with many streams should set the variable before the driver starts"
+        "32 QUEUES PAY OFF: programs with many streams should set the variable before the driver starts"
     } else {
         "the number of queues makes no difference here"
     };
     Ok(format!(
-        "with 32 queues instead of 8 the time goes from {:.2} to {:.2} ms {}, from {:.2} to {:.2} {} (at best \
+        "with 32 queues instead of 8, the time goes from {:.2} to {:.2} ms {}, from {:.2} to {:.2} {} (at best \
          {ideal:.2}): {follows}",
         times[0][0], times[1][0], ORDERS[0], times[0][1], times[1][1], ORDERS[1],
     ))

@@ -25,8 +25,8 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "depth",
-    about: "5,000 kernels of 50 µs on the normal lane: what urgent operations and copies take meanwhile; by hand: at \
-            which launch the driver blocks, and whether it blocks the launches of other threads with it",
+    about: "5,000 kernels of 50 µs on the normal lane: how long urgent operations and copies take meanwhile; by hand: \
+            at which launch the driver blocks, and whether it then also blocks the launches of other threads",
     run,
     part,
 };
@@ -52,8 +52,8 @@ fn run() -> Outcome {
     };
     let idle = row(&mut table, &engine, "an urgent operation, nothing else", "idle.urgent");
     let idle_copy = row(&mut table, &engine, "a copy, nothing else", "idle.copy");
-    let urgent = row(&mut table, &engine, "an urgent operation, beside many", "busy.urgent");
-    let copy = row(&mut table, &engine, "a copy, beside many", "busy.copy");
+    let urgent = row(&mut table, &engine, "an urgent operation, with many pending", "busy.urgent");
+    let copy = row(&mut table, &engine, "a copy, with many pending", "busy.copy");
     println!("{}", table.markdown());
     let hand = child::run("depth", &["hand"], &[], 15)?.well()?;
     let mut table = Table::new("launches", "", "", &["by hand, launches, µs", "p50", "p99", "longest", "of"]);
@@ -66,7 +66,8 @@ fn run() -> Outcome {
     engine.complete()?;
     hand.complete()?;
 
-    // By some kernels; behind all that a stream holds it would be hundreds.
+    // An operation counts as held up if it waits for more than four kernels. Behind a full stream it would wait for
+    // hundreds.
     let held = |idle: [f64; 3], busy: [f64; 3], quantile: usize| busy[quantile] - idle[quantile] > 4.0 * micros(KERNEL);
     let behind = if held(idle, urgent, 0) || held(idle_copy, copy, 0) {
         "THE QUEUE HOLDS THEM UP: fewer operations must be in flight"
@@ -76,10 +77,10 @@ fn run() -> Outcome {
         "the queue of the normal lane does not hold them up"
     };
     let blocking = if blocks < 0.0 {
-        "no launch of all blocked".to_owned()
+        "none of the launches blocked".to_owned()
     } else {
         let others = if hand.get("other.full.count") == 0.0 {
-            "of other threads' launches none was made in that time: THEY STAND STILL".to_owned()
+            "other threads made no launch in that time: THEY ARE BLOCKED".to_owned()
         } else if during[0] > 4.0 * before[0] + 2.0 || during[1] > micros(KERNEL) + 4.0 * before[1] {
             format!(
                 "other threads' launches SUFFER (p50 {:.1} to {:.1} µs, p99 {:.1} to {:.1})",
@@ -89,14 +90,14 @@ fn run() -> Outcome {
             format!("other threads' launches do not suffer (p50 {:.1} to {:.1} µs)", before[0], during[0])
         };
         format!(
-            "launches block from number {blocks} on ({:.1} µs each), so the bound of operations in flight belongs well \
+            "launches block from number {blocks} on ({:.1} µs each), so the limit on operations in flight must be well \
              below that; {others}",
             full[0]
         )
     };
     Ok(format!(
-        "beside the many an urgent operation takes {:.0} µs (p99 {:.0}; {:.0} with nothing else), a copy {:.0} (p99 \
-         {:.0}): {behind}; {blocking}",
+        "with many pending, an urgent operation takes {:.0} µs (p99 {:.0}; {:.0} with nothing else), a copy {:.0} \
+         (p99 {:.0}): {behind}; {blocking}",
         urgent[0], urgent[1], idle[0], copy[0], copy[1],
     ))
 }
@@ -109,12 +110,12 @@ fn part(arguments: &[&str]) {
     leaving();
 }
 
-/// Kernels that are pushed together.
+/// Returns the number of kernels that are pushed together.
 fn many() -> usize {
     machine::choose(5_000, 500)
 }
 
-/// An engine that times operations, one at a time.
+/// An engine on which operations are timed, one at a time.
 struct Probe {
     engine: Engine,
     kernels: hand::Kernels,
@@ -151,7 +152,7 @@ fn engine() {
     let host = engine.pinned_var::<u32>(GPU, 1024).expect("memory");
     let probe = Probe { engine, kernels, word, host, target };
     let warm = machine::choose(500, 30);
-    // The first ones open the lanes.
+    // The first operations start the lanes.
     for _ in 0..5 {
         probe.urgent();
         probe.copy();
@@ -208,7 +209,7 @@ fn by_hand() {
             }
             found
         });
-        // Launches on `other` while the first stream is idle.
+        // Until then, the other thread launches while `stream` is idle.
         thread::sleep(Duration::from_millis(20));
         let launches: Vec<Launch> =
             (0..machine::choose(5_000, 1_500)).map(|_| timed(|| kernels.spin(stream, 1, KERNEL))).collect();
@@ -216,7 +217,7 @@ fn by_hand() {
         (launches, beside.join().expect("the thread ends"))
     });
     hand::must("all end", stream.synchronize());
-    // The driver may make room for one launch at a time or for many, so that a few of them take all of the time.
+    // The driver may make room for one launch at a time or for many, so that a few launches may take all of the time.
     let is_slow = |launches: &[Launch]| {
         let all: Duration = launches.iter().map(|launch| launch.1).sum();
         launches[0].1 > KERNEL / 4 && all / RUN > KERNEL / 4

@@ -1,5 +1,5 @@
-//! Direct calls of the driver's functions that the experiments need. No resource is released here, since the process
-//! of a part ends soon.
+//! Direct calls to the driver's functions that the experiments need. No resource is released here, since the process of
+//! a part ends soon.
 
 use std::{
     ffi::{CString, c_void},
@@ -21,7 +21,7 @@ use super::child;
 /// The figure that a part prints if the device does not support the requested kind of marks.
 pub const REFUSED: &str = "refused";
 
-/// Threads per block. Picked.
+/// Threads per block. Not tuned.
 const BLOCK: u32 = 256;
 
 /// A stream, which outlives its uses here: one that was created directly, or the stream of a lane inside an operation.
@@ -54,9 +54,9 @@ pub struct Pinned {
     pub device: CUdeviceptr,
 }
 
-// SAFETY: the pointers alone give no access to the memory.
+// SAFETY: holding the pointers is harmless; code that dereferences them must justify the access.
 unsafe impl Send for Pinned {}
-// SAFETY: the pointers alone give no access to the memory.
+// SAFETY: holding the pointers is harmless; code that dereferences them must justify the access.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
@@ -94,15 +94,15 @@ unsafe impl Send for Kernels {}
 // SAFETY: the driver's functions take kernels on any thread.
 unsafe impl Sync for Kernels {}
 
-/// Whether the driver's library has a function. cudarc panics when a missing function is called.
+/// Returns whether the driver's library has a function. cudarc panics when a missing function is called.
 pub fn has(function: &str) -> bool {
-    // SAFETY: the library is loaded already.
+    // SAFETY: the library is already loaded.
     let library = unsafe { sys::culib() };
     // SAFETY: the type is a function type, and the function is not called.
     unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
 }
 
-/// Fails the part unless a call of the driver has succeeded.
+/// Panics unless a call to the driver has succeeded.
 #[track_caller]
 pub fn must(what: &str, result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS, "{what}");
@@ -149,9 +149,9 @@ pub fn bind(gpu: &CudaGpu) {
     gpu.context().bind_to_thread().expect("the context is alive");
 }
 
-/// Returns the source of the kernels, terminated by a zero, which the driver requires.
+/// Returns the source of the kernels, with the terminating zero that the driver requires.
 pub fn source() -> CString {
-    CString::new(include_str!("../kernels.ptx")).expect("the name contains no NUL")
+    CString::new(include_str!("../kernels.ptx")).expect("the source contains no NUL")
 }
 
 /// Loads the kernels into the current context, and runs each of them once except `poison`: the driver may defer work
@@ -179,7 +179,7 @@ pub fn kernels() -> Kernels {
     kernels
 }
 
-/// Launches one block of a kernel, or more.
+/// Launches a kernel with the given numbers of blocks and threads.
 ///
 /// # Safety
 /// 1. The arguments match the kernel's parameters, and the kernel has exclusive access to the memory that it writes
@@ -191,7 +191,7 @@ unsafe fn launch(
     arguments: &mut [*mut c_void],
 ) -> CUresult {
     let arguments = arguments.as_mut_ptr();
-    // SAFETY: the module is loaded, the stream is alive; and (1).
+    // SAFETY: the module is loaded, and the stream is alive; (1) covers the rest.
     unsafe { sys::cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream.0, arguments, ptr::null_mut()) }
 }
 
@@ -200,11 +200,11 @@ impl Kernels {
         let (stream, memory) = (stream(), memory(4096));
         must("a first launch", self.nothing(stream));
         must("a first launch", self.spin(stream, 1, Duration::ZERO));
-        // SAFETY: the memory has as many words, which no other code uses.
+        // SAFETY: the memory has this many words, which no other code uses.
         must("a first launch", unsafe { self.sample(stream, memory.0, 2) });
         // SAFETY: the memory has a word, which no other code uses.
         must("a first launch", unsafe { self.stamp(stream, memory.0, Duration::ZERO) });
-        // SAFETY: the memory has as many words, which no other code uses.
+        // SAFETY: the memory has this many words, which no other code uses.
         must("a first launch", unsafe { self.fill(stream, memory.0, 16, 0) });
         must("the first launches complete", stream.synchronize());
     }
@@ -244,7 +244,7 @@ impl Kernels {
         unsafe { launch(self.stamp, stream, (1, 1), &mut arguments) }
     }
 
-    /// Launches a kernel that sets words.
+    /// Launches a kernel that sets `count` words to `value`.
     ///
     /// # Safety
     /// 1. There are `count` words of 32 bits, which no other code uses until the kernel has completed.
@@ -301,7 +301,7 @@ pub fn memory(bytes: usize) -> Memory {
     Memory(at)
 }
 
-/// Allocates pinned memory of zeros.
+/// Allocates pinned memory and fills it with zeros.
 pub fn pinned(bytes: usize) -> Pinned {
     let (mut host, mut device) = (ptr::null_mut(), 0);
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -378,7 +378,7 @@ pub fn many_blocks(gpu: &CudaGpu) -> u32 {
     (units.unwrap_or(1) as u32).max(1) * (2048 / BLOCK)
 }
 
-/// Returns a duration in ns, as a figure.
+/// Returns a duration in nanoseconds.
 pub fn ns(time: Duration) -> f64 {
     time.as_nanos() as f64
 }

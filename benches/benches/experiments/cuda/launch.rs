@@ -30,13 +30,12 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const THREADS: std::ops::RangeInclusive<usize> = 1..=4;
 
-/// Launches between two waits, fewer than a stream holds.
+/// The number of launches between two waits, which is less than a stream holds.
 const BATCH: usize = 256;
 
 fn run() -> Outcome {
     let part = child::run("launch", &[], &[], 20)?.well()?;
-    let columns =
-        ["threads", "direct, a call", "that by the threads", "engine, an operation", "engine, its lane's call"];
+    let columns = ["threads", "direct, a call", "that per thread", "engine, an operation", "engine, its lane's call"];
     let mut table = Table::new("launch", "", "", &columns);
     let of = |kind: &str, threads: usize| part.get(&format!("{kind}.{threads}"));
     for threads in THREADS {
@@ -52,13 +51,13 @@ fn run() -> Outcome {
     } else if gain >= 1.1 {
         "threads block each other, but launch more than one thread alone"
     } else {
-        "THREADS LAUNCH NO MORE THAN ONE ALONE, so more lanes bring nothing where launches are the bound"
+        "THREADS LAUNCH NO MORE THAN ONE ALONE, so more lanes gain nothing if launches are the bottleneck"
     };
     let engine = of("engine", 1);
     Ok(format!(
-        "a launch takes {:.0} ns, beside three other threads' {:.0}; together four launch {gain:.2} times as many as \
-         one: {follows}; through the engine {engine:.0} ns an operation with one pusher, {:.0} with four, of which its \
-         lane's call takes {:.0}",
+        "a launch takes {:.0} ns, and {:.0} while three other threads launch; together four launch {gain:.2} times as \
+         many as one: {follows}; through the engine an operation takes {engine:.0} ns with one pusher, {:.0} with \
+         four, of which its lane's call takes {:.0}",
         of("call", 1),
         of("call", 4),
         of("engine", 4),
@@ -80,12 +79,12 @@ fn part(_: &[&str]) {
     leaving();
 }
 
-/// Launches of each thread.
+/// Returns the number of launches of each thread.
 fn count() -> usize {
     machine::choose(20_480, 1_024)
 }
 
-/// ns per call of a thread, and the time in which all launch by the number of launches.
+/// Returns the ns per call of a thread, and the time in which all threads launch divided by the number of launches.
 fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     let barrier = Barrier::new(threads);
     let found: Vec<Duration> = thread::scope(|scope| {
@@ -115,7 +114,7 @@ fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     (call, call / threads as f64)
 }
 
-/// ns per operation until all are done, and ns per call in the lane.
+/// Returns the ns per operation until all are done, and the ns per call in the lane.
 fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     let engine = hand::engine(gpu, IdlePolicy::default());
     let vars: Vec<_> = (0..threads).map(|_| engine.device_var::<u32>(GPU, 1).expect("memory")).collect();
@@ -127,7 +126,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
                 let stream = lane(stream);
                 let start = Instant::now();
                 let launched = kernels.nothing(stream).result();
-                // Only the lane's thread uses it while operations run.
+                // Only the lane's thread uses the lock while operations run.
                 *calls.lock().unwrap_or_else(PoisonError::into_inner) += start.elapsed();
                 launched
             };

@@ -1,4 +1,4 @@
-//! Are values and orders right with both kinds of marks?
+//! Are values and orders correct with both kinds of marks?
 
 use std::{
     thread,
@@ -21,15 +21,15 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "marks",
-    about: "values through the lanes, and orders over streams, with marks by counters and by events; with one engine, \
-            then four on one GPU",
+    about: "values that pass through the lanes, and orders across streams, with marks by counters and by events; with \
+            one engine, then four on one GPU",
     run,
     part,
 };
 
 const MODES: [&str; 2] = ["counter", "events"];
 
-/// Engines that are used at the same time.
+/// The numbers of engines that are used at the same time.
 const ENGINES: [&str; 2] = ["1", "4"];
 
 /// The duration of the slow kernels.
@@ -50,15 +50,18 @@ fn run() -> Outcome {
     }
     println!("{}", table.markdown());
     if bad.is_empty() {
-        return Ok(format!("all values and orders were right ({}); both kinds of marks can be used", good.join("; ")));
+        return Ok(format!(
+            "all values and orders were correct ({}); both kinds of marks can be used",
+            good.join("; ")
+        ));
     }
     let good = if good.is_empty() { "nothing".to_owned() } else { good.join("; ") };
-    Ok(format!("NOT RIGHT: {}; right: {good}; what is not right must not be the default", bad.join("; ")))
+    Ok(format!("WRONG: {}; correct: {good}; what is wrong must not be the default", bad.join("; ")))
 }
 
 fn fault(part: &Part, checks: f64, wrong: f64) -> Option<String> {
     if part.has(hand::REFUSED) {
-        return Some("the device or its driver cannot do it".to_owned());
+        return Some("the device or its driver does not support it".to_owned());
     }
     if part.end != End::Well || part.complete().is_err() {
         return Some(part.how());
@@ -96,7 +99,7 @@ struct Check<'a> {
 type Words = Var<DeviceVec<u32>>;
 
 impl Check<'_> {
-    /// Makes all checks; returns their number, and the number of failed ones.
+    /// Makes all checks. Returns their number, and the number of failed ones.
     fn all(mut self, seed: u32) -> (u32, u32) {
         hand::bind(self.gpu);
         for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
@@ -115,7 +118,7 @@ impl Check<'_> {
         self.wrong += u32::from(!right);
     }
 
-    /// Checks values of the host that are copied there and back, and values of a kernel.
+    /// Checks values of the host that are copied to the device and back, and values that a kernel writes.
     fn values(&mut self, engine: &Engine) {
         const LEN: usize = 1000;
         let (host, back) = (engine.pinned_var::<u32>(GPU, LEN).unwrap(), engine.pinned_var::<u32>(GPU, LEN).unwrap());
@@ -131,7 +134,7 @@ impl Check<'_> {
             let same = engine.op("same").submit((host.read(), back.read()), |(host, back)| **host == **back).unwrap();
             self.note(same.wait().unwrap());
             let fill = move |stream: &mut GpuStream, words: &mut _| {
-                // Without it the copy would be seldom early enough to be wrong.
+                // Without this delay, a copy would rarely be early enough to be wrong.
                 kernels.spin(lane(stream), 1, AWHILE).result()?;
                 kernels.fill_vec(stream, words, !round)
             };

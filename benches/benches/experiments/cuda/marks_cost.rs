@@ -18,9 +18,9 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "marks-cost",
-    about: "cuStreamWriteValue64 against an event's record and query: the host's time for a call, the gap on the \
-            device between two kernels, and, beside long kernels, how long after a copy's end the host sees the mark \
-            behind it",
+    about: "cuStreamWriteValue64 compared with recording and querying an event: the host's time for a call, the gap on \
+            the device between two kernels, and, while long kernels run, how long after the end of a copy the host \
+            sees the mark behind it",
     run,
     part,
 };
@@ -49,10 +49,10 @@ fn run() -> Outcome {
         Table::new("copies", "", "", &["from a copy's last byte to its mark, µs", "p50", "p99", "longest", "of"]);
     let mut times = vec![];
     for (means, key) in [("counter", "write"), ("event", "event")] {
-        for (beside, key) in [("nothing", format!("idle.{key}")), ("long kernels", format!("busy.{key}"))] {
+        for (beside, key) in [("nothing else", format!("idle.{key}")), ("long kernels", format!("busy.{key}"))] {
             let found = ["p50", "p99", "max"].map(|quantile| part.get(&format!("{key}.{quantile}")) / 1e3);
             let count = whole(part.get(&format!("{key}.count")));
-            table.row(format!("{means}, beside {beside}"), found.map(number).into_iter().chain([count]));
+            table.row(format!("{means}, with {beside}"), found.map(number).into_iter().chain([count]));
             times.push(found);
         }
     }
@@ -68,18 +68,18 @@ fn run() -> Outcome {
         _ => "AN EVENT COSTS IT LESS",
     };
     let [idle_write, busy_write, idle_event, busy_event] = times[..] else { unreachable!("there are four") };
-    // Well below the time of the long kernels, so that none of them was waited for.
+    // A mark that did not wait for a long kernel takes much less than the duration of one.
     let is_long = |time: f64| time > LONG.as_secs_f64() * 1e6 / 4.0;
     let held = |busy: [f64; 3]| match busy {
-        [p50, ..] if p50.is_nan() => "WAS NEVER SEEN beside",
+        [p50, ..] if p50.is_nan() => "WAS NEVER SEEN with",
         [p50, ..] if is_long(p50) => "IS HELD UP by",
         [_, p99, _] if is_long(p99) => "is held up at times by",
         _ => "is not held up by",
     };
     Ok(format!(
-        "a write takes the host {write:.0} ns, a record and a query {:.0}: {host}; on the device a write makes the gap \
-         of {gap:.0} ns {write_gap:.0} longer, an event {event_gap:.0}: {device}; a counter behind a copy {} long \
-         kernels (p99 {:.1} to {:.1} µs), an event {} them (p99 {:.1} to {:.1})",
+        "a write takes the host {write:.0} ns, a record and a query take {:.0}: {host}; on the device a write makes \
+         the gap of {gap:.0} ns {write_gap:.0} longer, an event {event_gap:.0}: {device}; a counter behind a copy {} \
+         long kernels (p99 {:.1} to {:.1} µs), an event {} them (p99 {:.1} to {:.1})",
         record + query,
         held(busy_write),
         idle_write[1],
@@ -90,10 +90,10 @@ fn run() -> Outcome {
     ))
 }
 
-/// The duration of the kernels that fill the device beside copies.
+/// The duration of the kernels that fill the device during copies.
 const LONG: Duration = Duration::from_millis(2);
 
-/// Bytes of a copy.
+/// The size of a copy in bytes.
 const BYTES: usize = 1 << 20;
 
 fn part(_: &[&str]) {
@@ -113,7 +113,8 @@ fn part(_: &[&str]) {
     leaving();
 }
 
-/// Kernels that note the clock, one after the other. With what is between them less than a stream holds.
+/// The number of kernels that record the clock, one after the other. With the commands between them, they are fewer
+/// than a stream holds.
 const STAMPS: usize = 200;
 
 struct Bed {
@@ -127,7 +128,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// The median of ns per call, in batches that a stream holds, after each of which it is waited for.
+    /// Returns the median time of a call, in ns. The calls are made in batches that fit a stream, which is waited for
+    /// after each batch.
     fn per_call(&self, call: impl Fn(u64) -> CUresult) -> f64 {
         const BATCH: u64 = 200;
         let batch = |_| {
@@ -167,7 +169,7 @@ impl Bed {
     /// Measures the time from one kernel that records the clock to the next.
     fn gap(&self, between: &dyn Fn(u64) -> CUresult) -> f64 {
         let round = |_| {
-            // All are launched before the first one runs.
+            // A long kernel first, so that all others are launched before the first of them runs.
             hand::must("a long kernel", self.kernels.spin(self.stream, 1, Duration::from_millis(5)));
             for number in 0..=STAMPS {
                 let at = self.stamps.device + 8 * number as u64;
@@ -198,9 +200,9 @@ impl Bed {
             let words = BYTES as u64 / 4;
             // SAFETY: the memory holds `words` words, and only this stream uses it.
             hand::must("fill", unsafe { self.kernels.fill(self.stream, memory.0, words, value) });
-            // Beside long kernels it may have to wait for one of them.
+            // While long kernels run, the fill may have to wait for one of them.
             hand::must("it ends", self.stream.synchronize());
-            // SAFETY: both have this size; the host only loads whole words.
+            // SAFETY: both pieces of memory have this size; the host only loads whole words.
             hand::must("copy", unsafe { self.stream.copy_out(memory.0, &target, BYTES) });
             if by_counter {
                 hand::must("write", self.stream.write(&self.counter, 1, u64::from(value)));
@@ -218,7 +220,7 @@ impl Bed {
             let (mut found, start) = (vec![], Instant::now());
             let limit = machine::choose(Duration::from_secs(3), Duration::from_millis(200));
             while start.elapsed() < limit {
-                // One runs, and one is behind it.
+                // Enough long kernels for several samples.
                 for _ in 0..4 {
                     hand::must("a long kernel", self.kernels.spin(self.busy, self.blocks, LONG));
                 }

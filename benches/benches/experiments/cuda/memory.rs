@@ -24,13 +24,13 @@ use super::{
 pub const EXPERIMENT: Experiment = Experiment {
     name: "memory",
     about: "through the engine, two vectors of 47 % of the device's memory, then one of 92 %, and use of their last \
-            words; then what another thread's launches take while 1 GiB is allocated and freed, pinned and on the \
-            device",
+            words; then how long another thread's launches take while 1 GiB is allocated and freed, pinned and on \
+            the device",
     run,
     part,
 };
 
-/// The sizes that are allocated at the same time, in hundredths of the device's memory.
+/// The sizes that are allocated at the same time, in percent of the device's memory.
 const SHARES: [&[usize]; 2] = [&[47, 47], &[92]];
 
 /// The calls that are made while a thread launches.
@@ -54,7 +54,7 @@ fn run() -> Outcome {
             let [bytes, code, right] = ["bytes", "code", "right"].map(|name| large.get(&format!("{key}.{name}")));
             table.row(format!("{} %, {}", shares[0], index + 1), [number(gib(bytes)), whole(code), whole(right)]);
             if code != 0.0 || right != 1.0 {
-                refused.push(format!("number {} of {} % ({:.0} GiB): code {code}", index + 1, shares[0], gib(bytes)));
+                refused.push(format!("vector {} of {} % ({:.0} GiB): code {code}", index + 1, shares[0], gib(bytes)));
             }
         }
     }
@@ -83,7 +83,7 @@ fn run() -> Outcome {
     let engine = stalls.get("engine") / 1e6;
     stalls.complete()?;
     let large = if refused.is_empty() {
-        "all of the large vectors could be had and used".to_owned()
+        "all of the large vectors could be allocated and used".to_owned()
     } else {
         format!("REFUSED or wrong: {}", refused.join("; "))
     };
@@ -91,10 +91,10 @@ fn run() -> Outcome {
         "no allocation holds up what another thread launches".to_owned()
     } else {
         let list = held.join(", ");
-        format!("what another thread launches IS HELD UP by {list}, so the pool must not ask while work runs")
+        format!("what another thread launches IS HELD UP by {list}, so the pool must not allocate while work runs")
     };
     Ok(format!(
-        "{large}; a launch beside nothing takes {:.0} µs at most, and {held}; a pinned vector of that size takes \
+        "{large}; without allocations a launch takes {:.0} µs at most, and {held}; a pinned vector of that size takes \
          {engine:.0} ms through the engine",
         quiet[0],
     ))
@@ -152,15 +152,15 @@ fn large() {
     }
 }
 
-/// Sets the last words with a kernel, and checks them.
+/// Sets the last words with a kernel, and returns whether they are then correct.
 fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bool {
     const VALUE: u32 = 0x5eed_1234;
     let tail = engine.pinned_var::<u32>(GPU, TAIL).expect("pinned memory");
     let step = move |stream: &mut GpuStream, (words, tail): (&mut DeviceVec<u32>, &mut PinnedVec<u32>)| {
         let at = words.cuda_ptr().expect("memory of a CUDA device") + 4 * (words.len() - TAIL) as u64;
         let stream = lane(stream);
-        // SAFETY: these are the vector's last words, which the operation holds exclusively until the device has done
-        // it.
+        // SAFETY: these are the vector's last words, to which the operation has exclusive access until the device has
+        // completed it.
         unsafe { kernels.fill(stream, at, TAIL as u64, VALUE) }.result()?;
         let to = tail.as_mut_ptr().cast();
         // SAFETY: the operation has exclusive access to both vectors until the device has completed the copy, and both
@@ -175,7 +175,7 @@ fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bo
     })
 }
 
-/// The start and the end of an event.
+/// The start and the end of a call.
 type Span = (Instant, Instant);
 
 fn timed<R>(f: impl FnOnce() -> R) -> (R, Span) {
@@ -199,11 +199,11 @@ fn stalls() {
             // SAFETY: the context is current, and the pointer is valid for the driver's write.
             let allocate = || unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, 0) };
             let (pinned, pinned_alloc) = timed(allocate);
-            // SAFETY: it was just allocated, or is null, and no other code uses it.
+            // SAFETY: the memory was just allocated, or the pointer is null, and no other code uses it.
             let (_, pinned_free) = timed(|| unsafe { sys::cuMemFreeHost(host) });
             // SAFETY: the context is current, and the pointer is valid for the driver's write.
             let (memory, device_alloc) = timed(|| unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) });
-            // SAFETY: it was just allocated, or is 0, and no other code uses it.
+            // SAFETY: the memory was just allocated, or the address is 0, and no other code uses it.
             let (_, device_free) = timed(|| unsafe { sys::cuMemFree_v2(at) });
             spans.push([quiet, pinned_alloc, pinned_free, device_alloc, device_free]);
             if pinned.result().and(memory.result()).is_err() {
@@ -219,7 +219,7 @@ fn stalls() {
         let takes: f64 = spans.iter().map(|spans| ns(spans[act].1 - spans[act].0)).sum();
         figure(&format!("{key}.takes"), takes / spans.len() as f64);
         for (name, all) in [(key.to_string(), &launches), (format!("{key}.wait"), &waits)] {
-            // The calls under way during one of the spans, and for how long within it.
+            // Returns for how long a call overlaps one of the spans, if it does.
             let overlap = |other: &Span| {
                 let overlaps = spans.iter().map(|spans| {
                     let (start, end) = (other.0.max(spans[act].0), other.1.min(spans[act].1));
@@ -239,14 +239,15 @@ fn stalls() {
     drop(pinned);
 }
 
-/// Launches until the flag is set, and waits for the kernels at times; returns the times of both.
+/// Launches kernels until the flag is set, and waits for them after every 64. Returns the spans of the launches and of
+/// the waits.
 fn launch(gpu: &CudaGpu, kernels: Kernels, is_over: &AtomicBool) -> (Vec<Span>, Vec<Span>) {
     hand::bind(gpu);
     let (stream, mut launches, mut waits) = (hand::stream(), vec![], vec![]);
     // Relaxed: the flag publishes no other data.
     while !is_over.load(Relaxed) {
         launches.extend((0..64).map(|_| timed(|| hand::must("launch", kernels.nothing(stream))).1));
-        // Its queue must not be full.
+        // The stream's queue must not be full.
         waits.push(timed(|| hand::must("they end", stream.synchronize())).1);
     }
     (launches, waits)

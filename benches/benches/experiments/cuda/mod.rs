@@ -34,7 +34,7 @@ type Outcome = Result<String, String>;
 
 struct Experiment {
     name: &'static str,
-    /// The description.
+    /// What the experiment does.
     about: &'static str,
     run: fn() -> Outcome,
     /// Runs a part of the experiment, in a separate process.
@@ -55,12 +55,12 @@ const EXPERIMENTS: [Experiment; 11] = [
     address::EXPERIMENT,
 ];
 
-/// Returns a count or a code as a cell; a dash if there is none.
+/// Returns a count or a code as a cell, or a dash if the value is NaN.
 fn whole(value: f64) -> Cell {
     if value.is_nan() { "–".into() } else { grouped(value, 0).into() }
 }
 
-/// Whether a command-line argument selects an experiment.
+/// Returns whether a command-line argument selects an experiment.
 fn chooses(word: &str, number: usize, experiment: &Experiment) -> bool {
     word == experiment.name || word.parse() == Ok(number)
 }
@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    // Ignore the argument that `cargo bench` adds.
+    // The filter drops the argument that `cargo bench` adds.
     let words: Vec<&str> = arguments.iter().copied().filter(|word| !word.starts_with("--")).collect();
     let unknown = words.iter().find(|word| !numbered().any(|(number, experiment)| chooses(word, number, experiment)));
     if let Some(word) = unknown {
@@ -102,9 +102,9 @@ pub fn main() -> ExitCode {
     let is_wanted = |number, experiment| words.is_empty() || words.iter().any(|word| chooses(word, number, experiment));
     let wanted = numbered().filter(|&(number, experiment)| is_wanted(number, experiment));
     if let Some(reason) = absence() {
-        println!("there is no GPU: {reason}. With one:");
+        println!("there is no GPU: {reason}. With a GPU:");
         for (_, Experiment { name, about, .. }) in wanted {
-            println!("verdict: {name}: not run; it would do this: {about}");
+            println!("verdict: {name}: not run; it would measure: {about}");
         }
         return ExitCode::from(77);
     }

@@ -18,17 +18,17 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "order",
-    about: "copies of 64 MiB from the device to the host, whose last bytes are looked at in the moment in which the \
-            counter moves, or the event has happened, again and again: how often something old is there",
+    about: "repeated copies of 64 MiB from the device to the host, whose last bytes are checked as soon as the counter \
+            moves or the event has happened: how often old bytes are still there",
     run,
     part,
 };
 
-/// How the host learns of the end, the copies that it is tried with at most, and for how many seconds.
+/// How the host learns of the end of a copy, the maximum number of copies, and the maximum time in seconds.
 const MEANS: [(&str, u32, u64); 3] = [("counter", 100_000, 36), ("event", 20_000, 8), ("engine", 20_000, 6)];
 
 fn run() -> Outcome {
-    let mut table = Table::new("order", "", "", &["the end by", "copies", "wrong"]);
+    let mut table = Table::new("order", "", "", &["the end known by", "copies", "wrong"]);
     let (mut copies, mut wrong) = (0.0, vec![]);
     for (means, _, seconds) in MEANS {
         let part = child::run("order", &[means], &[], seconds + 10)?.well()?;
@@ -45,21 +45,22 @@ fn run() -> Outcome {
     }
     println!("{}", table.markdown());
     if wrong.is_empty() {
-        return Ok(format!("in none of {copies} copies was anything old seen behind the mark; marks may be relied on"));
+        return Ok(format!("in none of {copies} copies were old bytes seen behind the mark; marks can be relied on"));
     }
-    Ok(format!("SOMETHING OLD WAS SEEN BEHIND A MARK ({}): that kind of mark must not be used", wrong.join("; ")))
+    Ok(format!("OLD BYTES WERE SEEN BEHIND A MARK ({}): that kind of mark must not be used", wrong.join("; ")))
 }
 
-/// Words of a copy.
+/// Returns the number of words in a copy.
 fn words() -> usize {
     machine::choose(64 << 20, 4 << 20) / 4
 }
 
-/// Words at its end that are checked.
+/// The number of words that are checked at the end of a copy.
 const TAIL: usize = 16;
 
 fn part(arguments: &[&str]) {
-    let (means, limit, seconds) = MEANS.into_iter().find(|means| means.0 == arguments[0]).expect("one of them");
+    let (means, limit, seconds) =
+        MEANS.into_iter().find(|means| means.0 == arguments[0]).expect("the argument names one of the means");
     let time = machine::choose(Duration::from_secs(seconds), Duration::from_millis(400));
     let gpu = hand::open();
     let kernels = hand::kernels();
@@ -72,18 +73,18 @@ fn part(arguments: &[&str]) {
     leaving();
 }
 
-/// Whether the end of what was copied, its start, and its middle are of this round.
+/// Returns whether the end, the start and the middle of the copied words have the value of this round.
 fn is_right(target: &Pinned, value: u32) -> bool {
     let word = |index: usize| {
         let at = target.host.cast::<u32>().wrapping_add(index);
-        // SAFETY: it is a word of the pinned memory, which is never freed. The device may still write it; the experiment
-        // looks for such writes.
+        // SAFETY: `at` points to a word of the pinned memory, which is never freed. The device may still write it; the
+        // experiment looks for such writes.
         let word = unsafe { AtomicU32::from_ptr(at) };
         // Relaxed: the caller has loaded the mark with acquire.
         word.load(Relaxed) == value
     };
     let last = words() - 1;
-    // The last ones first: what comes later has more time.
+    // The last words come first: words that are checked later have more time to arrive.
     (0..TAIL).all(|index| word(last - index)) && word(0) && word(last / 2)
 }
 
@@ -93,9 +94,9 @@ fn by_hand(kernels: Kernels, by_counter: bool, goes_on: impl Fn(u32) -> bool) {
     let (mut copies, mut wrong) = (0, 0);
     while goes_on(copies) {
         copies += 1;
-        // SAFETY: the memory has as many words, which only this stream uses.
+        // SAFETY: the memory has this many words, which only this stream uses.
         hand::must("fill", unsafe { kernels.fill(stream, memory.0, words() as u64, copies) });
-        // SAFETY: both have this size; the host only loads whole words.
+        // SAFETY: both pieces of memory have this size; the host only loads whole words.
         hand::must("copy", unsafe { stream.copy_out(memory.0, &target, 4 * words()) });
         if by_counter {
             hand::must("write", stream.write(&counter, 0, u64::from(copies)));

@@ -23,13 +23,13 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "poison",
-    about: "a kernel with an illegal address: how soon the waiters have the error, with both kinds of marks; what \
+    about: "a kernel with an illegal address: how soon the waiters receive the error, with both kinds of marks; what \
             the driver's functions return afterwards; whether the process ends, and can open the GPU again",
     run,
     part,
 };
 
-/// By default a kernel is loaded at its first launch, which would be measured.
+/// By default a kernel is loaded at its first launch, and the loading would be measured.
 const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
 /// The number of threads that wait for operations after the kernel.
@@ -73,7 +73,7 @@ fn run() -> Outcome {
     let counter = match (calls.get("behind"), calls.get("counter")) {
         (0.0, _) => "could not be tried",
         (_, 0.0) => "was never written",
-        _ => "WAS WRITTEN all the same",
+        _ => "WAS WRITTEN nevertheless",
     };
     let exits = if hangs.is_empty() { "the process ended each time".to_owned() } else { hangs.join("; ") };
     let calls_end = if calls.end == End::Well { String::new() } else { format!("; by hand {}", calls.how()) };
@@ -101,10 +101,10 @@ fn part(arguments: &[&str]) {
     }
 }
 
-/// The time of the launch.
+/// The time at which the faulting kernel was launched.
 static LAUNCHED: OnceLock<Instant> = OnceLock::new();
 
-/// Loses the device of an engine that threads wait for; then drops everything and opens the device again, or exits
+/// Loses the device of an engine while threads wait; then drops everything and opens the device again, or exits
 /// immediately.
 fn engine(drop_all: bool) {
     let Some(gpu) = hand::open_with_marks() else { return };
@@ -134,7 +134,7 @@ fn engine(drop_all: bool) {
         };
         let waiters: Vec<_> = vars.iter().map(wait).collect();
         barrier.wait();
-        // Most of the threads sleep by then.
+        // By now most of the threads sleep.
         thread::sleep(Duration::from_millis(20));
         drop(go);
         waiters.into_iter().map(|waiter| waiter.join().expect("the waiter returns")).collect()
@@ -169,7 +169,7 @@ fn engine(drop_all: bool) {
     leaving();
 }
 
-/// Whether a kernel runs on the GPU.
+/// Runs a kernel on the GPU.
 fn works(gpu: &CudaGpu) -> Result<(), String> {
     let kernels = hand::kernels();
     let engine = hand::engine(gpu, IdlePolicy::default());
@@ -246,7 +246,7 @@ fn calls() {
             "cuStreamWaitEvent" => unsafe { sys::cuStreamWaitEvent(other.0, event.0, 0) },
             "cuStreamWriteValue64" => other.write(&words, 1, 1),
             "cuLaunchKernel" => kernels.nothing(other),
-            // SAFETY: both have this size, and no other code uses them.
+            // SAFETY: both pieces of memory have this size, and no other code uses them.
             "cuMemcpyDtoHAsync" => unsafe { other.copy_out(memory.0, &words, 4096) },
             // SAFETY: the pointers are valid for the driver's writes.
             "cuMemGetInfo" => unsafe { sys::cuMemGetInfo_v2(&raw mut free.0, &raw mut free.1) },

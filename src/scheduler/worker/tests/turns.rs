@@ -1,4 +1,4 @@
-//! Turns: how many operations of its own a worker runs before others get their turn.
+//! Tests of turns: how many operations of its own a worker runs before others get their turn.
 
 use super::*;
 use crate::tracker::Op;
@@ -12,7 +12,7 @@ enum Chain {
     Slot,
     /// By a push from inside an operation, into the deque or the injector.
     Inside,
-    /// As the second of two successors, of which the first ends.
+    /// As the second of two successors, the first of which has no successor.
     Second,
 }
 
@@ -22,7 +22,7 @@ const CHAINS: [Chain; 3] = [Chain::Slot, Chain::Inside, Chain::Second];
 struct Endless<'w> {
     worker: &'w Worker<usize>,
     chain: Chain,
-    /// The successor that ends, in `Chain::Second`.
+    /// The first of the two successors in `Chain::Second`.
     leaf: Known,
     /// Operations that have no successor.
     ends: Vec<*mut Op<usize>>,
@@ -35,7 +35,7 @@ impl Endless<'_> {
     }
 
     fn step(&self) -> *mut Op<usize> {
-        let op = self.worker.find().expect("a chain goes on for ever");
+        let op = self.worker.find().expect("a chain goes on forever");
         let found = op.as_ptr();
         if found != self.leaf.as_ptr() && !self.ends.contains(&found) {
             match self.chain {
@@ -50,7 +50,7 @@ impl Endless<'_> {
         found
     }
 
-    /// Takes out all operations that are left.
+    /// Takes the remaining operations out.
     fn end(&self) {
         while self.worker.find().is_some() {}
     }
@@ -89,7 +89,7 @@ fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
     }
 }
 
-/// An operation from the injector continues in the slot, so slot and injector could take turns for ever.
+/// An operation from the injector continues in the slot, so slot and injector could take turns forever.
 #[test]
 fn the_deque_is_not_starved_by_slot_and_injector() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
@@ -98,8 +98,8 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
     workers[0].push_next(chains[0].right());
     chains[1..].iter().for_each(|op| lane.injector().push(op.right()));
     waits.iter().for_each(|op| workers[0].push_local(op.right()));
-    // The `waits` start after `RUN` operations from the slot and one from the injector. They end, so the slot stays empty
-    // between them.
+    // The `waits` start after `RUN` operations from the slot and one from the injector. They end, so the slot stays
+    // empty between them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
     // All chains go on.
     let order = endless.run(9 * 9 * (RUN + 2));
@@ -162,7 +162,7 @@ fn equals_in_the_injector_wait_for_at_most_a_run_each_in_every_band() {
     }
 }
 
-/// The injector's default band gets its turn although an urgent operation is pushed again and again, whose successors
+/// The injector's default band gets its turn although urgent operations are pushed again and again, whose successors
 /// are not urgent and take the slot.
 #[test]
 fn urgent_operations_do_not_lengthen_a_run_of_others() {
@@ -177,7 +177,7 @@ fn urgent_operations_do_not_lengthen_a_run_of_others() {
             if step % every == 0 && lane.injector().highest().is_none() {
                 lane.injector().push(urgent[0].right());
             }
-            let op = find_ptr(worker).expect("the chain goes on for ever");
+            let op = find_ptr(worker).expect("the chain goes on forever");
             if op == waits {
                 break;
             }
@@ -208,7 +208,7 @@ fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
     lane.injector().push(waits[0].right());
     workers[0].push_next(chains[0].right());
-    // Without an equal in the injector, it goes on.
+    // Without an equal in the injector, the chain goes on.
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
     lane.injector().push(chains[1].right());
     let order = endless.run(9 * RUN);
