@@ -79,9 +79,13 @@ fn batches_depend_on_the_seed_alone() {
 /// A batch that is still read is not overwritten, and the loader does not wait for its reader.
 #[test]
 fn batches_are_made_ahead_up_to_the_bound() {
-    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let recorder = Recorder::new();
+    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("an engine");
     let runtime = Runtime::new(&engine, Device::Cpu, 5);
     let mut loader = Loader::new(&images(), &runtime, (0..100).collect(), 10, 1, 3).expect("enough images");
+    engine.wait_for_all().expect("no operation fails");
+    let made = recorder.take().ops().iter().filter(|op| op.label() == "augment").count();
+    assert_eq!(made, 3, "before the first is asked for");
     let first = loader.next().expect("it is pushed").expect("it is the first");
     let versions = |batch: &raddle_train::data::Batch| batch.images.chunk().token().version();
     let (go, wait) = mpsc::channel::<()>();
