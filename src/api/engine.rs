@@ -779,7 +779,9 @@ impl Engine {
     /// run on the pushing thread. Waits return after a start. If a function still runs when the `timeout` has passed, the
     /// call gives up, and the engine runs on.
     ///
-    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. An engine of the
+    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. The stream of a lane
+    /// and what the program binds to it belong to the lane's thread, which must watch the stream until the device has done all
+    /// that was issued. The thread of a lane without work uses no processor. An engine of the
     /// kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as ever. A shutdown, also
     /// that of the last handle's drop, starts a stopped engine again. Two calls may be made at the same time; a stop that a
     /// start has overtaken returns.
