@@ -223,7 +223,8 @@ fn a_cycle_through_the_epilogue_of_a_member_is_found() {
 /// What wakes a future of a group's wait runs when the member has left the group.
 #[test]
 fn a_waker_of_a_group_may_wait_for_those_who_wait_for_the_group() {
-    struct Waits(Mutex<Option<(OpHandle<()>, mpsc::Sender<Result<(), WaitError>>)>>);
+    type Wait = (OpHandle<()>, mpsc::Sender<Result<(), WaitError>>);
+    struct Waits(Mutex<Option<Wait>>);
     impl Wake for Waits {
         fn wake(self: Arc<Self>) {
             if let Some((handle, result)) = lock(&self.0).take() {
@@ -465,9 +466,9 @@ fn random_waits_of_all_kinds_end() {
                 let builder = if in_group { groups[2 * random.below(2) + own].op("op") } else { engines[own].op("op") };
                 let handle = builder.run_always().submit(variables[held].write(), body).unwrap();
                 if random.below(2) == 0 {
-                    handles.push(handle)
+                    handles.push(handle);
                 } else {
-                    ends.push(handle)
+                    ends.push(handle);
                 }
                 if random.below(3) == 0 {
                     let member = groups[held % 2].op("member");

@@ -783,10 +783,13 @@ impl Engine {
     /// operations that are ready run on the pushing thread. Waits return only after a start. If a function still runs
     /// when the `timeout` has passed, the call gives up, and the engine continues to run.
     ///
-    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. An engine of
-    /// the kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as always. A
-    /// shutdown starts a stopped engine again, and so does the drop of its last handle. Several threads may stop and
-    /// start an engine at the same time; a stop that a start overtakes returns `Ok`.
+    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. The stream of
+    /// a lane, and what the program binds to it, belong to the lane's thread, which must watch the stream until the
+    /// device has completed all that was issued. The thread of a lane without work uses no processor time.
+    ///
+    /// An engine of the kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as
+    /// always. A shutdown starts a stopped engine again, and so does the drop of its last handle. Several threads may
+    /// stop and start an engine at the same time; a stop that a start overtakes returns `Ok`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

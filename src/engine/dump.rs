@@ -73,8 +73,10 @@ impl Core {
             match goal {
                 Goal::Op { task, .. } => targets.extend(by_task.get(&task.as_ptr()).copied()),
                 Goal::Counted(..) => targets.extend(by_record.iter().filter_map(|(record, &index)| {
-                    // SAFETY: (1): it was found marked since this thread was pinned.
-                    goal.covers(|pending| unsafe { ticket_in(record.cast().as_ref(), pending) }).then_some(index)
+                    // SAFETY: it was found marked since this thread was pinned, so the record is not reused.
+                    let op = unsafe { record.cast().as_ref() };
+                    // SAFETY: (1): as above.
+                    goal.covers(|pending| unsafe { ticket_in(op, pending) }).then_some(index)
                 })),
             }
             if targets.is_empty() {

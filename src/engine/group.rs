@@ -235,7 +235,9 @@ impl Joined {
         let levels = if self.levels == BOXED { 0 } else { self.levels as usize };
         self.counts.iter().zip(&self.tickets).take(levels).map(|(count, ticket)| {
             // SAFETY: `new` has initialised so many of both.
-            unsafe { (count.assume_init(), ticket.assume_init()) }
+            let count = unsafe { count.assume_init() };
+            // SAFETY: as above.
+            (count, unsafe { ticket.assume_init() })
         })
     }
 
@@ -256,8 +258,11 @@ impl Joined {
 impl Drop for Joined {
     fn drop(&mut self) {
         if let Some(tickets) = self.boxed() {
-            // SAFETY: the pointer is from a box, and this is its only drop. The tickets are plain memory.
-            unsafe { epoch::pin().retire(move || drop(Box::from_raw(tickets))) };
+            // SAFETY: the pointer is from a box, and this is its only drop.
+            let tickets = unsafe { Box::from_raw(tickets) };
+            // A pinned thread that has found the operation may read them until then.
+            // SAFETY: they are plain memory.
+            unsafe { epoch::pin().retire(move || drop(tickets)) };
         }
     }
 }

@@ -245,7 +245,7 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         // SAFETY: `fill` has initialised the body, and this is its only drop.
-        self.body.with_mut(|body| unsafe { InlineJob::drop_work(body.cast()) });
+        self.body.with_mut(|body| unsafe { Body::new(body.cast()) }.drop_work());
         if self.has(flag::OWNS_NAME | flag::ASYNC) {
             self.drop_rest();
         }
@@ -287,7 +287,7 @@ impl Op<Task> {
     #[cold]
     pub(crate) unsafe fn claim(&self) -> Claimed {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| InlineJob::claim(body, self.task())) }
+        unsafe { self.with_body(|body| body.claim(self.task())) }
     }
 
     /// Returns where waiters find the operation when it is in a queue, if they can take it. The place is valid until
@@ -297,7 +297,7 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     pub(super) unsafe fn waiters_place(&self) -> Option<NonNull<Place>> {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| InlineJob::place(body)) }
+        unsafe { self.with_body(Body::place) }
     }
 
     /// Calls `f` with the operation's membership of a group, if it has one.
@@ -306,9 +306,7 @@ impl Op<Task> {
     /// 1. The operation is ready, and this thread owns it.
     pub(super) unsafe fn with_membership<R>(&self, f: impl FnOnce(Option<&Membership>) -> R) -> R {
         // SAFETY: (1) makes this thread the only user of the body.
-        let membership = |body| unsafe { InlineJob::membership(body) };
-        // SAFETY: (1): the membership stays until the operation starts.
-        unsafe { self.with_body(|body| f(membership(body).map(|membership| membership.as_ref()))) }
+        unsafe { self.with_body(|body| f(body.membership())) }
     }
 
     /// Calls the function.
@@ -318,7 +316,7 @@ impl Op<Task> {
     /// 2. This is called once.
     pub(crate) unsafe fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| InlineJob::start(body, cx)) }
+        unsafe { self.with_body(|body| body.start(cx)) }
     }
 
     /// Takes the program code that the start of an asynchronous operation has left to run.
@@ -327,7 +325,7 @@ impl Op<Task> {
     /// 1. This thread has started the operation, which is asynchronous.
     pub(crate) unsafe fn started(&self) -> Cleanup {
         // SAFETY: (1): the end of an asynchronous operation that was started does not touch the body.
-        unsafe { self.with_body(|body| InlineJob::started(body)) }
+        unsafe { self.with_body(Body::started) }
     }
 
     /// Drops the function if it was not called.
@@ -336,7 +334,7 @@ impl Op<Task> {
     /// 1. This thread ends the operation.
     pub(crate) unsafe fn discard(&self) {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| InlineJob::discard(body)) }
+        unsafe { self.with_body(Body::discard) }
     }
 
     /// Reports the result to the operation's handle or, if the operation is a wait, to the threads that wait. Returns
@@ -346,15 +344,16 @@ impl Op<Task> {
     /// 1. This thread ends the operation.
     pub(crate) unsafe fn report(&self, result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: (1) makes this thread the only user of the body.
-        unsafe { self.with_body(|body| InlineJob::report(body, result)) }
+        unsafe { self.with_body(|body| body.report(result)) }
     }
 
     /// Calls `f` with the body.
     ///
     /// # Safety
     /// 1. This thread is the only user of the body.
-    unsafe fn with_body<R>(&self, f: impl FnOnce(*mut InlineJob) -> R) -> R {
-        self.task().body.with_mut(|body| f(body.cast()))
+    unsafe fn with_body<R>(&self, f: impl FnOnce(&Body) -> R) -> R {
+        // SAFETY: (1), and `fill` has initialised the body.
+        self.task().body.with_mut(|body| f(&unsafe { Body::new(body.cast()) }))
     }
 
     /// Returns what the operation has joined, if it can be a member of groups.
@@ -365,8 +364,11 @@ impl Op<Task> {
         let body = self.task().body.with(|body| body.cast::<InlineJob>());
         // SAFETY: (1): the field was written by `fill`, and is constant since then.
         let vtable = unsafe { (*body).vtable };
+        // SAFETY: (1): only the address of the field is computed.
+        let storage = unsafe { &raw const (*body).storage };
+        let joined = storage.cast::<u64>().wrapping_add(1).cast::<Joined>();
         // SAFETY: (1): a job that `joins` has a `Joined` there, which is constant.
-        vtable.joins.then(|| unsafe { &*(&raw const (*body).storage).cast::<u64>().add(1).cast() })
+        vtable.joins.then(|| unsafe { &*joined })
     }
 }
 
@@ -508,7 +510,7 @@ pub(crate) struct InlineJob {
 struct VTable {
     claim: unsafe fn(*mut (), &Task) -> Claimed,
     place: unsafe fn(*mut ()) -> Option<NonNull<Place>>,
-    membership: unsafe fn(*const ()) -> Option<NonNull<Membership>>,
+    membership: for<'a> unsafe fn(*const (), &'a Body) -> Option<&'a Membership>,
     start: unsafe fn(*mut (), &Call<'_>) -> Result<(), Cause>,
     started: unsafe fn(*mut ()) -> Cleanup,
     discard: unsafe fn(*mut ()),
@@ -550,10 +552,15 @@ impl InlineJob {
         let joined = work.joined();
         // SAFETY: (1), and (2): a box is one word.
         unsafe { Self::init_inline(body, Box::new(work)) };
+        // SAFETY: (1): the pointer is to a field of the body.
+        let vtable = unsafe { &raw mut (*body).vtable };
+        // SAFETY: (1): the pointer is to a field of the body.
+        let storage = unsafe { &raw mut (*body).storage };
         // SAFETY: (1): the field may be written.
-        unsafe { (&raw mut (*body).vtable).write(const { VTable::of_member::<W>() }) };
-        // SAFETY: (1): the pointer is to a word of the body, behind which there is room for a `Joined`.
-        unsafe { (&raw mut (*body).storage).cast::<u64>().add(1).cast::<Joined>().write(joined) };
+        unsafe { vtable.write(const { VTable::of_member::<W>() }) };
+        let behind = storage.cast::<u64>().wrapping_add(1).cast::<Joined>();
+        // SAFETY: (1): behind the first word there is room for a `Joined`, as was asserted above.
+        unsafe { behind.write(joined) };
     }
 
     /// # Safety
@@ -580,7 +587,7 @@ impl VTable {
             // SAFETY: the pointer is to the `W` that was stored with this table.
             place: |work| unsafe { &mut *work.cast::<W>() }.place(),
             // SAFETY: the pointer is to the `W` that was stored with this table.
-            membership: |work| unsafe { &*work.cast::<W>() }.membership().map(NonNull::from),
+            membership: |work, _body| unsafe { &*work.cast::<W>() }.membership(),
             start: __rust_begin_short_backtrace::<W>,
             // SAFETY: `work` points to the `W` that was stored with this table.
             started: |work| unsafe { &mut *work.cast::<W>() }.started(),
@@ -631,74 +638,65 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> 
     result
 }
 
-/// The calls of the job at `this`.
-///
-/// # Safety
-/// 1. `this` points to the body of a task that is filled, and the calling thread is the only user of the job. Other threads
-///    may read what it has joined.
-impl InlineJob {
-    unsafe fn parts(this: *mut Self) -> (&'static VTable, *mut ()) {
-        // SAFETY: (1): the field is initialised, and constant.
-        let vtable = unsafe { (*this).vtable };
-        // SAFETY: (1): only the address of the field is computed.
-        (vtable, unsafe { &raw mut (*this).storage }.cast())
+/// The body of a task, for its only user. It is not borrowed as a whole, since other threads may read what the job has joined.
+struct Body(*mut InlineJob);
+
+impl Body {
+    /// # Safety
+    /// 1. `body` is initialised, and the calling thread is the only user of its job while this exists.
+    unsafe fn new(body: *mut InlineJob) -> Self {
+        Self(body)
     }
 
-    unsafe fn claim(this: *mut Self, task: &Task) -> Claimed {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
+    fn vtable(&self) -> &'static VTable {
+        // SAFETY: (1) of `new`: the field is initialised, and constant.
+        unsafe { (*self.0).vtable }
+    }
+
+    fn work(&self) -> *mut () {
+        // SAFETY: (1) of `new`: only the address of the field is computed.
+        unsafe { &raw mut (*self.0).storage }.cast()
+    }
+
+    fn claim(&self, task: &Task) -> Claimed {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (vtable.claim)(work, task) }
+        unsafe { (self.vtable().claim)(self.work(), task) }
     }
 
-    unsafe fn place(this: *mut Self) -> Option<NonNull<Place>> {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
+    fn place(&self) -> Option<NonNull<Place>> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (vtable.place)(work) }
+        unsafe { (self.vtable().place)(self.work()) }
     }
 
-    unsafe fn membership(this: *mut Self) -> Option<NonNull<Membership>> {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
+    fn membership(&self) -> Option<&Membership> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (vtable.membership)(work) }
+        unsafe { (self.vtable().membership)(self.work(), self) }
     }
 
-    unsafe fn start(this: *mut Self, cx: &Call<'_>) -> Result<(), Cause> {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
+    fn start(&self, cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (vtable.start)(work, cx) }
+        unsafe { (self.vtable().start)(self.work(), cx) }
     }
 
-    unsafe fn started(this: *mut Self) -> Cleanup {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
+    fn started(&self) -> Cleanup {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (vtable.started)(work) }
+        unsafe { (self.vtable().started)(self.work()) }
     }
 
-    unsafe fn discard(this: *mut Self) {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
+    fn discard(&self) {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (vtable.discard)(work) }
+        unsafe { (self.vtable().discard)(self.work()) }
     }
 
-    unsafe fn report(this: *mut Self, result: Result<(), &OpError>) -> Cleanup {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
+    fn report(&self, result: Result<(), &OpError>) -> Cleanup {
         // SAFETY: the storage holds the type that `vtable` was made for.
-        unsafe { (vtable.report)(work, result) }
+        unsafe { (self.vtable().report)(self.work(), result) }
     }
 
-    unsafe fn drop_work(this: *mut Self) {
-        // SAFETY: (1).
-        let (vtable, work) = unsafe { Self::parts(this) };
-        if let Some(drop) = vtable.drop {
+    fn drop_work(&self) {
+        if let Some(drop) = self.vtable().drop {
             // SAFETY: the storage holds the type that `vtable` was made for, and the body is dropped once.
-            unsafe { drop(work) }
+            unsafe { drop(self.work()) }
         }
     }
 }

@@ -18,5 +18,11 @@ pub(crate) mod registry {
     /// 1. The caller need not guarantee anything.
     pub(crate) unsafe fn mark(_record: NonNull<u8>, _mark: *mut ()) {}
 
+    /// # Safety
+    /// 1. There is nothing to guarantee.
+    pub(crate) unsafe fn marked_by(_record: NonNull<u8>) -> *mut () {
+        std::ptr::null_mut()
+    }
+
     pub(crate) fn each_marked(_pinned: &epoch::Guard, _marks: [*mut (); 2], _f: impl FnMut(NonNull<u8>, *mut ())) {}
 }
