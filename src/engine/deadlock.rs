@@ -62,6 +62,11 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
+/// All waiters together spend about one part in so many of a core's time on walks: a walk through many operations is
+/// repeated less often, but at least once in `LONGEST_PAUSE`. Not tuned.
+const SHARE: u32 = 16;
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
 /// The maximum number of operations that a walk in search of a deadlock visits. Not tuned: so many take a few
 /// milliseconds.
 const MAX_VISITED: usize = 100_000;
@@ -180,15 +185,18 @@ impl Looks {
         self.next
     }
 
-    /// Whether the thread is to look now.
-    pub(super) fn is_due(&mut self) -> bool {
-        let now = Instant::now();
-        if now < self.next {
-            return false;
+    /// Calls `walk`, which searches for a cycle, if it is due.
+    pub(super) fn look(&mut self, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
+        let begun = Instant::now();
+        if begun < self.next {
+            return None;
         }
+        let cycle = walk();
+        let end = Instant::now();
         self.pause = LAST_PAUSE.min(2 * self.pause);
-        self.next = now + self.pause;
-        true
+        let share = (end - begun).saturating_mul(SHARE.saturating_mul(waiters().count()));
+        self.next = end + self.pause.max(share.min(LONGEST_PAUSE));
+        cycle
     }
 }
 
@@ -388,10 +396,8 @@ impl Core {
                 if self.is_forked() {
                     return wait(deadline);
                 }
-                if !looks.is_due() {
-                    continue;
-                }
-                let Some(cycle) = find_cycle(waiter, &inside, describe.is_some()) else { continue };
+                let walk = || find_cycle(waiter, &inside, describe.is_some());
+                let Some(cycle) = looks.look(walk) else { continue };
                 if is_over() {
                     continue;
                 }

@@ -248,22 +248,20 @@ impl Scoped {
                     let (mut looks, mut vain) = (Looks::new(), 0u32);
                     pending.wait_until_idle(|| {
                         let again = waiter.suspend(make_way);
-                        if looks.is_due() {
-                            if let Some(cycle) = find_cycle(waiter, &inside, false) {
-                                let blocked = blocked_members(waiter, &inside, pending);
-                                waiter.suspend(|| {
-                                    let described = self.describe(cycle);
-                                    if self.abandon(&blocked, &left) {
-                                        deadlock.get_or_insert(described);
-                                    } else {
-                                        vain += 1;
-                                        // Once, and not for an operation whose push is not over yet.
-                                        if vain == 2 {
-                                            self.report(&described);
-                                        }
+                        if let Some(cycle) = looks.look(|| find_cycle(waiter, &inside, false)) {
+                            let blocked = blocked_members(waiter, &inside, pending);
+                            waiter.suspend(|| {
+                                let described = self.describe(cycle);
+                                if self.abandon(&blocked, &left) {
+                                    deadlock.get_or_insert(described);
+                                } else {
+                                    vain += 1;
+                                    // Once, and not for an operation whose push is not over yet.
+                                    if vain == 2 {
+                                        self.report(&described);
                                     }
-                                });
-                            }
+                                }
+                            });
                         }
                         Some(again.map_or(looks.next(), |again| again.min(looks.next())))
                     });

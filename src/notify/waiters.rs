@@ -210,6 +210,11 @@ impl Waiters {
             .for_each(|entry| found(&entry.inside, &entry.goal));
     }
 
+    /// Returns the number of waiters.
+    pub fn count(&self) -> u32 {
+        u32::try_from(lock(&self.list).entries.len()).unwrap_or(u32::MAX)
+    }
+
     /// Whether no wait for `engine` is over whose thread has yet to run.
     pub fn all_wait_still(&self, engine: NonNull<()>) -> bool {
         lock(&self.list).entries.iter().filter(|entry| entry.engine == engine).all(Entry::waits)
