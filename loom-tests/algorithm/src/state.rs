@@ -387,6 +387,8 @@ impl World<'_> {
             }
         }
         self.state.completions[op as usize] = Completion::ready(self.shape(op));
+        // The code leaves what it has found there. No thread reads it any more.
+        self.state.records[op as usize].wait = 0;
     }
 
     /// Hands a record to the epoch.
@@ -404,6 +406,8 @@ impl World<'_> {
         }
         let record = &mut self.state.records[op as usize];
         record.retired = true;
+        // As with `wait`.
+        record.live = 0;
         record.pinned = pinned;
     }
 }
