@@ -223,6 +223,8 @@ pub mod internals {
         },
         testing::weaken::{Step, remove},
         threads::{Aside, Laid, SpareThreads, Stopped},
-        tracker::{Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, push, walk_blocked},
+        tracker::{
+            Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, followers, push, walk_blocked,
+        },
     };
 }

@@ -722,3 +722,34 @@ fn a_shutdown_cancels_members() {
         engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(60))).unwrap();
     });
 }
+
+// --------------------------------------------------------------------------------------------------- by shutdown ----
+
+/// The last handle drains, which must not take a cancellation back.
+#[test]
+fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = Engine::builder().kind(kind).workers(1).pin(false).build().unwrap();
+            let value = engine.var(0);
+            let gate = hold(&engine, value.as_ref());
+            let drops = Drops::new();
+            let captured = drops.make();
+            let run = move |_: &mut i32| {
+                let _captured = &captured;
+                unreachable!("{kind}: it was cancelled");
+            };
+            let handle = engine.op("late").submit(value.write(), run).unwrap();
+            let _: &raddle::OpHandle<()> = &handle;
+            assert!(engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)).is_err(), "{kind}: an operation runs");
+            let ending = thread::spawn(move || drop(engine));
+            // The drop begins to drain, and waits for the operation that runs.
+            thread::sleep(MOMENT);
+            gate.open();
+            assert!(is_cancelled(&failure(handle.wait())), "{kind}");
+            drop(value);
+            ending.join().unwrap();
+            assert_eq!(drops.dropped(), 1, "{kind}");
+        });
+    }
+}

@@ -189,7 +189,38 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
     });
 }
 
-/// The call has pushed an operation, whose turn comes when no thread waits for it any more.
+/// The number of a thread that could not be started is free again: no more than 1,024 threads wait at a time.
+#[test]
+fn threads_that_could_not_be_started_do_not_count() {
+    child_succeeds("in_a_child_no_thread_can_be_started_for_a_while");
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn in_a_child_no_thread_can_be_started_for_a_while() {
+    if !is_child() {
+        return;
+    }
+    on_kinds(&THREADED, 1, |engine| {
+        let inner = engine.clone();
+        let waiting = engine.op("waits").submit((), move |()| {
+            let token = pending(&inner);
+            {
+                let _none = NoThreads::new();
+                for _ in 0..1100 {
+                    let refused = inner.wait_for_var_timeout(&token, PATIENCE).map_err(|error| error.to_string());
+                    assert_eq!(refused, Err(WaitError::TooManyWaiting.to_string()));
+                }
+            }
+            inner.wait_for_var_timeout(&token, PATIENCE).map_err(|error| error.to_string())
+        });
+        let waited = waiting.expect("the engine is open").wait().expect("no operation fails");
+        assert_eq!(waited, Ok(()), "a thread can be started again");
+        engine.wait_for_all().expect("no operation fails");
+    });
+}
+
+/// The look has pushed an operation, whose turn comes when no thread waits for it any more.
 #[test]
 fn a_call_of_with_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {

@@ -155,6 +155,13 @@ impl World {
         unsafe { (*op.task_ptr()).number }
     }
 
+    /// Returns the number of an operation that the calling thread only looks at.
+    pub fn number_seen(op: &Op<Task>) -> usize {
+        // SAFETY: the caller keeps the operation alive, and no thread uses the task before it runs; loom checks that its
+        // initialisation comes first.
+        unsafe { (*op.shared_task_ptr()).number }
+    }
+
     /// Pushes `op`; the caller runs it if it is ready.
     pub fn push(&self, op: OpRef<Task>) -> Pushed<Task> {
         let number = self.note_push_begins(&op);

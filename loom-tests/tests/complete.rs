@@ -18,7 +18,7 @@ use loom::thread;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Await, Overwrite, Read, Write},
-    Op, OpRef, ReadyList, Step, walk_blocked,
+    Op, OpRef, ReadyList, Step, followers, walk_blocked,
 };
 use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
 
@@ -550,4 +550,25 @@ fn a_walk_without_a_pin() {
 #[test]
 fn without_a_pin_a_walk_reads_a_reclaimed_record() {
     must_fail("a_walk_without_a_pin", "");
+}
+
+/// A running operation looks at those that are known to wait for it, while another thread pushes them.
+#[test]
+fn an_operation_sees_its_followers_as_they_were_pushed() {
+    model(2, Contract, || {
+        let world = World::new(1);
+        let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
+        let pusher = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            for mode in [Read, Write] {
+                assert!(pusher.push(pusher.op(&[(0, mode)])).ready.is_none());
+            }
+        });
+        let mut seen = Vec::new();
+        followers(&own, |op, _| seen.push(World::number_seen(op)));
+        assert!([1, 2].starts_with(&seen), "the followers are {seen:?}");
+        thread.join().unwrap();
+        world.run(own);
+        world.end();
+    });
 }

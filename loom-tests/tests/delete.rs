@@ -7,12 +7,18 @@
 
 use std::sync::Arc;
 
-use loom::thread;
-use raddle::internals::{
-    Flavour::{self, Contract, Crossbeam},
-    Mode::{Read, Write},
+use loom::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
 };
-use raddle_loom_tests::{World, model};
+use raddle::{
+    Engine, EngineKind,
+    internals::{
+        Flavour::{self, Contract, Crossbeam},
+        Mode::{Read, Write},
+    },
+};
+use raddle_loom_tests::{World, model, shapes::*};
 
 fn delete_while_another_pushes(bound: Option<usize>, flavour: Flavour) {
     model(bound, flavour, || {
@@ -112,5 +118,23 @@ fn a_rejected_operation_does_not_delay_others() {
         world.push_and_run(world.deletion(1));
         thread.join().unwrap();
         world.end();
+    });
+}
+
+/// The same with an engine, which closes the variable before it pushes the deletion.
+#[test]
+fn no_operation_of_an_engine_runs_behind_a_deletion() {
+    model(2, Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let (token, is_deleted) = (engine.token(), Arc::new(AtomicBool::new(false)));
+        let (its_engine, its_token, seen) = (engine.clone(), token.clone(), Arc::clone(&is_deleted));
+        let thread = thread::spawn(move || {
+            let run = move || assert!(!seen.load(Relaxed), "an operation runs behind the deletion");
+            // Refused, if the deletion came first.
+            let _ = its_engine.push_sync(move |_| run(), [], [&its_token]);
+        });
+        engine.delete_variable(&token, move |_| is_deleted.store(true, Relaxed)).unwrap();
+        thread.join().unwrap();
+        engine.wait_for_all().expect("no operation has failed");
     });
 }

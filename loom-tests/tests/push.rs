@@ -119,15 +119,6 @@ fn without_rereading_registered_an_access_is_inserted_twice() {
 }
 
 #[test]
-fn a_push_of_two_variables_and_a_push_of_each_never_deadlock() {
-    model(1, Contract, || {
-        let world = World::new(2);
-        let lists = vec![vec![world.op(&[A, B])], vec![world.op(&[A])], vec![world.op(&[B])]];
-        push_all(&world, None, lists);
-    });
-}
-
-#[test]
 fn a_half_done_push_between_two_pushes_of_one_variable_never_deadlocks() {
     model(1, Contract, || {
         let world = World::new(2);
@@ -194,9 +185,8 @@ fn the_tail_hands_over_the_access_it_points_to() {
     });
 }
 
-/// Three pushes over three variables; any two of the pushes share a variable. The first is stalled halfway.
-#[test]
-fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
+/// Three pushes over three variables, each two of which share one. The first is stalled halfway.
+fn a_ring_by_two_threads() {
     model(1, Contract, || {
         let world = World::new(3);
         let stalled = world.stall(world.op(&[A, B]));
@@ -210,9 +200,25 @@ fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
     });
 }
 
-/// The ring of three pushes by three threads, of which the first two start halfway.
 #[test]
-fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
+fn a_ring_of_three_pushes_by_two_threads_never_deadlocks() {
+    a_ring_by_two_threads();
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn a_ring_by_two_threads_without_help() {
+    without(Step::HelpBeforeAppend, a_ring_by_two_threads);
+}
+
+#[test]
+fn without_help_a_ring_by_two_threads_deadlocks() {
+    must_fail("a_ring_by_two_threads_without_help", "never became ready");
+}
+
+/// The ring of three pushes by three threads, of which the first two start halfway. From the start there are too many
+/// interleavings for a bound that finds the deadlock without help; `loom-tests/algorithm` has that.
+fn a_ring_by_three_threads() {
     model(0, Contract, || {
         let world = World::new(3);
         let halfway = [world.op(&[A, B]), world.op(&[B, C])].map(|op| world.stall(op));
@@ -228,13 +234,18 @@ fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
     });
 }
 
-/// The ring of three pushes by three threads, from the start. Even without preemptions there are many interleavings,
-/// because each load may return an older value than the last one that another thread has stored.
 #[test]
-fn a_ring_of_three_pushes_never_deadlocks() {
-    model(0, Contract, || {
-        let world = World::new(3);
-        let lists = vec![vec![world.op(&[A, B])], vec![world.op(&[B, C])], vec![world.op(&[A, C])]];
-        push_all(&world, None, lists);
-    });
+fn a_ring_of_three_pushes_by_three_threads_never_deadlocks() {
+    a_ring_by_three_threads();
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn a_ring_by_three_threads_without_help() {
+    without(Step::HelpBeforeAppend, a_ring_by_three_threads);
+}
+
+#[test]
+fn without_help_a_ring_by_three_threads_deadlocks() {
+    must_fail("a_ring_by_three_threads_without_help", "never became ready");
 }

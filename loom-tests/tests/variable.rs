@@ -3,7 +3,14 @@
 
 use std::sync::Arc;
 
-use loom::{cell::UnsafeCell, thread};
+use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{
+        AtomicBool,
+        Ordering::{Acquire, Release},
+    },
+    thread,
+};
 use raddle::{Engine, EngineKind, internals::Flavour::Contract};
 use raddle_loom_tests::model;
 use raddle_loom_tests::shapes::*;
@@ -62,5 +69,24 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
         engine.push_sync(move |_| mutate(), [], [&token]).unwrap();
         thread.join().unwrap();
         assert_eq!(token.version(), 1);
+    });
+}
+
+/// A mutation is counted before its operation is complete: a thread that knows that the operation has begun, and then
+/// waits for it, finds it counted.
+#[test]
+fn a_thread_that_has_waited_for_a_mutation_sees_it_in_the_version() {
+    model(2, Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let (token, began) = (engine.token(), Arc::new(AtomicBool::new(false)));
+        let (its_engine, its_token, has_begun) = (engine.clone(), token.clone(), Arc::clone(&began));
+        let thread = thread::spawn(move || {
+            if has_begun.load(Acquire) {
+                its_engine.wait_for_var(&its_token).unwrap();
+                assert_eq!(its_token.version(), 1, "a mutation that is over is not counted");
+            }
+        });
+        engine.push_sync(move |_| began.store(true, Release), [], [&token]).unwrap();
+        thread.join().unwrap();
     });
 }

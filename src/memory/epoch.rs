@@ -145,7 +145,11 @@ mod real {
         #[inline(always)]
         pub(crate) fn check(&self) {}
 
-        /// Returns `free`; in models, the result also marks the record as reclaimed.
+        /// Asserts the same, without a step that models explore.
+        #[inline(always)]
+        pub(crate) fn assert_alive(&self) {}
+
+        /// Returns `free`, which in models also marks the record reclaimed.
         #[inline(always)]
         pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
             free
@@ -354,17 +358,29 @@ mod model {
     /// which a thread uses an atomic whose creation it has not acquired, so the stamp also stands for the record's
     /// plain fields, which loom cannot see.
     #[derive(Debug)]
-    pub(crate) struct Stamp(AtomicUsize);
+    pub(crate) struct Stamp {
+        reclaimed: AtomicUsize,
+        /// The same, in a type of `std`: every accessor looks at it, and would otherwise add interleavings.
+        is_dead: Cell<bool>,
+    }
+
+    // SAFETY: loom and shuttle run every thread of a model on one OS thread.
+    unsafe impl Sync for Stamp {}
 
     impl Stamp {
         pub(crate) fn new() -> Self {
-            Self(AtomicUsize::new(0))
+            Self { reclaimed: AtomicUsize::new(0), is_dead: Cell::new(false) }
         }
 
         pub(crate) fn check(&self) {
             // Relaxed: the check must order nothing. It reads the last value, since a load could return the one before
             // the reclamation.
-            assert_eq!(last(&self.0, Relaxed), 0, "use after reclamation");
+            assert_eq!(last(&self.reclaimed, Relaxed), 0, "use after reclamation");
+        }
+
+        /// Asserts that the record has not been reclaimed so far in this interleaving.
+        pub(crate) fn assert_alive(&self) {
+            assert!(!self.is_dead.get(), "use after reclamation");
         }
 
         /// Returns a closure that marks the record as reclaimed and keeps `free` for the end of the interleaving.
@@ -377,7 +393,8 @@ mod model {
         /// Marks the record as reclaimed and keeps `free` for the end of the interleaving.
         pub(crate) fn kill(&self, free: Box<dyn FnOnce()>) {
             // Relaxed: the mark must order nothing.
-            assert_eq!(self.0.fetch_add(1, Relaxed), 0, "double reclamation");
+            assert_eq!(self.reclaimed.fetch_add(1, Relaxed), 0, "double reclamation");
+            self.is_dead.set(true);
             GRAVEYARD.with_borrow_mut(|graves| graves.push(free));
         }
     }

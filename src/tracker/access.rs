@@ -162,11 +162,13 @@ impl<T> Access<T> {
 
     /// Returns what the operation does to the variable.
     pub fn mode(&self) -> Mode {
+        self.assert_alive();
         self.mode
     }
 
     /// Returns the variable's queue.
     pub fn queue(&self) -> &VarQueue<T> {
+        self.assert_alive();
         // SAFETY: the queue never moves. It is freed only after its last access, and after the epoch has passed.
         let queue = unsafe { self.queue.as_ref() };
         queue.stamp.check();
@@ -175,12 +177,14 @@ impl<T> Access<T> {
 
     /// Returns the pointer to the variable's queue with which the operation was created.
     pub fn queue_ptr(&self) -> NonNull<VarQueue<T>> {
+        self.assert_alive();
         self.queue
     }
 
     /// Returns whether the operation has no other access.
     #[inline]
     pub(super) fn is_sole(&self) -> bool {
+        self.assert_alive();
         self.arity == Arity::One
     }
 
@@ -212,6 +216,14 @@ impl<T> Access<T> {
         }
     }
 
+    /// Asserts the same, in every accessor. Unlike [`check`](Self::check) it is no step that models explore.
+    #[inline(always)]
+    fn assert_alive(&self) {
+        if let Some(op) = self.op() {
+            op.stamp.assert_alive();
+        }
+    }
+
     #[inline]
     fn is_satisfied_by(&self, flags: usize) -> bool {
         self.mode.is_satisfied_by(flags)
@@ -220,14 +232,16 @@ impl<T> Access<T> {
     /// Returns the flags that are grantable to the next access when this one has `flags` and its deferred flags.
     #[inline]
     pub(super) fn grantable(&self, flags: usize) -> usize {
-        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail moved
-        // here, which no longer change, and the writes published with them (see `defer_flags`).
+        self.assert_alive();
+        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail came
+        // here, which do not change any more, and the writes behind them (see `defer_flags`).
         self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)))
     }
 
     /// Leaves `flags` for the operation's pusher to [adopt](Self::adopt_deferred).
     #[inline]
     pub(super) fn defer_flags(&self, flags: usize) {
+        self.assert_alive();
         if flags != 0 {
             // Relaxed: the caller has acquired the writes published with the flags with the predecessor's word, and
             // releases both with the tail (edge `swing`). If another thread moves the tail instead, it has deferred the
@@ -242,6 +256,7 @@ impl<T> Access<T> {
     /// flags.
     #[inline]
     pub(super) fn grant(&self, flags: usize) -> u32 {
+        self.assert_alive();
         if flags == 0 {
             return 0;
         }
@@ -264,14 +279,16 @@ impl<T> Access<T> {
     /// access, otherwise 0.
     #[inline]
     pub(super) fn adopt_deferred(&self) -> u32 {
-        // Relaxed: the pusher acquired the deferred flags, and the writes published with them, when it found the access
-        // linked: with the tail or with `registered`. It does not need those of an access that it linked itself.
+        self.assert_alive();
+        // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
+        // with the tail or with `registered`. It does not need those of an access that it linked itself.
         self.grant(usize::from(self.deferred.load(Relaxed)))
     }
 
     /// Notes that this access, which is not `DONE` yet, has the only share of its record.
     #[inline]
     pub(super) fn take_last_share(&self) {
+        self.assert_alive();
         // Relaxed: released by the step that sets `DONE` (edge `complete`).
         self.last_share.store(true, Relaxed);
     }
@@ -280,6 +297,7 @@ impl<T> Access<T> {
     /// it. The share does not borrow the access, which may be reclaimed with the record.
     #[inline]
     pub(super) fn share(&self) -> Share<T> {
+        self.assert_alive();
         // Relaxed: a thread that finds the access spent has acquired `DONE` (edge `complete`).
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }

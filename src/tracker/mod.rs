@@ -145,6 +145,9 @@
 //! `complete` takes a number of steps bounded by the accesses it marks done plus the queue entries its flags reach; it
 //! loops and never recurses.
 //!
+//! `loom-tests/algorithm` has these steps as a model, of which every execution is explored: each ends, and all operations
+//! are then complete.
+//!
 //! # Deleted variables
 //!
 //! A variable is closed before its deletion is pushed. A thread that inserts behind the deletion has read the tail

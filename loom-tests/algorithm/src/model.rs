@@ -1,0 +1,389 @@
+//! The model for stateright: what may happen next in a state, and what must hold in each.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use stateright::{Model, Property};
+
+use crate::{
+    program::{Mode, OPS, Program, VARIABLES},
+    state::{NONE, OpId, State, World, Wrong, op_of},
+    step::Step,
+    weaken::Rule,
+};
+
+/// The most steps that a thread takes alone before its push returns: some twenty for each access, of its own and of
+/// those that it helps.
+const ALONE: usize = 300;
+/// The most steps that all threads take until they come to rest.
+const ALL: usize = 2000;
+
+/// An atomic access, by a thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Action {
+    who: Who,
+    step: Step,
+}
+
+/// A thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    /// One that pushes.
+    Pusher(usize),
+    /// The one that runs and completes this operation, which may be any.
+    Runner(OpId),
+}
+
+impl fmt::Debug for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.who {
+            Who::Pusher(thread) => write!(f, "thread {thread}: {:?}", self.step),
+            Who::Runner(op) => write!(f, "completion of {op}: {:?}", self.step),
+        }
+    }
+}
+
+/// The tracker, under some programs.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    programs: Vec<Program>,
+    without: Option<Rule>,
+    is_unreduced: bool,
+    is_thorough: bool,
+    completes_last: bool,
+    taken: AtomicU64,
+    ends: Mutex<HashSet<State>>,
+}
+
+impl Tracker {
+    /// Creates a model of `programs`.
+    pub fn new(programs: Vec<Program>) -> Self {
+        Self { programs, ..Self::default() }
+    }
+
+    /// Removes a rule.
+    #[must_use]
+    pub fn without(mut self, rule: Rule) -> Self {
+        self.without = Some(rule);
+        // The reduction relies on these.
+        self.is_unreduced |= matches!(rule, Rule::PinPushes | Rule::ReclaimAfterEpoch | Rule::SwingByCas);
+        self
+    }
+
+    /// Explores every step in every place.
+    #[must_use]
+    pub fn unreduced(mut self) -> Self {
+        self.is_unreduced = true;
+        self
+    }
+
+    /// Also remembers which pushes were over when another began, and in each state lets threads go on while others stand
+    /// still.
+    #[must_use]
+    pub fn thorough(mut self) -> Self {
+        self.is_thorough = true;
+        self
+    }
+
+    /// Lets operations complete only when all pushes are over.
+    #[must_use]
+    pub fn completing_last(mut self) -> Self {
+        self.completes_last = true;
+        self
+    }
+
+    /// Returns the steps that were never taken.
+    pub fn missing_steps(&self) -> Vec<Step> {
+        // Relaxed: the checker has joined its threads.
+        let taken = self.taken.load(Relaxed);
+        Step::ALL.into_iter().filter(|&step| taken & 1 << step as u32 == 0).collect()
+    }
+
+    /// Returns the states in which nothing could happen any more.
+    ///
+    /// # Panics
+    /// If a thread has panicked under the lock.
+    pub fn ends(&self) -> HashSet<State> {
+        self.ends.lock().expect("no thread panics under this lock").clone()
+    }
+
+    fn program(&self, state: &State) -> &Program {
+        &self.programs[usize::from(state.program)]
+    }
+
+    /// Takes the next step of a thread.
+    fn step(&self, state: &mut State, who: Who) {
+        let program = self.program(state);
+        let world = |state, pinned_thread| World {
+            state,
+            program,
+            without: self.without,
+            remembers_times: self.is_thorough,
+            pinned_thread,
+        };
+        match who {
+            Who::Pusher(thread) => state.pushes[thread].step(thread, &mut world(state, Some(thread))),
+            Who::Runner(op) => state.completions[usize::from(op)].step(op, &mut world(state, None)),
+        }
+    }
+
+    /// Returns the next step of a thread, if it has one.
+    fn next_step(state: &State, who: Who) -> Option<Step> {
+        match who {
+            Who::Pusher(thread) => state.pushes[thread].next_step(),
+            Who::Runner(op) => state.completions[usize::from(op)].next_step(),
+        }
+    }
+
+    /// Returns all threads that may exist.
+    fn all() -> impl Iterator<Item = Who> {
+        (0..OPS as OpId).map(Who::Runner).chain((0..crate::program::THREADS).map(Who::Pusher))
+    }
+
+    /// Returns a thread whose next step may be taken immediately, since its place among the steps of others does not
+    /// matter.
+    fn alone(&self, state: &State) -> Option<Who> {
+        let program = self.program(state);
+        let is_alone = |who: &Who| match *who {
+            Who::Pusher(thread) => state.pushes[thread].is_alone(state, program),
+            Who::Runner(op) => state.completions[usize::from(op)].is_alone(state, program),
+        };
+        if self.is_unreduced || state.wrong.is_some() { None } else { Self::all().find(is_alone) }
+    }
+
+    /// Notes that a step was taken.
+    fn note(&self, step: Step) {
+        // Relaxed: read when all threads are joined. The load keeps the threads of the checker out of each other's way.
+        if self.taken.load(Relaxed) & 1 << step as u32 == 0 {
+            self.taken.fetch_or(1 << step as u32, Relaxed);
+        }
+    }
+
+    /// Whether all queues agree on one order of the pushes, which respects real time.
+    fn agrees(&self, state: &State) -> bool {
+        let before = state.order(|op| state.record(op).after);
+        state.wrong != Some(Wrong::ReturnedTooEarly)
+            && before.is_some_and(|before| (0..OPS).all(|op| before[op] & 1 << op == 0))
+    }
+
+    /// Whether an access is appended only behind operations that are in all their queues: so the moment at which the last
+    /// access of an operation is linked is the one at which its push takes effect for all queues.
+    fn takes_effect_at_once(&self, state: &State) -> bool {
+        let program = self.program(state);
+        let is_in_all = |op: OpId| {
+            (0..VARIABLES as u8).all(|variable| {
+                program.ops[usize::from(op)].0[usize::from(variable)].is_none() || state.before(op, variable).is_some()
+            })
+        };
+        let mut holds = true;
+        for variable in 0..VARIABLES as u8 {
+            state.each_in_queue(variable, |access| {
+                if let Some(op) = op_of(access).filter(|_| state.word(access).next != NONE) {
+                    holds &= is_in_all(op);
+                }
+            });
+        }
+        holds
+    }
+
+    /// Whether a thread that is not pinned yet could reach a retired record from a tail.
+    fn reaches_retired(state: &State) -> bool {
+        state.tail.iter().any(|&tail| {
+            let (mut at, mut left) = (tail, OPS + 1);
+            while at != NONE && left > 0 {
+                if op_of(at).is_some_and(|op| state.record(op).retired) {
+                    return true;
+                }
+                (at, left) = (state.word(at).next, left - 1);
+            }
+            false
+        })
+    }
+
+    /// Whether all operations are complete, and their records are retired, except for those that are last in a queue and
+    /// have no shares but those of their places there.
+    fn is_complete(&self, state: &State) -> bool {
+        let program = self.program(state);
+        let is_complete = |op: OpId| {
+            let last = state.tail.iter().filter(|&&tail| op_of(tail) == Some(op)).count() as u8;
+            let record = state.record(op);
+            // A record that was left to its only access counts no shares any more.
+            let shares = if program.ops[usize::from(op)].arity() == 1 { 2 } else { last };
+            state.completions[usize::from(op)].is_over()
+                && record.retired == (last == 0)
+                && (last == 0 || record.live == shares)
+        };
+        (0..program.ops.len() as OpId).all(is_complete)
+    }
+
+    /// Whether all threads have come to rest, and there is an operation whose turn has come and that is not ready.
+    fn waits_without_need(&self, state: &State) -> bool {
+        let program = self.program(state);
+        let is_at_rest = !state.pushes.iter().any(|push| push.is_under_way())
+            && !state.completions.iter().any(|completion| completion.is_under_way());
+        let mode = |op: OpId, variable: u8| program.ops[usize::from(op)].0[usize::from(variable)];
+        let ops = 0..program.ops.len() as OpId;
+        is_at_rest
+            && ops.clone().any(|op| {
+                state.completions[usize::from(op)].is_waiting()
+                    && (0..VARIABLES as u8).all(|variable| {
+                        let Some(its_mode) = mode(op, variable) else { return true };
+                        let Some(before) = state.before(op, variable) else { return false };
+                        let holds_up = |other: OpId| {
+                            let excludes = its_mode != Mode::Read || mode(other, variable) == Some(Mode::Write);
+                            before & 1 << other != 0 && excludes && !state.is_done(other)
+                        };
+                        !ops.clone().any(holds_up)
+                    })
+            })
+    }
+
+    /// Whether a thread that goes on alone, from the head of a loop, changes shared memory or comes to an end.
+    ///
+    /// Shared memory moves forward only, so it is the same in all states of a cycle of states. In such a cycle each
+    /// thread reads the same values again and again, whatever the others do, and would run in a circle alone. If none
+    /// does, there is no cycle: every execution of a program ends.
+    fn gets_on(&self, state: &State) -> bool {
+        Self::all().all(|who| {
+            let is_at_head = match who {
+                Who::Pusher(thread) => state.pushes[thread].is_at_the_head_of_a_loop(),
+                Who::Runner(op) => state.completions[usize::from(op)].is_at_the_head_of_a_loop(),
+            };
+            if !is_at_head {
+                return true;
+            }
+            let (mut alone, mut memory) = (state.clone(), state.clone());
+            for _ in 0..ALONE {
+                let Some(step) = Self::next_step(&alone, who) else { return true };
+                self.step(&mut alone, who);
+                if step == Step::StoreWord {
+                    // No other thread can see it.
+                    memory.words = alone.words;
+                } else if (&alone.tail, &alone.words, &alone.records) != (&memory.tail, &memory.words, &memory.records)
+                {
+                    return true;
+                }
+            }
+            false
+        })
+    }
+
+    /// Whether the push of each thread returns if all other threads stand still.
+    fn returns_alone(&self, state: &State) -> bool {
+        (0..state.pushes.len()).all(|thread| {
+            let mut alone = state.clone();
+            (0..ALONE).any(|_| {
+                let is_over = !alone.pushes[thread].is_under_way();
+                if !is_over {
+                    self.step(&mut alone, Who::Pusher(thread));
+                }
+                is_over
+            })
+        })
+    }
+
+    /// Whether all other threads come to rest if one stands still inside a push, and all operations run that do not come
+    /// after that of the push.
+    fn delays_only_followers(&self, state: &State) -> bool {
+        (0..state.pushes.len()).all(|stopped| {
+            if !state.pushes[stopped].is_under_way() {
+                return true;
+            }
+            let mut state = state.clone();
+            let others = || Self::all().filter(|&who| who != Who::Pusher(stopped));
+            for _ in 0..ALL {
+                if let Some(who) = others().find(|&who| Self::next_step(&state, who).is_some()) {
+                    self.step(&mut state, who);
+                    continue;
+                }
+                let stopped_op = state.pushes[stopped].own();
+                let program = self.program(&state);
+                let before = state.order(|_| 0);
+                return before.is_some_and(|before| {
+                    // The stopped thread has not pushed what comes after its operation.
+                    let mut others = (0..program.ops.len() as OpId)
+                        .filter(|&op| op < stopped_op || op >= program.first[stopped + 1]);
+                    others.all(|op| {
+                        before[usize::from(op)] & 1 << stopped_op != 0 || state.completions[usize::from(op)].is_over()
+                    })
+                });
+            }
+            false
+        })
+    }
+}
+
+impl Model for Tracker {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        (0..).zip(&self.programs).map(|(number, program)| State::new(number, program, self.without)).collect()
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        // How it goes on when something has gone wrong does not matter.
+        if state.wrong.is_some() {
+            return;
+        }
+        let completes = !self.completes_last || !state.is_pushing();
+        actions.extend(Self::all().filter_map(|who| {
+            let may = completes || matches!(who, Who::Pusher(_));
+            Self::next_step(state, who).filter(|_| may).map(|step| Action { who, step })
+        }));
+        if actions.is_empty() {
+            self.ends.lock().expect("no thread panics under this lock").insert(state.clone());
+        }
+    }
+
+    fn next_state(&self, before: &State, action: Action) -> Option<State> {
+        let mut state = before.clone();
+        self.note(action.step);
+        self.step(&mut state, action.who);
+        while let Some(who) = self.alone(&state) {
+            if let Some(step) = Self::next_step(&state, who) {
+                self.note(step);
+            }
+            self.step(&mut state, who);
+        }
+        if !state.is_ahead_of(before) {
+            state.goes_wrong(Wrong::MovedBack);
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        fn property(name: &'static str, holds: fn(&Tracker, &State) -> bool) -> Property<Tracker> {
+            Property::always(name, holds)
+        }
+        let mut properties = vec![
+            property("all queues agree on one order of the pushes", Self::agrees),
+            property("a push takes effect in all queues at once", Self::takes_effect_at_once),
+            property("an operation runs once, when its turn has come", |_, state| {
+                !matches!(state.wrong, Some(Wrong::ReadyTwice | Wrong::ReadyTooEarly | Wrong::Miscounted))
+            }),
+            property("nothing is retired while a thread can reach it", |_, state| {
+                !matches!(state.wrong, Some(Wrong::UseAfterReclamation | Wrong::RetiredTwice))
+                    && !Self::reaches_retired(state)
+            }),
+            property("no deadlock", |model, state| {
+                state.wrong.is_some() || state.has_steps() || model.is_complete(state)
+            }),
+            property("no operation waits without need", |model, state| !model.waits_without_need(state)),
+            property("shared memory moves forward", |_, state| state.wrong != Some(Wrong::MovedBack)),
+            property("no livelock", Self::gets_on),
+        ];
+        if self.is_thorough {
+            properties.push(property("a push returns while others stand still", Self::returns_alone));
+            properties
+                .push(property("a push that stands still delays its followers only", Self::delays_only_followers));
+        }
+        properties
+    }
+}

@@ -1,0 +1,164 @@
+//! What the threads of a model push.
+
+use std::fmt;
+
+/// The number of variables.
+pub const VARIABLES: usize = 3;
+/// The most threads that push.
+pub const THREADS: usize = 4;
+/// The most operations.
+pub const OPS: usize = 4;
+
+/// What an operation does to a variable; as `Mode` in the tracker, of which `Overwrite` is the same as `Write` here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Reads the variable.
+    Read,
+    /// Waits for all earlier accesses, and makes only later writers wait.
+    Await,
+    /// Mutates the variable.
+    Write,
+}
+
+use Mode::{Await, Read, Write};
+
+/// An operation: what it does to each variable.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape(pub [Option<Mode>; VARIABLES]);
+
+impl Shape {
+    /// Reads a shape such as `W-R`: one letter for each variable, `R`, `A` or `W`, or `-` if it does not use that.
+    ///
+    /// # Panics
+    /// If the text is not a shape.
+    pub fn new(text: &str) -> Self {
+        let mut modes = [None; VARIABLES];
+        assert_eq!(text.len(), VARIABLES, "{text}");
+        for (mode, letter) in modes.iter_mut().zip(text.chars()) {
+            *mode = match letter {
+                'R' => Some(Read),
+                'A' => Some(Await),
+                'W' => Some(Write),
+                '-' => None,
+                _ => panic!("{text}"),
+            };
+        }
+        Self(modes)
+    }
+
+    /// Returns all shapes whose accesses have one of `modes`, in an order that never changes.
+    pub fn all(modes: &[Mode]) -> Vec<Self> {
+        let choices: Vec<_> = std::iter::once(None).chain(modes.iter().copied().map(Some)).collect();
+        let mut all = vec![Self([None; VARIABLES])];
+        for variable in 0..VARIABLES {
+            all = all
+                .iter()
+                .flat_map(|shape| {
+                    choices.iter().map(move |&mode| {
+                        let mut shape = *shape;
+                        shape.0[variable] = mode;
+                        shape
+                    })
+                })
+                .collect();
+        }
+        all.retain(|shape| shape.arity() > 0);
+        all
+    }
+
+    /// Returns the number of accesses.
+    pub fn arity(&self) -> u8 {
+        self.0.iter().flatten().count() as u8
+    }
+
+    /// Returns the variable of the access at `index`.
+    pub(crate) fn variable(&self, index: u8) -> Option<u8> {
+        (0..VARIABLES as u8).filter(|&variable| self.0[variable as usize].is_some()).nth(index as usize)
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for mode in self.0 {
+            f.write_str(match mode {
+                None => "-",
+                Some(Read) => "R",
+                Some(Await) => "A",
+                Some(Write) => "W",
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// What the threads push. The operations have numbers: first those of the first thread, in the order in which it pushes
+/// them, then those of the second one, and so on.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Program {
+    pub(crate) ops: Vec<Shape>,
+    /// The number of the first operation of each thread, and behind them that of all operations.
+    pub(crate) first: Vec<u8>,
+}
+
+impl Program {
+    /// Creates a program from one list of shapes for each thread.
+    ///
+    /// # Panics
+    /// If there are too many threads or operations.
+    pub fn new(threads: &[Vec<Shape>]) -> Self {
+        let ops: Vec<_> = threads.iter().flatten().copied().collect();
+        assert!(threads.len() <= THREADS && ops.len() <= OPS);
+        let mut first = vec![0];
+        for thread in threads {
+            first.push(first.last().copied().unwrap_or(0) + thread.len() as u8);
+        }
+        Self { ops, first }
+    }
+
+    /// Reads a program such as `WW- -WW, W-W`: the operations of a thread, then a comma, and those of the next one.
+    ///
+    /// # Panics
+    /// If the text is not a program.
+    pub fn parse(text: &str) -> Self {
+        let threads: Vec<Vec<_>> =
+            text.split(',').map(|thread| thread.split_whitespace().map(Shape::new).collect()).collect();
+        Self::new(&threads)
+    }
+
+    /// Returns a program for each choice of one shape for each of `threads` threads. Programs that differ only in the
+    /// order of the threads are the same, and only one of them is returned.
+    pub fn one_each(threads: usize, shapes: &[Shape]) -> Vec<Self> {
+        fn choose(left: usize, shapes: &[Shape], chosen: &mut Vec<Vec<Shape>>, programs: &mut Vec<Program>) {
+            if left == 0 {
+                programs.push(Program::new(chosen));
+                return;
+            }
+            for (at, &shape) in shapes.iter().enumerate() {
+                chosen.push(vec![shape]);
+                choose(left - 1, &shapes[at..], chosen, programs);
+                chosen.pop();
+            }
+        }
+        let mut programs = Vec::new();
+        choose(threads, shapes, &mut Vec::new(), &mut programs);
+        programs
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.first.len() - 1
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for thread in 0..self.threads() {
+            if thread > 0 {
+                f.write_str(", ")?;
+            }
+            for op in self.first[thread]..self.first[thread + 1] {
+                write!(f, "{:?} ", self.ops[op as usize])?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,482 @@
+//! The shared memory of the tracker, and what each thread is about to do.
+
+use std::hash::{Hash, Hasher};
+
+use crate::{
+    complete::Completion,
+    program::{Mode, OPS, Program, Shape, THREADS, VARIABLES},
+    push::Push,
+    step::Step,
+    weaken::Rule,
+};
+
+/// Every earlier writer of the variable is done.
+pub(crate) const READ_OK: u8 = 1;
+/// Every earlier access of the variable is done.
+pub(crate) const WRITE_OK: u8 = 2;
+/// The operation of the access is done.
+pub(crate) const DONE: u8 = 4;
+
+/// The place of an operation in the queue of a variable: `VARIABLES` times one more than the operation's number, plus
+/// the variable; or, below that, the access that a variable starts with.
+pub(crate) type Access = u8;
+/// No access.
+pub(crate) const NONE: Access = u8::MAX;
+/// The number of an operation.
+pub(crate) type OpId = u8;
+
+const ACCESSES: usize = VARIABLES * (OPS + 1);
+
+/// Returns the access of `op` to `variable`.
+pub(crate) fn access_of(op: OpId, variable: u8) -> Access {
+    VARIABLES as u8 * (op + 1) + variable
+}
+
+/// Returns the operation of an access, or nothing for the access that a variable starts with.
+pub(crate) fn op_of(access: Access) -> Option<OpId> {
+    (access / VARIABLES as u8).checked_sub(1)
+}
+
+/// Returns the variable of an access.
+pub(crate) fn variable_of(access: Access) -> u8 {
+    access % VARIABLES as u8
+}
+
+/// Returns the flags that are grantable behind an access of `mode` with `flags`.
+pub(crate) fn grantable(mode: Mode, flags: u8, without: Option<Rule>) -> u8 {
+    let spent = if without == Some(Rule::GrantWhenDone) { WRITE_OK } else { WRITE_OK | DONE };
+    if flags & spent == spent {
+        READ_OK | WRITE_OK
+    } else if mode == Mode::Write || without == Some(Rule::ReadersPassOn) {
+        0
+    } else {
+        flags & READ_OK
+    }
+}
+
+/// Returns whether an access of `mode` with `flags` is satisfied.
+pub(crate) fn is_satisfied(mode: Mode, flags: u8) -> bool {
+    flags & if mode == Mode::Read { READ_OK } else { WRITE_OK } != 0
+}
+
+/// An access: its word and its deferred flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Word {
+    pub(crate) next: Access,
+    pub(crate) flags: u8,
+    /// `LINKED_…`.
+    pub(crate) linked: u8,
+    pub(crate) deferred: u8,
+}
+
+impl Hash for Word {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u32(u32::from_le_bytes([self.next, self.flags, self.linked, self.deferred]));
+    }
+}
+
+/// What has become of an operation's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) wait: u8,
+    pub(crate) registered: u8,
+    pub(crate) live: u8,
+    /// Whether the record has been left to its only access.
+    pub(crate) last_share: bool,
+    pub(crate) retired: bool,
+    /// The threads that have been pinned since the record was retired, as bits.
+    pub(crate) pinned: u8,
+    /// The operations whose pushes were over when that of this one began, as bits.
+    pub(crate) after: u8,
+}
+
+impl Hash for Record {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let Self { wait, registered, live, last_share, retired, pinned, after } = *self;
+        let shares = u8::from(last_share) << 1 | u8::from(retired);
+        hasher.write_u64(u64::from_le_bytes([wait, registered, live, shares, pinned, after, 0, 0]));
+    }
+}
+
+/// What has gone wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wrong {
+    /// A thread has used a record that is reclaimed.
+    UseAfterReclamation,
+    /// A record was retired twice.
+    RetiredTwice,
+    /// An operation became ready twice.
+    ReadyTwice,
+    /// An operation became ready before it was in all its queues, or before those that it has to wait for were done.
+    ReadyTooEarly,
+    /// A push has returned before its accesses were in.
+    ReturnedTooEarly,
+    /// A count fell below zero.
+    Miscounted,
+    /// A word, a tail or a count was moved back.
+    MovedBack,
+}
+
+/// One state of the model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// The number of the program.
+    pub(crate) program: u16,
+    pub(crate) tail: [Access; VARIABLES],
+    pub(crate) words: [Word; ACCESSES],
+    pub(crate) records: [Record; OPS],
+    pub(crate) pushes: [Push; THREADS],
+    pub(crate) completions: [Completion; OPS],
+    pub(crate) wrong: Option<Wrong>,
+}
+
+/// A state, with what does not change.
+pub(crate) struct World<'a> {
+    pub(crate) state: &'a mut State,
+    pub(crate) program: &'a Program,
+    pub(crate) without: Option<Rule>,
+    /// Whether records remember which pushes were over when theirs began.
+    pub(crate) remembers_times: bool,
+    /// The thread whose step it is, if it is a pusher.
+    pub(crate) pinned_thread: Option<usize>,
+}
+
+impl State {
+    /// Returns the state from which a program starts.
+    pub(crate) fn new(number: u16, program: &Program, without: Option<Rule>) -> Self {
+        let mut words = [Word { next: NONE, flags: 0, linked: 0, deferred: 0 }; ACCESSES];
+        for built_in in &mut words[..VARIABLES] {
+            built_in.flags = READ_OK | WRITE_OK | DONE;
+        }
+        let mut records =
+            [Record { wait: 0, registered: 0, live: 0, last_share: false, retired: false, pinned: 0, after: 0 }; OPS];
+        for (record, shape) in records.iter_mut().zip(&program.ops) {
+            let several = shape.arity() > 1 && without != Some(Rule::PushCountsItself);
+            record.wait = shape.arity() + u8::from(several);
+            record.live = shape.arity() + 1;
+        }
+        let mut pushes = [Push::OVER; THREADS];
+        for (push, first) in pushes.iter_mut().zip(program.first.windows(2)) {
+            if first[0] < first[1] {
+                *push = Push::begin(first[0]);
+            }
+        }
+        let completions = [Completion::WAITING; OPS];
+        let tail = std::array::from_fn(|variable| variable as Access);
+        Self { program: number, tail, words, records, pushes, completions, wrong: None }
+    }
+
+    pub(crate) fn word(&self, access: Access) -> &Word {
+        &self.words[access as usize]
+    }
+
+    pub(crate) fn record(&self, op: OpId) -> &Record {
+        &self.records[op as usize]
+    }
+
+    /// Returns whether no thread will change the deferred flags of `access` any more. The tail has come to the access, so
+    /// a thread that has not read its predecessor from the tail yet never will.
+    pub(crate) fn has_settled(&self, access: Access, program: &Program) -> bool {
+        let Some(op) = op_of(access) else { return true };
+        let Some(before) = (0..ACCESSES as Access).find(|&before| self.word(before).next == access) else {
+            return false;
+        };
+        self.word(access).deferred & self.word(before).linked == self.word(before).linked
+            || self.record(op).registered == program.ops[op as usize].arity()
+                && self.pushes.iter().all(|push| !push.may_defer(access, before, program))
+                && self.completions.iter().all(|completion| !completion.may_defer(access))
+    }
+
+    /// Calls `look` with each access of a variable's queue, in order. Returns `false` if the queue has become a ring.
+    pub(crate) fn each_in_queue(&self, variable: u8, mut look: impl FnMut(Access)) -> bool {
+        let (mut at, mut left) = (variable, OPS + 1);
+        while at != NONE && left > 0 {
+            look(at);
+            (at, left) = (self.word(at).next, left - 1);
+        }
+        at == NONE
+    }
+
+    /// Returns, for each operation, which ones come before it, as bits: in a queue, or by `also`, or since they come before
+    /// another one that does. Returns nothing if a queue has become a ring.
+    pub(crate) fn order(&self, also: impl Fn(OpId) -> u8) -> Option<[u8; OPS]> {
+        let mut before: [u8; OPS] = std::array::from_fn(|op| also(op as OpId));
+        for variable in 0..VARIABLES as u8 {
+            let mut bits = 0;
+            let ends = self.each_in_queue(variable, |access| {
+                if let Some(op) = op_of(access) {
+                    before[usize::from(op)] |= bits;
+                    bits |= 1 << op;
+                }
+            });
+            if !ends {
+                return None;
+            }
+        }
+        for between in 0..OPS {
+            for op in 0..OPS {
+                if before[op] & 1 << between != 0 {
+                    before[op] |= before[between];
+                }
+            }
+        }
+        Some(before)
+    }
+
+    /// Returns the operations before `op` in the queue of `variable`, as bits, if it is in there.
+    pub(crate) fn before(&self, op: OpId, variable: u8) -> Option<u8> {
+        let (mut bits, mut found) = (0, None);
+        self.each_in_queue(variable, |access| {
+            if access == access_of(op, variable) {
+                found = found.or(Some(bits));
+            }
+            if let Some(op) = op_of(access) {
+                bits |= 1 << op;
+            }
+        });
+        found
+    }
+
+    /// Returns whether the function of `op` has returned.
+    pub(crate) fn is_done(&self, op: OpId) -> bool {
+        self.completions[op as usize].has_begun()
+    }
+}
+
+impl State {
+    /// Notes what has gone wrong first.
+    pub(crate) fn goes_wrong(&mut self, wrong: Wrong) {
+        self.wrong = self.wrong.or(Some(wrong));
+    }
+
+    /// Returns whether a thread has something left to push.
+    pub(crate) fn is_pushing(&self) -> bool {
+        self.pushes.iter().any(|push| push.next_step().is_some())
+    }
+
+    /// Returns whether a thread has a step to take.
+    pub(crate) fn has_steps(&self) -> bool {
+        self.is_pushing() || self.completions.iter().any(|completion| completion.next_step().is_some())
+    }
+
+    /// Returns whether shared memory has only moved forward since it was as in `before`.
+    pub(crate) fn is_ahead_of(&self, before: &Self) -> bool {
+        // The word of an access that is not linked yet belongs to its pusher.
+        let is_linked = |access| before.words.iter().any(|word| word.next == access);
+        let mut words = (0..).zip(self.words.iter().zip(&before.words));
+        let mut records = self.records.iter().zip(&before.records);
+        let mut tails = self.tail.iter().zip(&before.tail);
+        words.all(|(access, (now, was))| {
+            (was.next == NONE || (now.next, now.linked) == (was.next, was.linked))
+                && (now.flags & was.flags == was.flags || !is_linked(access))
+                && now.deferred & was.deferred == was.deferred
+        }) && records.all(|(now, was)| now.wait <= was.wait && now.registered >= was.registered && now.live <= was.live)
+            && tails.all(|(&now, &was)| {
+                let (mut at, mut left) = (was, OPS + 1);
+                while at != now && at != NONE && left > 0 {
+                    (at, left) = (self.word(at).next, left - 1);
+                }
+                at == now
+            })
+    }
+}
+
+impl World<'_> {
+    pub(crate) fn has(&self, rule: Rule) -> bool {
+        self.without != Some(rule)
+    }
+
+    pub(crate) fn shape(&self, op: OpId) -> &Shape {
+        &self.program.ops[op as usize]
+    }
+
+    /// Returns the mode of an access; that of a variable's first access is `Read`.
+    pub(crate) fn mode(&self, access: Access) -> Mode {
+        op_of(access).and_then(|op| self.shape(op).0[variable_of(access) as usize]).unwrap_or(Mode::Read)
+    }
+
+    pub(crate) fn grantable(&self, access: Access, flags: u8) -> u8 {
+        grantable(self.mode(access), flags, self.without)
+    }
+
+    pub(crate) fn goes_wrong(&mut self, wrong: Wrong) {
+        self.state.goes_wrong(wrong);
+    }
+
+    /// Notes that a thread uses the record of an access.
+    pub(crate) fn touch(&mut self, access: Access) {
+        if let Some(op) = op_of(access) {
+            self.touch_op(op);
+        }
+    }
+
+    /// Notes that a thread uses a record. A record is reclaimed when all threads that were pinned when it was retired are
+    /// unpinned. As every push ends by itself, it is reclaimed sooner or later for a thread that was not pinned then,
+    /// even if that thread waits; so such a thread must not use it at all.
+    pub(crate) fn touch_op(&mut self, op: OpId) {
+        let record = self.state.record(op);
+        let is_kept = self.pinned_thread.is_some_and(|thread| record.pinned & 1 << thread != 0);
+        if record.retired && !is_kept {
+            self.goes_wrong(Wrong::UseAfterReclamation);
+        }
+    }
+
+    pub(crate) fn word(&mut self, access: Access) -> &mut Word {
+        self.touch(access);
+        &mut self.state.words[access as usize]
+    }
+
+    pub(crate) fn record(&mut self, op: OpId) -> &mut Record {
+        self.touch_op(op);
+        &mut self.state.records[op as usize]
+    }
+
+    /// Sets flags of an access, and returns the old word.
+    pub(crate) fn add_flags(&mut self, access: Access, flags: u8) -> Word {
+        let word = self.word(access);
+        let old = *word;
+        word.flags |= flags;
+        old
+    }
+
+    /// Defers flags of an access.
+    pub(crate) fn defer(&mut self, access: Access, flags: u8) {
+        self.word(access).deferred |= flags;
+    }
+
+    /// Moves the tail of the variable of `from` to `to`, if it is at `from`.
+    pub(crate) fn swing(&mut self, from: Access, to: Access) {
+        let by_cas = self.has(Rule::SwingByCas);
+        let tail = &mut self.state.tail[variable_of(from) as usize];
+        if *tail == from || !by_cas {
+            *tail = to;
+        }
+    }
+
+    /// Takes `count` off the `wait` of `op`; returns what was there.
+    pub(crate) fn count_down(&mut self, op: OpId, count: u8) -> u8 {
+        let wait = &mut self.record(op).wait;
+        let was = *wait;
+        *wait = was.saturating_sub(count);
+        if was < count {
+            self.goes_wrong(Wrong::Miscounted);
+        }
+        was
+    }
+
+    /// Notes that a thread owns `op` from now on and may run it.
+    pub(crate) fn becomes_ready(&mut self, op: OpId) {
+        if self.state.completions[op as usize] != Completion::WAITING {
+            self.goes_wrong(Wrong::ReadyTwice);
+            return;
+        }
+        if self.shape(op).arity() > 1 && self.has_steps_for(op) {
+            self.goes_wrong(Wrong::ReadyTooEarly);
+        }
+        for variable in 0..VARIABLES as u8 {
+            let Some(mode) = self.shape(op).0[variable as usize] else { continue };
+            let Some(before) = self.state.before(op, variable) else {
+                self.goes_wrong(Wrong::ReadyTooEarly);
+                return;
+            };
+            for other in 0..self.program.ops.len() as OpId {
+                let excludes = mode != Mode::Read || self.mode(access_of(other, variable)) == Mode::Write;
+                if before & 1 << other != 0 && excludes && !self.state.is_done(other) {
+                    self.goes_wrong(Wrong::ReadyTooEarly);
+                }
+            }
+        }
+        self.state.completions[op as usize] = Completion::ready(self.shape(op));
+        // The code leaves what it has found there. No thread reads it any more.
+        self.state.records[op as usize].wait = 0;
+    }
+
+    /// Hands a record to the epoch.
+    pub(crate) fn retire(&mut self, op: OpId) {
+        if self.state.record(op).retired {
+            self.goes_wrong(Wrong::RetiredTwice);
+        }
+        let mut pinned = 0;
+        if self.has(Rule::ReclaimAfterEpoch) {
+            for (thread, push) in self.state.pushes.iter().enumerate() {
+                if push.is_under_way() && self.has(Rule::PinPushes) {
+                    pinned |= 1 << thread;
+                }
+            }
+        }
+        let record = &mut self.state.records[op as usize];
+        record.retired = true;
+        // As with `wait`.
+        record.live = 0;
+        record.pinned = pinned;
+    }
+}
+
+/// A share of a record that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Share {
+    /// The share of a spent access: `Access::share`.
+    LoadLast(Access),
+    /// `end_shares`, with the number of shares.
+    LoadLive(OpId, u8),
+    Release(OpId, u8),
+    /// The last share of the record has ended.
+    Retire(OpId),
+}
+
+impl Share {
+    /// Returns the next step.
+    pub(crate) fn next_step(self) -> Step {
+        match self {
+            Self::LoadLast(_) => Step::LoadLastShare,
+            Self::LoadLive(..) => Step::LoadShares,
+            Self::Release(..) => Step::EndShares,
+            Self::Retire(_) => Step::Retire,
+        }
+    }
+
+    /// Whether the place of the next step among those of other threads does not matter.
+    pub(crate) fn is_alone(self) -> bool {
+        match self {
+            // It was stored before the access was done.
+            Self::LoadLast(_) => true,
+            // If there are other shares, the step behind it would notice as well that they have ended.
+            Self::LoadLive(..) => true,
+            Self::Release(..) => false,
+            // The earlier it happens, the fewer threads are protected from the end of the record.
+            Self::Retire(_) => true,
+        }
+    }
+
+    /// Takes the next step. Returns `None` after the last one.
+    pub(crate) fn step(self, world: &mut World<'_>) -> Option<Self> {
+        match self {
+            Self::LoadLast(access) => {
+                world.touch(access);
+                let op = op_of(access)?;
+                Some(if world.state.record(op).last_share { Self::Retire(op) } else { Self::LoadLive(op, 1) })
+            }
+            Self::LoadLive(op, shares) => {
+                let live = world.record(op).live;
+                Some(if live == shares || !world.has(Rule::CountShares) {
+                    Self::Retire(op)
+                } else {
+                    Self::Release(op, shares)
+                })
+            }
+            Self::Release(op, shares) => {
+                let live = &mut world.record(op).live;
+                let was = *live;
+                *live = was.saturating_sub(shares);
+                if was < shares {
+                    world.goes_wrong(Wrong::Miscounted);
+                }
+                (was == shares).then_some(Self::Retire(op))
+            }
+            Self::Retire(op) => {
+                world.retire(op);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The names of the actions: one for each atomic access of the tracker, by the function and, if it is one side of an
+//! edge, by the name of the edge, as in the head of `src/tracker/mod.rs`.
+
+/// An atomic access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// `push` pins the thread, and `insert` loads the tail for the first time.
+    Pin,
+    /// Edge `swing`: `insert` loads the tail.
+    LoadTail,
+    /// Edges `link` and `complete`: `insert` loads the word of the tail.
+    LoadWord,
+    /// `swing` defers the flags of the access behind the tail.
+    DeferForAnother,
+    /// Edge `swing`: the CAS of the tail in `swing`.
+    SwingForAnother,
+    /// Edge `register`: `insert` loads `registered` of the operation at the tail.
+    LoadTheirRegistered,
+    /// Edge `register`: `insert` loads `registered` of the operation that it inserts.
+    RereadRegistered,
+    /// `insert` loads the deferred flags of the tail.
+    LoadDeferred,
+    /// `insert` stores the word of the first access, which no other thread knows yet.
+    StoreWord,
+    /// Edge `link`: the CAS in `insert`.
+    Link,
+    /// `insert` sets the flags of an access that its pusher has linked.
+    Grant,
+    /// `insert` defers the flags of an access that a helper has linked.
+    Defer,
+    /// Edge `swing`: the CAS of the tail in `insert`.
+    Swing,
+    /// `register` loads `registered`.
+    LoadRegistered,
+    /// Edge `register`: the CAS in `register`.
+    Register,
+    /// `help` loads `registered`, to find the next access.
+    HelpNext,
+    /// Edge `register`: the store or swap in `end_registration`.
+    EndRegistration,
+    /// `adopt_deferred` loads the deferred flags.
+    LoadAdopted,
+    /// `adopt_deferred` sets them.
+    Adopt,
+    /// Edge `ready`: the pusher takes its part off `wait`.
+    Decrement,
+    /// `push` unpins the thread and returns.
+    Unpin,
+    /// `leave_to_access` loads `live`. The function of the operation runs until here.
+    LoadLive,
+    /// `leave_to_access` stores that the record is left to its only access.
+    LeaveToAccess,
+    /// Edge `complete`: `complete_access` sets `DONE`. The function of an operation with several accesses runs until
+    /// the first time.
+    Done,
+    /// Edge `register`: `advance_tail` loads `registered` of the next operation.
+    LoadNextRegistered,
+    /// `advance_tail` defers the flags of the next access.
+    DeferForNext,
+    /// Edge `swing`: the CAS of the tail in `advance_tail`.
+    Pass,
+    /// Edge `complete`: `propagate` sets flags of the next access.
+    Propagate,
+    /// Edge `ready`: `satisfy` loads `wait`.
+    LoadWait,
+    /// Edge `ready`: `satisfy` takes an access off `wait`.
+    Satisfy,
+    /// `share` loads whether the record was left to the access.
+    LoadLastShare,
+    /// Edge `retire`: `end_shares` loads `live`.
+    LoadShares,
+    /// Edge `retire`: `end_shares` takes shares off `live`.
+    EndShares,
+    /// The record is handed to the epoch.
+    Retire,
+}
+
+impl Step {
+    /// All steps.
+    pub const ALL: [Self; 34] = [
+        Self::Pin,
+        Self::LoadTail,
+        Self::LoadWord,
+        Self::DeferForAnother,
+        Self::SwingForAnother,
+        Self::LoadTheirRegistered,
+        Self::RereadRegistered,
+        Self::LoadDeferred,
+        Self::StoreWord,
+        Self::Link,
+        Self::Grant,
+        Self::Defer,
+        Self::Swing,
+        Self::LoadRegistered,
+        Self::Register,
+        Self::HelpNext,
+        Self::EndRegistration,
+        Self::LoadAdopted,
+        Self::Adopt,
+        Self::Decrement,
+        Self::Unpin,
+        Self::LoadLive,
+        Self::LeaveToAccess,
+        Self::Done,
+        Self::LoadNextRegistered,
+        Self::DeferForNext,
+        Self::Pass,
+        Self::Propagate,
+        Self::LoadWait,
+        Self::Satisfy,
+        Self::LoadLastShare,
+        Self::LoadShares,
+        Self::EndShares,
+        Self::Retire,
+    ];
+}

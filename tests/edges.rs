@@ -1,0 +1,225 @@
+//! Checks that `.ci/planted.txt` has an entry for each place of `src` where one thread hands something to another: each
+//! acquire, release and fence, and each row of a table of edges.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+/// Places that have no entry, with the reason. Each must exist and have no entry: an exception that is not needed fails.
+const WITHOUT_ENTRY: [(&str, &str, &str); 31] = [
+    ("src/memory/epoch.rs", "last(&EPOCH.retired, Acquire);", MODEL),
+    ("src/memory/epoch.rs", "EPOCH.retired.fetch_add(0, Release);", MODEL),
+    ("src/memory/epoch.rs", "EPOCH.unpinned.fetch_add(0, Release);", MODEL),
+    ("src/memory/epoch.rs", "last(&EPOCH.unpinned, Acquire);", MODEL),
+    ("src/sync/deque.rs", "self.len.load(Acquire) == 0", MODEL),
+    ("src/sync/deque.rs", "let len = self.len.load(Acquire);", MODEL),
+    ("src/sync/deque.rs", "if self.len.compare_exchange(len, len - 1 - more, AcqRel, Acquire).is_err() {", MODEL),
+    ("src/sync/deque.rs", "self.0.len.fetch_add(1, Release);", MODEL),
+    ("src/sync/deque.rs", "self.0.len.load(Acquire)", MODEL),
+    (
+        "src/tracker/push.rs",
+        "let _ = last.queue().tail.compare_exchange(tail, access, Release, Relaxed, &self.guard);",
+        MODEL,
+    ),
+    ("src/notify/poll_state.rs", "self.0.swap(0, Release);", MODEL),
+    ("src/sync/mod.rs", "atomic::fence(Ordering::Acquire);", CALLS),
+    ("src/sync/mod.rs", "counter.load(Ordering::Acquire);", CALLS),
+    ("src/scheduler/lane.rs", "fence(SeqCst);", GUESS),
+    ("src/sync/fork.rs", "let made = self.0.load(Acquire);", PROCESS),
+    ("src/sync/fork.rs", "let now = match self.0.compare_exchange(before, new, AcqRel, Acquire) {", PROCESS),
+    ("src/engine/fork.rs", "if REGISTERED.load(Acquire) {", PROCESS),
+    ("src/engine/fork.rs", "REGISTERED.store(true, Release);", PROCESS),
+    ("src/memory/registry.rs", "unsafe { mark_of(record) }.store(mark, Release);", REGISTRY),
+    ("src/memory/registry.rs", "let mark = unsafe { mark_of(record) }.load(Acquire);", REGISTRY),
+    ("src/tracker/look.rs", "let word = at.word.load(Acquire, unprotected());", REGISTRY),
+    ("src/device/cuda.rs", "if counter.word().load(Acquire) == counter.made {", DEVICE),
+    ("src/device/cuda.rs", "Marks::Counter(counter) => Ok(counter.word().load(Acquire)),", DEVICE),
+    ("src/device/simulated/timeline.rs", "self.at.store(nanos + 1, Release);", DEVICE),
+    ("src/device/simulated/timeline.rs", "self.at.load(Acquire).checked_sub(1).map(Duration::from_nanos)", DEVICE),
+    ("src/engine/variable.rs", "self.state.version.fetch_add(1, Release);", DEVICE),
+    ("src/api/engine.rs", "if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {", HANDLES),
+    ("src/engine/held.rs", "if !self.0.is_forked() && self.0.handles.fetch_sub(1, AcqRel) == 1 {", HANDLES),
+    ("src/notify/pending.rs", "let generation = self.current.load(Acquire);", CHUNKS),
+    (
+        "src/notify/pending.rs",
+        "let left = shards.clone().map(|shard| self.left(shard, generation).load(Acquire) / ONE).sum::<u64>();",
+        ROOM,
+    ),
+    ("src/notify/pending.rs", "let is_last = armed && self.rest(generation).fetch_sub(1, AcqRel) == ZERO + 1;", ROOM),
+];
+
+const MODEL: &str = "code of models and twins, which is in no other build";
+const CALLS: &str = "each call of `sync::acquire` has an entry";
+const GUESS: &str = "the watchdog looks at a snapshot, which may miss an operation";
+const PROCESS: &str = "statics of the process, which models do not have; x86-64 cannot show the need";
+const REGISTRY: &str = "dumps, which models do not make; x86-64 cannot show the need";
+const DEVICE: &str = "the other side is a device, which models do not have; x86-64 cannot show the need";
+const HANDLES: &str = "no model drops the last handle of an engine beside another one; x86-64 cannot show the need";
+
+const CHUNKS: &str = "as in `enter`, which has an entry; models have no generations in chunks";
+const ROOM: &str = "no model of a limit hands over data";
+
+/// Edges of tables whose name is in no entry, with the reason.
+const UNNAMED: [(&str, &str, &str); 4] = [
+    ("src/device/cuda.rs", "mark", DEVICE),
+    ("src/device/mod.rs", "mark", DEVICE),
+    ("src/device/mod.rs", "event", DEVICE),
+    ("src/memory/registry.rs", "mark", REGISTRY),
+];
+
+fn read(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Returns the files of `src`, without those that only have tests.
+fn sources() -> Vec<String> {
+    fn visit(root: &Path, folder: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
+            let path = entry.path();
+            let name = path.strip_prefix(root).expect("files are below the root").to_str().expect("names are UTF-8");
+            if path.is_dir() && !name.ends_with("/tests") {
+                visit(root, &path, found);
+            } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
+                found.push(name.to_owned());
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    visit(root, &root.join("src"), &mut found);
+    found.sort();
+    found
+}
+
+/// A place: a file and the number of a line, from 1.
+type Place = (String, usize);
+
+/// Returns the places where bugs are planted, and the names of all bugs.
+fn planted() -> (BTreeSet<Place>, Vec<String>) {
+    let (mut places, mut names) = (BTreeSet::new(), Vec::new());
+    let (mut file, mut lines, mut after) = (String::new(), Vec::<String>::new(), 0);
+    let mut at = None;
+    for line in read(".ci/planted.txt").lines() {
+        let find = |text: &str, after: usize| {
+            let found = lines.iter().skip(after).position(|line| line == text);
+            after + 1 + found.unwrap_or_else(|| panic!("{file} has no line `{text}` where a bug is to be planted"))
+        };
+        if let Some(name) = line.strip_prefix("== ") {
+            names.push(name.to_owned());
+        } else if let Some(text) = line.strip_prefix("after ") {
+            after = find(text, 0);
+        } else if let Some(text) = line.strip_prefix("at ") {
+            at = Some((file.clone(), find(text, after)));
+            after = 0;
+        } else if line.starts_with("   ") && line.contains(" => ") {
+            places.insert(at.clone().expect("a place comes first"));
+        } else if let Some(name) = line.strip_prefix("in ") {
+            (file, after) = (name.to_owned(), 0);
+            lines = read(name).lines().map(|line| line.trim().to_owned()).collect();
+        }
+    }
+    (places, names)
+}
+
+/// Returns whether a line of code names an ordering that hands something over.
+fn has_ordering(line: &str) -> bool {
+    let code = line.split("//").next().unwrap_or(line);
+    ["Acquire", "Release", "AcqRel", "SeqCst"].iter().any(|ordering| {
+        code.match_indices(ordering).any(|(start, _)| {
+            let (before, after) = (&code[..start], &code[start + ordering.len()..]);
+            let begins = before.is_empty() || before.ends_with(['(', ' ', ':']);
+            begins && (after.starts_with([',', ')', ';']) || after.starts_with(" }"))
+        })
+    })
+}
+
+/// Returns the places of a file that name such an ordering, without those in `use` and in unit tests.
+fn orderings(text: &str) -> Vec<(usize, &str)> {
+    let (mut found, mut in_use) = (Vec::new(), false);
+    let mut lines = (1..).zip(text.lines().map(str::trim)).peekable();
+    while let Some((number, line)) = lines.next() {
+        if line.starts_with("#[cfg(") && line.contains("test") {
+            let is_module = lines.peek().is_some_and(|(_, next)| next.starts_with("mod ") && next.ends_with('{'));
+            if is_module {
+                break;
+            }
+        }
+        let is_use = ["use ", "pub use ", "pub(crate) use "].iter().any(|prefix| line.starts_with(prefix));
+        in_use |= is_use;
+        let acquires = line.contains(" acquire(&") && !line.contains("fn acquire");
+        if !in_use && !line.starts_with("//") && (has_ordering(line) || acquires || line.starts_with("acquire(&")) {
+            found.push((number, line));
+        }
+        in_use &= !line.ends_with(';');
+    }
+    found
+}
+
+#[test]
+fn each_ordering_has_a_planted_bug() {
+    let (places, _) = planted();
+    let mut unused: BTreeSet<_> =
+        WITHOUT_ENTRY.iter().map(|&(file, line, _)| (file.to_owned(), line.to_owned())).collect();
+    let (mut all, mut missing) = (0, Vec::new());
+    for file in sources() {
+        let text = read(&file);
+        for (number, line) in orderings(&text) {
+            all += 1;
+            // The bug may be planted in the condition that twins turn off.
+            let condition = (number.saturating_sub(3)..number)
+                .rev()
+                .find(|&above| text.lines().nth(above - 1).is_some_and(|line| line.trim().starts_with("if !removed(")));
+            let has = [Some(number), condition].iter().flatten().any(|&line| places.contains(&(file.clone(), line)));
+            let is_exception =
+                WITHOUT_ENTRY.iter().any(|&(its_file, its_line, _)| (its_file, its_line) == (&file, line));
+            if !has && is_exception {
+                unused.remove(&(file.clone(), line.to_owned()));
+            } else if !has {
+                missing.push(format!("{file}:{number}: {line}"));
+            }
+        }
+    }
+    assert!(all > 80, "only {all} orderings were found in the sources");
+    assert!(missing.is_empty(), ".ci/planted.txt has no entry for:\n{}", missing.join("\n"));
+    assert!(unused.is_empty(), "these exceptions have an entry or do not exist: {unused:?}");
+}
+
+/// Returns the names of the edges in the tables of a file.
+fn edges(text: &str) -> Vec<String> {
+    let (mut found, mut in_table) = (Vec::new(), false);
+    for line in text.lines() {
+        let Some(row) = line.trim().strip_prefix("//! |") else {
+            in_table = false;
+            continue;
+        };
+        let first = row.split('|').next().unwrap_or(row).trim();
+        if first == "edge" {
+            in_table = true;
+        } else if in_table && first.starts_with('`') {
+            found.extend(first.split(',').map(|name| name.trim().trim_matches('`').to_owned()));
+        }
+    }
+    found
+}
+
+#[test]
+fn each_edge_has_a_planted_bug() {
+    let (_, names) = planted();
+    let named: BTreeSet<_> =
+        names.iter().filter_map(|name| name.split_once(": ")).flat_map(|(edges, _)| edges.split(", ")).collect();
+    let mut unused: BTreeSet<_> = UNNAMED.iter().map(|&(file, edge, _)| (file.to_owned(), edge.to_owned())).collect();
+    let (mut all, mut missing) = (0, Vec::new());
+    for file in sources() {
+        for edge in edges(&read(&file)) {
+            all += 1;
+            if named.contains(&*edge) {
+                continue;
+            }
+            if !unused.remove(&(file.clone(), edge.clone())) {
+                missing.push(format!("{file}: {edge}"));
+            }
+        }
+    }
+    assert!(all > 25, "only {all} edges were found in the tables");
+    assert!(missing.is_empty(), "no entry of .ci/planted.txt names:\n{}", missing.join("\n"));
+    assert!(unused.is_empty(), "these edges have an entry or do not exist: {unused:?}");
+}
