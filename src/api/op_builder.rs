@@ -23,7 +23,7 @@ use crate::{
         cancellable::Handled,
         core::Core,
         family::{Family, ParentJob, Plan},
-        frame::{Call, Frame},
+        frame::Call,
         future_task::{self, FutureJob},
         group::Group,
         held::Share,
@@ -63,36 +63,6 @@ impl Engine {
     #[inline]
     pub fn op(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::new(self.core(), name.into())
-    }
-}
-
-impl OpContext<'_> {
-    /// Returns a builder of a child of this operation, which must have been pushed
-    /// [`with_children`](OpBuilder::with_children). The operation is complete when its children are.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// use raddle::cx;
-    ///
-    /// let numbers = engine.var(vec![3, 1, 2]);
-    /// let inside = numbers.clone();
-    /// engine.op("tidy").with_children().try_push((cx(), numbers.write()), move |(cx, numbers)| {
-    ///     numbers.push(1);
-    ///     cx.child("sort").push(inside.write(), |numbers| numbers.sort())?;
-    ///     cx.child("dedup").push(inside.write(), |numbers| numbers.dedup())?;
-    ///     Ok(())
-    /// })?;
-    /// assert_eq!(engine.get(&numbers)?, [1, 2, 3]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// A push through the builder returns [`PushError::NotHeld`] for a variable that this
-    /// operation does not hold, or only reads while the child mutates it, and
-    /// [`PushError::NotAParent`] in an operation without children.
-    pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
-        OpBuilder::child(name.into(), self.frame())
     }
 }
 
@@ -172,16 +142,18 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    /// Returns a builder of a child of the operation that runs in `frame`.
-    fn child(name: Name, frame: &'e Frame) -> Self {
-        let mut builder = Self::new(frame.engine(), name);
+    /// Returns a builder of a child of the operation with this family, if it has one.
+    pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
+        let mut builder = Self::new(core, name);
         builder.spec.flags |= flag::CLAIMS;
-        match Family::of(frame) {
+        match family {
             Some(family) => {
                 builder.family = Some(family);
+                builder.spec.is_admitted = true;
+                builder.spec.is_child = true;
                 builder.spec.priority = family.priority();
                 builder.deadline = family.deadline();
-                if frame.is_kept() {
+                if family.is_kept() {
                     builder = builder.cleanup();
                 }
             }
@@ -359,9 +331,16 @@ impl<'e> OpBuilder<'e> {
     /// when its function has returned and all its children are complete, children of children included, without a wait in
     /// any function. Until then it holds its variables.
     ///
+    /// If the operation ends by a [`Completion`], that must have been used as well. A future pushes children through
+    /// [`FutureContext::child`](crate::FutureContext::child); instead of the function, the future must have ended, and its
+    /// guards must have been dropped. An [`Operator`] may have children in each of its runs.
+    ///
     /// Children name variables that their parent holds: they mutate what it mutates, and read what it reads or mutates.
+    /// They also name [variables of their own](OpContext::child_var), which end with the parent.
     /// They take its place in the order, so no other operation comes between them, and they are ordered among themselves as
-    /// operations are. They start after the function of their parent has returned.
+    /// operations are. They start after the function of their parent has returned; if it is a future, after that has ended
+    /// and its guards were dropped. So a function or a future must not wait for its children: the wait is refused with
+    /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be used before or after they run.
     ///
     /// If the function fails, so does everything that it mutates, for children as well: those that name it are skipped. If
     /// a child fails, and no later one has cleared the failure, the parent fails with it; of several such failures with
@@ -370,8 +349,8 @@ impl<'e> OpBuilder<'e> {
     /// their own priority or deadline, and those of a [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels
     /// children that have not started; cancelling the parent by its handle does not, once it has started.
     ///
-    /// Only operations of the CPU that end when their function returns can have children. A child may be of any kind but
-    /// an operator, and may run on a device.
+    /// Only operations of the CPU can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be of
+    /// any kind but an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1351,7 +1330,9 @@ impl<'e> OpBuilder<'e> {
         if core.is_forked() {
             return Err(PushError::Forked);
         }
-        if self.spec.flags & flag::PARENT != 0 || self.family.is_some() || self.is_orphan {
+        let is_child = self.family.is_some() || self.is_orphan;
+        let is_parent_on_device = self.spec.flags & flag::PARENT != 0 && self.device != Device::Cpu;
+        if is_child || is_parent_on_device {
             drop(function);
             return Err(PushError::UnfitForFamily);
         }
@@ -1534,7 +1515,7 @@ impl<'e> OpBuilder<'e> {
         if self.spec.flags & flag::PARENT == 0 {
             return self.enqueue_in_family(location, work);
         }
-        if self.spec.flags & (flag::ASYNC | flag::DEVICE | flag::ON_DEVICE) != 0 {
+        if self.spec.flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
             // Dropped here, for the reason given in `Core::push`.
             drop(work);
             return Err(PushError::UnfitForFamily);

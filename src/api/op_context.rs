@@ -2,13 +2,15 @@
 
 use std::{fmt, sync::Arc};
 
-use super::engine::Engine;
+use super::{engine::Engine, op_builder::OpBuilder, token::Token, var::Var};
 use crate::{
     engine::{
+        family::Family,
         frame::{Call, Frame},
         worker_thread,
     },
-    values::device::Device,
+    error::push::PushError,
+    values::{device::Device, name::Name},
 };
 
 /// The context of a running operation: its name, its device, its worker and its engine.
@@ -43,10 +45,6 @@ impl<'a> OpContext<'a> {
     #[inline]
     pub(crate) fn new(call: &Call<'a>) -> Self {
         Self { frame: call.frame() }
-    }
-
-    pub(super) fn frame(&self) -> &Frame {
-        self.frame
     }
 
     /// Returns the operation's name, which is empty if it has none.
@@ -150,5 +148,97 @@ impl<'a> OpContext<'a> {
     #[must_use]
     pub fn engine(&self) -> Engine {
         Engine::uncounted(Arc::clone(self.frame.engine()))
+    }
+}
+
+/// Children.
+impl OpContext<'_> {
+    /// Returns a builder of a child of this operation, which must have been pushed
+    /// [`with_children`](OpBuilder::with_children). The operation is complete when its children are.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// let numbers = engine.var(vec![3, 1, 2]);
+    /// let inside = numbers.clone();
+    /// engine.op("tidy").with_children().try_push((cx(), numbers.write()), move |(cx, numbers)| {
+    ///     numbers.push(1);
+    ///     cx.child("sort").push(inside.write(), |numbers| numbers.sort())?;
+    ///     cx.child("dedup").push(inside.write(), |numbers| numbers.dedup())?;
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(engine.get(&numbers)?, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A push through the builder returns [`PushError::NotHeld`] for a variable that this
+    /// operation does not hold, or only reads while the child mutates it, and
+    /// [`PushError::NotAParent`] in an operation without children.
+    pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
+        OpBuilder::child(self.frame.engine(), name.into(), Family::of(self.frame))
+    }
+
+    /// Creates a variable for the children of this operation, which must have been pushed
+    /// [`with_children`](OpBuilder::with_children). Only they can name it, and their own children if they do.
+    ///
+    /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if the
+    /// program still has handles. If a child fails that mutates it, so does the operation, unless a later child
+    /// [overwrites](Var::overwrite) the variable. If the operation's own work fails, the variable fails with it.
+    ///
+    /// All other calls with the variable, such as a wait for it, are refused with [`PushError::FamilyVariable`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// let (text, longest) = (engine.var("the warp and the weft".to_owned()), engine.var(String::new()));
+    /// let (t, l) = (text.clone(), longest.clone());
+    /// engine.op("find").with_children().try_push((cx(), text.read(), longest.write()), move |(cx, ..)| {
+    ///     let words = cx.child_var(Vec::new())?; // no operation outside sees it
+    ///     cx.child("split").push((t.read(), words.write()), |(text, words)| {
+    ///         words.extend(text.split(' ').map(str::to_owned));
+    ///     })?;
+    ///     cx.child("choose").push((words.read(), l.write()), |(words, longest)| {
+    ///         *longest = words.iter().rev().max_by_key(|word| word.len()).cloned().unwrap_or_default();
+    ///     })?;
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(engine.get(&longest)?, "weft");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PushError::NotAParent`] in an operation without children; [`PushError::Forked`].
+    pub fn child_var<T: Send + 'static>(&self, value: T) -> Result<Var<T>, PushError> {
+        Token::of_family(Family::of(self.frame), value).map(Var::new)
+    }
+
+    /// Creates a variable without a value for the children of this operation; see [`child_var`](Self::child_var).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// engine.op("convert").with_children().try_push(cx(), |cx| {
+    ///     let file = cx.child_token()?;
+    ///     cx.child("write").writes([&file]).push((), |()| println!("written"))?;
+    ///     cx.child("check").reads([&file]).push((), |()| println!("checked"))?;
+    ///     Ok(())
+    /// })?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`child_var`](Self::child_var).
+    pub fn child_token(&self) -> Result<Token, PushError> {
+        Token::of_family(Family::of(self.frame), ())
     }
 }

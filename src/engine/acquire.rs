@@ -130,7 +130,7 @@ impl Core {
         let op = self.create(&spec, 0, location, &entries, AcquireJob(Some(Arc::clone(&oneshot))))?;
         let task = NonNull::from(op.task()).cast();
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, &entries))?;
-        let target = Target { task, describe: &|| cell.awaited() };
+        let target = Target { task, place: None, describe: &|| cell.awaited() };
         self.wait_by(&oneshot, Some(target), deadline, Oneshot::wait)
     }
 }

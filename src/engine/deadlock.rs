@@ -20,14 +20,13 @@ use std::{
 };
 
 use crate::{
-    engine::{core::Core, frame, task::Task},
+    engine::{cancellable::Place, core::Core, frame, task::Task},
     error::{
         deadlock::{Awaited, Deadlock},
         wait::WaitError,
     },
     memory::epoch,
     notify::{
-        async_state::AsyncState,
         oneshot::Oneshot,
         waiters::{Ops, Waiter},
     },
@@ -50,7 +49,16 @@ const MAX_NEAR: usize = 256;
 pub(super) struct Target<'a> {
     /// The task of the operation. It identifies the operation until that is complete, and is never read.
     pub(super) task: NonNull<()>,
+    /// Where the operation of a handle notes which other one it waits for before it enters a queue.
+    pub(super) place: Option<&'a Place>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
+}
+
+impl Target<'_> {
+    /// The task of the operation that holds the awaited one back, if there is one, or else of the awaited one.
+    fn now(&self) -> NonNull<()> {
+        self.place.and_then(Place::held_back_by).unwrap_or(self.task)
+    }
 }
 
 /// A reference that other threads may use, although the compiler cannot know that.
@@ -84,8 +92,7 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Task>>> {
     let is_over = |op: &NonNull<Op<Task>>| {
         // SAFETY: (1).
-        let op = unsafe { op.as_ref() };
-        op.task().async_state().is_some_and(AsyncState::is_resolved)
+        unsafe { op.as_ref() }.task().is_over()
     };
     ops.iter().map(|op| op.cast()).filter(move |op| !is_over(op))
 }
@@ -113,7 +120,10 @@ impl Core {
             return wait(oneshot, deadline);
         }
         let is_over = is_done(oneshot);
-        self.waiters.during(ops.clone(), target.task, deadline.is_some(), &is_over, |waiter| {
+        // SAFETY: any thread may read a place, and compare what identifies a task.
+        let shared = unsafe { AnyThread::new(target) };
+        let awaited = move || shared.get().now();
+        self.waiters.during(ops.clone(), &awaited, deadline.is_some(), &is_over, |waiter| {
             let mut pause = FIRST_PAUSE;
             loop {
                 let look_at = Instant::now() + pause;
@@ -125,7 +135,7 @@ impl Core {
                 if self.is_forked() {
                     return wait(oneshot, deadline);
                 }
-                if self.is_cycle(&ops, waiter, target.task) && !oneshot.is_done() {
+                if self.is_cycle(&ops, waiter, target.now()) && !oneshot.is_done() {
                     return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(self), (target.describe)())));
                 }
                 pause = LAST_PAUSE.min(2 * pause);
@@ -176,7 +186,7 @@ impl Core {
         unsafe {
             op.with_membership(|membership| {
                 let kin = membership.and_then(|membership| membership.family.as_ref());
-                kin.into_iter().for_each(|kin| kin.each_parent(&mut |parent| ops.push(parent)));
+                kin.into_iter().for_each(|share| share.kin().each_parent(&mut |parent| ops.push(parent)));
             });
         }
         // SAFETY: (1): this thread owns the operation, and its parents, or the functions around its scope, end after it.

@@ -21,7 +21,7 @@ use std::{collections::BTreeMap, iter, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::kin::Kin,
+    engine::kin::KinShare,
     error::{op::OpError, wait::WaitError},
     notify::{
         claim::Cancel,
@@ -156,7 +156,7 @@ pub(crate) struct Membership {
     /// The member mutates a variable.
     pub(super) mutates: bool,
     /// The family of a child. Its share ends when the child has been counted out of the group.
-    pub(super) family: Option<Arc<dyn Kin>>,
+    pub(super) family: Option<KinShare>,
 }
 
 impl Membership {

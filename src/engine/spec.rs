@@ -42,6 +42,8 @@ pub(crate) struct Spec {
     pub(crate) lane: u8,
     /// There is room for the operation, or it needs none: its push is not held back.
     pub(crate) is_admitted: bool,
+    /// The operation is a child, so its parent is pending. It may be pushed while the engine drains, on any thread.
+    pub(crate) is_child: bool,
     /// Closed variables accept the operation: it is a deletion or a wait.
     pub(crate) passes_closed: bool,
 }
@@ -52,7 +54,7 @@ impl Spec {
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         let flags = if name.is_shared() { flags | flag::OWNS_NAME } else { flags };
-        Self { name, priority: 0, flags, lane: 0, is_admitted: false, passes_closed: false }
+        Self { name, priority: 0, flags, lane: 0, is_admitted: false, is_child: false, passes_closed: false }
     }
 
     /// Returns the properties of an internal operation.

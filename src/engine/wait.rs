@@ -57,7 +57,7 @@ impl Core {
     ) -> Result<(), WaitError> {
         match self.begin_wait(var, kind, location)? {
             Some(Begun { oneshot, task }) => {
-                let target = Target { task, describe: &|| var.cell().awaited() };
+                let target = Target { task, place: None, describe: &|| var.cell().awaited() };
                 self.wait_by(&oneshot, Some(target), deadline, Oneshot::wait_shared)
             }
             None => Ok(()),
@@ -76,7 +76,7 @@ impl Core {
         self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.tag() {
-            return Err(PushError::ForeignVariable(cell.refused_access(&Name::from(WAIT), location)).into());
+            return Err(self.not_owned(cell, &Name::from(WAIT), location).into());
         }
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
             return Err(self.would_deadlock(cell.awaited()));
@@ -135,7 +135,8 @@ impl Core {
     ) -> Result<R, WaitError> {
         let beside = handled.beside();
         let describe = || Awaited::Operation(beside.pushed());
-        let target = beside.place().task().map(|task| Target { task, describe: &describe });
+        let place = beside.place();
+        let target = place.task().map(|task| Target { task, place: Some(place), describe: &describe });
         self.wait_by(handled, target, deadline, Oneshot::wait)
     }
 
@@ -147,13 +148,23 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         let beside = handled.beside();
-        if !handled.is_done() && (frame::runs(beside.claim()) || frame::holds_back(beside.place())) {
+        if !handled.is_done() && frame::runs(beside.claim()) {
             return Err(self.would_deadlock(Awaited::Operation(beside.pushed())));
         }
+        self.check_held_back(handled)?;
         if deadline.is_none() && !handled.is_done() {
             self.run_in_place(handled);
         }
         self.wait_for_result(handled, deadline)
+    }
+
+    /// Returns an error if the operation of the handle is a child that waits for work on this thread to end.
+    pub(crate) fn check_held_back<R>(&self, handled: &Handled<R>) -> Result<(), WaitError> {
+        let beside = handled.beside();
+        if !handled.is_done() && frame::holds_back(beside.place()) {
+            return Err(self.would_deadlock(Awaited::Operation(beside.pushed())));
+        }
+        Ok(())
     }
 
     /// Waits for `target` by `wait`, which blocks until a deadline.

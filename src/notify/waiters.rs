@@ -34,8 +34,8 @@ struct Entry {
     number: u64,
     /// The operations that run on the thread.
     ops: Ops,
-    /// What identifies the operation that the thread waits for. Never read.
-    target: NonNull<()>,
+    /// Borrowed by the call of `during` that has made the entry.
+    target: NonNull<Target<'static>>,
     /// The wait has a time limit.
     is_timed: bool,
     /// Borrowed by the call of `during` that has made the entry.
@@ -45,9 +45,13 @@ struct Entry {
 /// Tells whether a wait is over, on any thread.
 pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
 
+/// Returns, on any thread, what identifies the operation that a thread waits for: the one of a handle, or one that holds it
+/// back. Never read.
+pub type Target<'o> = dyn Fn() -> NonNull<()> + Sync + 'o;
+
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry").field("number", &self.number).field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("Entry").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
@@ -57,9 +61,15 @@ impl Entry {
         let is_over = unsafe { self.is_over.as_ref() };
         !is_over()
     }
+
+    fn target(&self) -> NonNull<()> {
+        // SAFETY: as in `waits`.
+        let target = unsafe { self.target.as_ref() };
+        target()
+    }
 }
 
-// SAFETY: the list does not read through the pointers to operations, and the function may be called on any thread.
+// SAFETY: the list does not read through the pointers to operations, and the functions may be called on any thread.
 unsafe impl Send for Entry {}
 
 /// A waiter, which is in the list until the call of [`Waiters::during`] returns.
@@ -72,17 +82,19 @@ pub struct Waiter<'w> {
 
 impl Waiters {
     /// Calls `wait`, which waits inside `ops` for `target`, with a waiter. `is_timed` says whether the wait has a time limit, and
-    /// `is_over` whether it is over. It must not wait itself.
+    /// `is_over` whether it is over. Neither function may wait itself.
     pub fn during<R>(
         &self,
         ops: Ops,
-        target: NonNull<()>,
+        target: &Target<'_>,
         is_timed: bool,
         is_over: &IsOver<'_>,
         wait: impl FnOnce(&Waiter<'_>) -> R,
     ) -> R {
         // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
         let is_over = unsafe { transmute::<NonNull<IsOver<'_>>, NonNull<IsOver<'static>>>(NonNull::from(is_over)) };
+        // SAFETY: as for `is_over`.
+        let target = unsafe { transmute::<NonNull<Target<'_>>, NonNull<Target<'static>>>(NonNull::from(target)) };
         let mut list = lock(&self.0);
         list.last += 1;
         let number = list.last;
@@ -95,13 +107,13 @@ impl Waiters {
     /// it waits inside.
     pub fn each_for(&self, target: NonNull<()>, mut found: impl FnMut(u64, &[NonNull<()>])) {
         let list = lock(&self.0);
-        let waiters = list.entries.iter().filter(|entry| entry.target == target && !entry.is_timed && entry.waits());
-        waiters.for_each(|entry| found(entry.number, &entry.ops));
+        let waits_for = |entry: &&Entry| !entry.is_timed && entry.waits() && entry.target() == target;
+        list.entries.iter().filter(waits_for).for_each(|entry| found(entry.number, &entry.ops));
     }
 
     /// Calls `found` with each waiter: the operations that it waits inside, and what it waits for.
     pub fn each(&self, mut found: impl FnMut(&[NonNull<()>], NonNull<()>)) {
-        lock(&self.0).entries.iter().filter(|entry| entry.waits()).for_each(|entry| found(&entry.ops, entry.target));
+        lock(&self.0).entries.iter().filter(|entry| entry.waits()).for_each(|entry| found(&entry.ops, entry.target()));
     }
 
     /// Whether no wait is over whose thread has yet to run.

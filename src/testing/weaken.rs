@@ -86,6 +86,12 @@ pub enum Step {
     LookPops,
     /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
     PinBeforeTake,
+    /// The work of a parent has a share of the family until the children were started (`FamilyCount::new`).
+    WorkHasAShare,
+    /// Children start when every part of the work of their parent has ended (`FamilyCount::end_part`).
+    EveryPartCounts,
+    /// No child is pushed once the work of its parent has ended (`FamilyCount::admit`).
+    AdmitWhileWorking,
     /// Who waits for room watches the count before it looks again (`PendingOps::watch`).
     WatchForRoom,
 }

@@ -119,7 +119,7 @@ impl<T> Shuffler<T> {
 
     /// Calls `wait`, in which a thread outside the engine waits for it until `is_over`.
     pub fn during<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
-        self.outside.during(Ops::new(), NonNull::from(self).cast(), false, is_over, |_| {
+        self.outside.during(Ops::new(), &NonNull::dangling, false, is_over, |_| {
             let result = wait();
             self.note_active();
             result
