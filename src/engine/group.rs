@@ -22,7 +22,7 @@ use std::{collections::BTreeMap, iter, mem::MaybeUninit, ptr, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::kin::Kin,
+    engine::kin::KinShare,
     error::{op::OpError, wait::WaitError},
     memory::epoch,
     notify::{
@@ -160,7 +160,7 @@ pub(crate) struct Membership {
     pub(super) mutates: bool,
     /// The family or scope of the member. This share of it is dropped after the member has been counted out of the
     /// group.
-    pub(super) family: Option<Arc<dyn Kin>>,
+    pub(super) family: Option<KinShare>,
 }
 
 impl Membership {
