@@ -414,8 +414,10 @@ impl<'e> OpBuilder<'e> {
     /// clean-ups. Cancelling the group cancels children that have not started; cancelling the parent through its handle
     /// does not, once the parent has started.
     ///
-    /// Only operations of the CPU can have children; the push of any other returns [`PushError::UnfitForFamily`]. A child
-    /// may be an operation of any kind except an operator, and may run on a device.
+    /// Each push of a child costs time and memory for each family that it is in, so they should not nest hundreds deep.
+    ///
+    /// Only operations of the CPU can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be of
+    /// any kind but an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

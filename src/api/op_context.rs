@@ -160,9 +160,9 @@ impl OpContext<'_> {
     /// Creates a variable for the children of this operation, which must have been pushed
     /// [`with_children`](crate::OpBuilder::with_children). Only they can name it, and their own children if they do.
     ///
-    /// The variable's value is dropped after the last child that names it, and before a wait for the operation returns, even
-    /// if the program still has handles to it. If a child that mutates the variable fails, so does the operation, unless a
-    /// later child [overwrites](Var::overwrite) the variable. If the operation's own work fails, the variable fails with it.
+    /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if the
+    /// program still has handles. If a child fails that mutates it, so does the operation, unless a later child
+    /// [overwrites](Var::overwrite) the variable. If the operation's function fails, the variable fails with it.
     ///
     /// All other calls with the variable, such as a wait for it, return [`PushError::FamilyVariable`].
     ///

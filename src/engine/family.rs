@@ -31,7 +31,7 @@
 
 use std::{
     any::Any,
-    mem,
+    iter, mem,
     panic::Location,
     ptr::NonNull,
     sync::{Arc, OnceLock, Weak},
@@ -47,7 +47,7 @@ use crate::{
         group::Group,
         kin::{Kin, KinShare},
         limited_job::LimitedJob,
-        push,
+        push, ready_loop,
         right::Observers,
         spec::{Entries, Entry, Spec},
         task::{Claimed, Cleanup, Job, Task, flag},
@@ -73,8 +73,8 @@ pub(crate) struct Plan {
     deadline: Option<Instant>,
     /// The group of the children, inside the group of the operation if it has one.
     group: Arc<Group>,
-    /// The family that the operation belongs to, if it is itself a child.
-    within: Option<Arc<Family>>,
+    /// The family of an operation that is a child itself. That is not over before this one is.
+    within: Option<Weak<Family>>,
 }
 
 // SAFETY: the pointers are to variables that the operation holds, or is about to hold, and a `VarCell` is `Send` and
@@ -98,7 +98,7 @@ impl Plan {
             priority,
             deadline,
             group: Group::new(group.cloned()),
-            within: within.and_then(|family| family.this.upgrade()),
+            within: within.map(|family| Weak::clone(&family.this)),
         })
     }
 }
@@ -273,14 +273,13 @@ impl Family {
 
     /// Whether the variable belongs to this family, or to one around it.
     fn is_within_owner(&self, cell: &VarCell) -> bool {
-        let mut at = Some(self);
-        while let Some(family) = at {
-            if family.owner() == cell.queue().owner() {
-                return true;
-            }
-            at = family.plan().within.as_deref();
-        }
-        false
+        let owner = cell.queue().owner();
+        self.owner() == owner || iter::successors(self.within(), |family| family.within()).any(|at| at.owner() == owner)
+    }
+
+    /// The family of a parent that is a child itself.
+    fn within(&self) -> Option<Arc<Self>> {
+        self.plan.get()?.within.as_ref()?.upgrade()
     }
 
     /// Returns the entries of a child, with the variables of the family that stand for those in `entries`. A variable of
@@ -501,14 +500,14 @@ impl Kin for Family {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
         let Some(plan) = self.plan.get() else { return };
         plan.names.iter().for_each(|&(cell, _)| look(VarCell::queue_ptr(cell).cast()));
-        plan.within.iter().for_each(|family| family.each_held(look));
+        self.within().iter().for_each(|family| family.each_held(look));
     }
 
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
         if !self.count.is_over() {
             look(self.identity.op);
         }
-        self.plan.get().and_then(|plan| plan.within.as_ref()).iter().for_each(|family| family.each_parent(look));
+        self.within().iter().for_each(|family| family.each_parent(look));
     }
 
     fn known_from(&self) -> Option<*const ()> {
@@ -526,8 +525,13 @@ impl Kin for Family {
     }
 
     fn leave(&self) {
-        if !self.core.is_forked() && self.count.leave() {
-            self.end();
+        if self.core.is_forked() || !self.count.leave() {
+            return;
+        }
+        match self.this.upgrade() {
+            // Many families may end one after the other, each with its only child.
+            Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
+            _ => self.end(),
         }
     }
 

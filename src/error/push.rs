@@ -108,7 +108,7 @@ impl fmt::Display for PushError {
             Self::FamilyVariable(access) => {
                 write!(f, "{access}, which belongs to the children of another operation; name it in these children only")
             }
-            Self::ParentEnded => f.write_str("the parent's own work has ended; push its children before"),
+            Self::ParentEnded => f.write_str("the work of the parent has ended; push its children before"),
             Self::NotAParent => f.write_str("the operation was pushed without `with_children`; add that to its description"),
             Self::UnfitForFamily => f.write_str(
                 "only an operation of the CPU can have children, and an operator cannot be a child; use another call to push it",
