@@ -23,7 +23,8 @@ use crate::{
     device::gpus::Gpus,
     engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::failures::Failures,
-    notify::{pending::PendingOps, waiters::Waiters},
+    notify::{pending::PendingOps, sleepers::Sleepers, waiters::Waiters},
+    scheduler::activity::Count,
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
@@ -60,6 +61,10 @@ pub(crate) struct Core {
     pub(super) pending: PendingOps,
     /// The threads that wait inside operations.
     pub(super) waiters: Waiters,
+    /// How many operations pushes that were held back have run.
+    pub(super) helped: Count,
+    /// All threads that sleep in calls of this engine.
+    pub(super) sleepers: Sleepers,
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
@@ -109,6 +114,8 @@ impl Core {
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),
             waiters: Waiters::default(),
+            helped: Count::default(),
+            sleepers: Sleepers::default(),
             failures: Arc::default(),
             threads,
             gpus,

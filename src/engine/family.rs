@@ -37,7 +37,7 @@ use crate::{
         core::Core,
         ending::{Epilogues, FnState},
         frame::{Call, Frame},
-        group::Group,
+        group::{Bond, Group},
         kin::Kin,
         limited_job::LimitedJob,
         push,
@@ -349,6 +349,7 @@ impl<W: Job> Job for ParentJob<W> {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         if let (Some(plan), Some(family)) = (self.plan.take(), Family::of(cx.frame())) {
+            plan.group.belongs_to(NonNull::from(cx.op()).cast(), Bond::Children);
             let set = family.plan.set(plan);
             debug_assert!(set.is_ok(), "an operation starts once");
         }

@@ -16,7 +16,12 @@
 //!
 //! There are no edges here: the count hands over what the members did.
 
-use std::{collections::BTreeMap, iter, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    iter,
+    ptr::NonNull,
+    sync::{Arc, Mutex as PlainMutex, PoisonError, atomic::AtomicU32},
+};
 
 use smallvec::SmallVec;
 
@@ -31,10 +36,56 @@ use crate::{
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicU8, AtomicU64},
+        atomic::{AtomicBool, AtomicU8, AtomicU64},
+        fork::PerProcess,
         lock,
     },
 };
+
+/// What dumps need to know of a group.
+#[derive(Clone, Copy, Default)]
+struct Surroundings {
+    /// The number of the group around it, or 0.
+    outer: u32,
+    /// The operation that cannot complete before the members, by the address of its record.
+    waiter: Option<(usize, Bond)>,
+}
+
+/// Why an operation cannot complete before the members of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bond {
+    /// They are its children.
+    Children,
+    /// Its function has opened the scope to which they belong.
+    Scope,
+}
+
+/// The number of locks. Picked: groups inside others are rarely created by many threads at once.
+const SHARDS: usize = 16;
+
+/// Groups that lie inside others or belong to an operation, by their numbers. It outlives the runs of a model, so its locks are
+/// `std`'s in models as well.
+static SURROUNDINGS: PerProcess<[PlainMutex<HashMap<u32, Surroundings>>; SHARDS]> = PerProcess::new();
+
+/// Calls `f` with the groups among which this one is.
+fn with_surroundings<R>(number: u32, f: impl FnOnce(&mut HashMap<u32, Surroundings>) -> R) -> R {
+    let shard = &SURROUNDINGS.get(Default::default)[number as usize % SHARDS];
+    f(&mut shard.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Returns the groups around an operation of the group with this number: that group first. Each comes with the record of the
+/// operation that cannot complete before its members, if there is one.
+pub(super) fn groups_around(number: u32) -> impl Iterator<Item = (u32, Option<(NonNull<()>, Bond)>)> {
+    let mut next = number;
+    iter::from_fn(move || {
+        let number = std::mem::take(&mut next);
+        let look = || with_surroundings(number, |known| known.get(&number).copied().unwrap_or_default());
+        let known = (number != 0).then(look)?;
+        next = known.outer;
+        let record = |address| NonNull::new(std::ptr::without_provenance_mut(address));
+        Some((number, known.waiter.and_then(|(address, bond)| Some((record(address)?, bond)))))
+    })
+}
 
 const OPEN: u8 = 0;
 const CANCELLED: u8 = 1;
@@ -45,6 +96,10 @@ const MAX_KEPT: usize = 1024;
 
 /// A group of operations.
 pub(crate) struct Group {
+    /// By which dumps know the group. Not zero.
+    number: u32,
+    /// The group is among those whose surroundings are known.
+    is_noted: AtomicBool,
     /// The group around this one.
     parent: Option<Arc<Group>>,
     state: AtomicU8,
@@ -64,13 +119,34 @@ impl std::fmt::Debug for Group {
 impl Group {
     /// Creates a group, inside `parent` if there is one.
     pub(crate) fn new(parent: Option<Arc<Self>>) -> Arc<Self> {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        // Relaxed: the numbers must only be distinct, among the groups that exist.
+        let number = LAST.fetch_add(1, Relaxed).wrapping_add(1).max(1);
+        if let Some(parent) = &parent {
+            let around = Surroundings { outer: parent.number, waiter: None };
+            with_surroundings(number, |known| known.insert(number, around));
+        }
         Arc::new(Self {
+            number,
+            is_noted: AtomicBool::new(parent.is_some()),
             parent,
             state: AtomicU8::new(OPEN),
             pending: PendingOps::new(1),
             pushed: AtomicU64::new(0),
             failures: Mutex::default(),
         })
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Notes that the operation with this record cannot complete before the members.
+    pub(super) fn belongs_to(&self, record: NonNull<()>, bond: Bond) {
+        let waiter = Some((record.as_ptr().addr(), bond));
+        with_surroundings(self.number, |known| known.entry(self.number).or_default().waiter = waiter);
+        // Relaxed: whoever drops the group has got it from this thread.
+        self.is_noted.store(true, Relaxed);
     }
 
     /// This group and those around it, from the inside to the outside.
@@ -131,6 +207,15 @@ impl Group {
         let failures = std::mem::take(&mut *lock(&self.failures));
         failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
         failures.into_values().next().map_or(Ok(()), |first| Err(first.failure.into()))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Relaxed: see `belongs_to`.
+        if self.is_noted.load(Relaxed) {
+            with_surroundings(self.number, |known| known.remove(&self.number));
+        }
     }
 }
 

@@ -59,6 +59,7 @@ use crate::{
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
+        sleepers::Awaits,
         wakers::{self, WakerKey},
     },
     sync::{Ordering::Relaxed, lock, thread_static},
@@ -210,6 +211,7 @@ impl Core {
         }
         HOLDING.with(|cell| cell.set(true));
         let _held = Held;
+        let since = Instant::now();
         let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
         // A thread that has run operations runs some more, so that it counts less often, and leaves room to futures.
         let mut has_run = false;
@@ -231,6 +233,7 @@ impl Core {
                 // Before the operation is taken, so that others see it in a lane or see that this thread runs.
                 running.get_or_insert_with(|| self.run_without_worker());
                 if let Some(op) = self.threads().take_ready() {
+                    self.helped.add_one();
                     self.run_taken(op);
                     (has_run, was_still, pause) = (true, false, PAUSES[0]);
                 }
@@ -246,7 +249,8 @@ impl Core {
             }
             self.threads().wake_yielded();
             let has_room = || first_full(self, group, |_| 0).is_none();
-            self.wait_outside(&has_room, || full.wait_for_room(Some(Instant::now() + pause)));
+            let wait = || full.wait_for_room(Some(Instant::now() + pause));
+            self.wait_outside(&has_room, || self.sleep_listed(Awaits::Room, since, &has_room, wait));
             pause = (2 * pause).min(PAUSES[1]);
         }
     }

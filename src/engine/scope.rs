@@ -30,14 +30,14 @@ use crate::{
         cancellable::{Handled, Place},
         core::Core,
         frame::{self, HeldQueues},
-        group::Group,
+        group::{Bond, Group},
         kin::Kin,
         variable::VarCell,
         variables::OwnedVar,
         worker_thread,
     },
     error::{deadlock::Deadlock, push::PushError, wait::WaitError},
-    notify::waiters::Ops,
+    notify::{sleepers::Awaits, waiters::Ops},
     sync::{Mutex, lock},
     system::panics,
 };
@@ -115,10 +115,12 @@ impl Scoped {
         if worker_thread::uses_deque() {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
+        let (group, around) = (Group::new(None), frame::running_ops(core));
+        around.first().into_iter().for_each(|op| group.belongs_to(*op, Bond::Scope));
         Ok(Arc::new(Self {
             core: Arc::clone(core),
-            group: Group::new(None),
-            around: frame::running_ops(core),
+            group,
+            around,
             held: frame::held_queues(),
             thread: thread::current().id(),
             opened_in: frame::innermost().cast(),
@@ -208,7 +210,7 @@ impl Scoped {
             })
         };
         let is_over = || self.group.pending.count() == 0;
-        self.core.sleep(None, &is_over, || self.group.pending.wait_until_idle(before_sleep));
+        self.core.sleep(None, Awaits::Scope(self.group.number()), &is_over, || self.group.pending.wait_until_idle(before_sleep));
         if self.core.is_forked() {
             return Err(PushError::Forked.into());
         }

@@ -96,7 +96,8 @@ pub(crate) struct Task {
     /// Initialised with [`flag::NAMED`].
     name: MaybeUninit<Name>,
     body: UnsafeCell<MaybeUninit<InlineJob>>,
-    /// Initialised with [`flag::ASYNC`].
+    /// Initialised with [`flag::ASYNC`], but for the note, which is the number of the operation's group and initialised
+    /// with [`flag::CLAIMS`].
     progress: MaybeUninit<AsyncState<OpError>>,
     /// The operation's number. Initialised with [`flag::RECORDED`].
     op_id: MaybeUninit<OpId>,
@@ -147,6 +148,9 @@ impl Task {
                 // SAFETY: the place stays until the operation has started.
                 unsafe { place.as_ref() }.set_task(task);
             }
+            let group = work.membership().map_or(0, |membership| membership.group().number());
+            // SAFETY: (1): the field may be written, alone if the operation is not asynchronous.
+            unsafe { Self::group_of(task).write(MaybeUninit::new(group)) };
         }
         set! {
             task,
@@ -159,12 +163,32 @@ impl Task {
         }
         // SAFETY: (1): the body was written above, and no other thread uses it.
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
+        // SAFETY: (1): the flags were set by `begin`.
+        debug_assert!(W::CLAIMS || unsafe { (*task).flags } & flag::CLAIMS == 0, "the job must agree with the flags");
         let reports = const { if W::REPORTS { flag::REPORTS } else { 0 } };
         let flags = const { if W::CLAIMS { flag::CLAIMS } else { 0 } } | reports;
         if flags != 0 {
             // SAFETY: (1): the flags were set by `begin`, and no other thread reads them.
             unsafe { (*task).flags |= flags };
         }
+    }
+
+    /// Where the number of the operation's group lies.
+    ///
+    /// # Safety
+    /// 1. `task` is valid.
+    unsafe fn group_of(task: *mut Self) -> *mut MaybeUninit<u32> {
+        // SAFETY: (1). The state need not be initialised, since only the place of a field is computed.
+        unsafe { &raw mut (*(&raw mut (*task).progress).cast::<AsyncState<OpError>>()).note }
+    }
+
+    /// The number of the operation's group, or 0.
+    pub(super) fn group(&self) -> u32 {
+        if !self.has(flag::CLAIMS) {
+            return 0;
+        }
+        // SAFETY: the field lies in this task. With this flag, `fill` has initialised it, and it is constant since.
+        unsafe { Self::group_of(std::ptr::from_ref(self).cast_mut()).read().assume_init() }
     }
 
     /// Notes that an operation of the CPU no longer depends on any device. Called when the operation enters its lane.

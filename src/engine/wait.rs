@@ -38,13 +38,14 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, PendingWait, Waited},
+        sleepers::Awaits,
         waiters::IsOver,
     },
     values::name::Name,
 };
 
 /// The name of the operation that waits for a variable.
-const WAIT: &str = "wait";
+pub(super) const WAIT: &str = "wait";
 
 impl Core {
     /// Waits for the pending operations on `var` that `kind` covers.
@@ -176,7 +177,8 @@ impl Core {
             // A deferred operation that ran on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
-        self.sleep(deadline, &is_done(oneshot), || match &target {
+        let awaits = target.as_ref().map_or(Awaits::Other, |target| Awaits::Operation(target.task));
+        self.sleep(deadline, awaits, &is_done(oneshot), || match &target {
             Some(target) => self.wait_watching(oneshot, target, deadline, wait),
             None => wait(oneshot, deadline),
         })
@@ -184,12 +186,33 @@ impl Core {
 
     /// Calls `wait`, in which the calling thread sleeps until `is_over`, and until `deadline` at the latest. Then lets it get a
     /// worker again, if it has [handed its own over](Self::make_way).
-    pub(super) fn sleep<R>(&self, deadline: Option<Instant>, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
+    pub(super) fn sleep<R>(
+        &self,
+        deadline: Option<Instant>,
+        awaits: Awaits,
+        is_over: &IsOver<'_>,
+        wait: impl FnOnce() -> R,
+    ) -> R {
         let waits = room::stop_running();
-        let result = self.wait_outside(is_over, wait);
+        let result = self.wait_outside(is_over, || self.sleep_listed(awaits, Instant::now(), is_over, wait));
         drop(waits);
         regain_worker(deadline);
         result
+    }
+
+    /// Calls `wait`, in which the calling thread sleeps, as it has done `since` then, so that dumps show the thread.
+    pub(super) fn sleep_listed<R>(
+        &self,
+        awaits: Awaits,
+        since: Instant,
+        is_over: &IsOver<'_>,
+        wait: impl FnOnce() -> R,
+    ) -> R {
+        if cfg!(any(raddle_loom, raddle_shuttle)) {
+            // Models have no dumps.
+            return wait();
+        }
+        self.sleepers.during(frame::running_ops(self), awaits, since, is_over, wait)
     }
 
     /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
@@ -230,7 +253,7 @@ impl Core {
         }
         let covered = self.pending.begin();
         let is_over = || self.pending.is_over(&covered);
-        match self.sleep(deadline, &is_over, || self.pending.wait_for(&covered, deadline)) {
+        match self.sleep(deadline, Awaits::All, &is_over, || self.pending.wait_for(&covered, deadline)) {
             Waited::Idle | Waited::Over => self.first_unreported(),
             Waited::TimedOut => Err(WaitError::TimedOut),
         }
@@ -261,7 +284,8 @@ impl Core {
             }
         }
         let is_over = || group.pending.is_over(&covered);
-        match self.sleep(deadline, &is_over, || group.pending.wait_for(&covered, deadline)) {
+        let awaits = Awaits::Group(group.number());
+        match self.sleep(deadline, awaits, &is_over, || group.pending.wait_for(&covered, deadline)) {
             Waited::Idle | Waited::Over => group.take_failure(),
             Waited::TimedOut => Err(WaitError::TimedOut),
         }

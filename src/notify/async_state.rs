@@ -17,6 +17,8 @@
 //! |---|---|---|---|
 //! | `early` | exchange in [`fail`](AsyncState::fail) | swap in [`resolve`](AsyncState::resolve) | the function's error |
 
+use std::mem::MaybeUninit;
+
 use crate::sync::{
     Ordering::{AcqRel, Acquire, Release},
     atomic::AtomicU8,
@@ -29,9 +31,12 @@ const RESOLVED: u8 = 2;
 
 /// The state of an asynchronous operation, with the early error `E` of its function.
 #[derive(Debug)]
+#[repr(C)]
 pub struct AsyncState<E> {
-    state: AtomicU8,
     early: UnsafeCell<Option<E>>,
+    state: AtomicU8,
+    /// Of the user of the state, which may initialise it alone. It takes no room beside `state`.
+    pub note: MaybeUninit<u32>,
 }
 
 // SAFETY: `early` is written by the function's thread before it sets `FAILED`, and taken by the thread that sets
@@ -40,7 +45,7 @@ unsafe impl<E: Send> Sync for AsyncState<E> {}
 
 impl<E> Default for AsyncState<E> {
     fn default() -> Self {
-        Self { state: AtomicU8::new(OPEN), early: UnsafeCell::new(None) }
+        Self { early: UnsafeCell::new(None), state: AtomicU8::new(OPEN), note: MaybeUninit::uninit() }
     }
 }
 

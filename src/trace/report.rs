@@ -110,8 +110,8 @@ impl Trace {
     /// Those of `out`.
     pub fn write_report(&self, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let (head, tail) = PAGE.split_once(DATA).expect("the page has a place for the data");
-        // In a script, the end of an element would end the script.
-        let data = self.report_data(title).replace("</", "<\\/");
+        // In a script, `</script` would end it, and `<!--` with `<script` would let it go on behind its end. All are in strings.
+        let data = self.report_data(title).replace('<', "\\u003c");
         out.write_all(head.as_bytes())?;
         out.write_all(data.as_bytes())?;
         out.write_all(tail.as_bytes())
