@@ -409,9 +409,8 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
         engine.op("hold").push(x.write(), move |_| _ = receiver.recv()).unwrap();
         let handle = engine.op("handled").submit(x.write(), |_| {}).unwrap();
         engine.op("last").push(x.write(), |_| {}).unwrap();
-        let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
-            thread::Builder::new().name(name.to_owned()).spawn(f).unwrap()
-        };
+        let spawn =
+            |name: &str, f: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.to_owned()).spawn(f).unwrap();
         let (all, variable, full) = (engine.clone(), engine.clone(), engine.clone());
         let (read, write) = (x.clone(), x.clone());
         let threads = [

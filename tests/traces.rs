@@ -867,7 +867,10 @@ fn statistics_count_what_was_pushed_and_ended() {
         }
         let stats = engine.stats();
         assert_eq!((stats.pushed, stats.ended, stats.pending), (2101, 2101, 0), "{stats}");
-        assert!(stats.to_string().contains("2101 operations were pushed, 2101 have ended, and 0 are pending"), "{stats}");
+        assert!(
+            stats.to_string().contains("2101 operations were pushed, 2101 have ended, and 0 are pending"),
+            "{stats}"
+        );
         if engine.kind() != EngineKind::Naive {
             let gate = common::occupy(&engine, 2);
             (0..7).for_each(|_| engine.op("ready").push((), |()| {}).unwrap());

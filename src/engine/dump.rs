@@ -125,16 +125,14 @@ impl Core {
         };
         // A variable with which the operation was done may have been freed before this thread was pinned.
         let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
-        let accesses = in_use.map(|(access, &standing)| {
-            PendingAccess {
-                variable: name_of(VarCell::of(access)),
-                mode: match access.mode() {
-                    Mode::Write => AccessMode::Write,
-                    Mode::Overwrite => AccessMode::Overwrite,
-                    Mode::Read | Mode::Await => AccessMode::Read,
-                },
-                waits: standing == Standing::Waits,
-            }
+        let accesses = in_use.map(|(access, &standing)| PendingAccess {
+            variable: name_of(VarCell::of(access)),
+            mode: match access.mode() {
+                Mode::Write => AccessMode::Write,
+                Mode::Overwrite => AccessMode::Overwrite,
+                Mode::Read | Mode::Await => AccessMode::Read,
+            },
+            waits: standing == Standing::Waits,
         });
         PendingOp {
             id: task.op_id(),

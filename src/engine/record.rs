@@ -64,21 +64,27 @@ impl Core {
     /// Returns what the engine has done.
     pub(crate) fn stats(&self) -> Stats {
         let ready = if self.is_forked() { vec![0; self.threads.lanes().len()] } else { self.ready_ops() };
-        let lanes: Vec<LaneStats> = self.threads.lanes().iter().zip(ready).map(|(lane, ready)| LaneStats {
-            name: lane.name().to_owned(),
-            ready,
-            wakes: lane.sleep().wakes(),
-            workers: lane
-                .activities()
-                .zip(lane.queued())
-                .map(|(done, queued)| WorkerStats {
-                    queued,
-                    steals: done.steals.get(),
-                    helped: done.helped.get(),
-                    parks: done.parks.get(),
-                })
-                .collect(),
-        }).collect();
+        let lanes: Vec<LaneStats> = self
+            .threads
+            .lanes()
+            .iter()
+            .zip(ready)
+            .map(|(lane, ready)| LaneStats {
+                name: lane.name().to_owned(),
+                ready,
+                wakes: lane.sleep().wakes(),
+                workers: lane
+                    .activities()
+                    .zip(lane.queued())
+                    .map(|(done, queued)| WorkerStats {
+                        queued,
+                        steals: done.steals.get(),
+                        helped: done.helped.get(),
+                        parks: done.parks.get(),
+                    })
+                    .collect(),
+            })
+            .collect();
         let recording = self.recording().filter(|recording| recording.is_kept);
         let operations = recording.map(|recording| recording.recorder.stats());
         let (operations, lost) = operations.unwrap_or_default();

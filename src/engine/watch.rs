@@ -123,7 +123,10 @@ impl Seen {
         }
         let time = self.progress.map_or(Duration::ZERO, |progress| now.duration_since(progress));
         let is_pending = !dump.ops().is_empty() || dump.unlisted() > 0;
-        if is_pending && watchdog.stalled.is_some_and(|limit| time >= limit) && !std::mem::replace(&mut self.told_of_stall, true) {
+        if is_pending
+            && watchdog.stalled.is_some_and(|limit| time >= limit)
+            && !std::mem::replace(&mut self.told_of_stall, true)
+        {
             problems.push(Problem::Stalled { time });
         }
         // A cycle that two dumps show is none that several moments make up.

@@ -465,7 +465,9 @@ impl fmt::Display for Dump {
                 let waits = if access.waits { ", and waits for it" } else { "" };
                 write!(f, "\n{:15}{mode} `{}`{waits}", "", Plain(&access.variable))?;
                 let holds = |variable: &&&PendingVar| access.waits && variable.name == access.variable;
-                let Some(holders) = held_by[index].iter().find(holds).map(|variable| &variable.held_by) else { continue };
+                let Some(holders) = held_by[index].iter().find(holds).map(|variable| &variable.held_by) else {
+                    continue;
+                };
                 for &holder in holders.iter().take(3) {
                     write!(f, ", held by `{}`", Plain(&self.ops[holder].label()))?;
                 }

@@ -219,7 +219,10 @@ impl fmt::Display for Short {
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pushed, ended, pending, helped, .. } = self;
-        writeln!(f, "{pushed} operations were pushed, {ended} have ended, and {pending} are pending. Waits ran {helped}.")?;
+        writeln!(
+            f,
+            "{pushed} operations were pushed, {ended} have ended, and {pending} are pending. Waits ran {helped}."
+        )?;
         for lane in &self.lanes {
             writeln!(f, "\nLane {}, woken {} times, {} ready:", lane.name, lane.wakes, lane.ready)?;
             for (index, worker) in lane.workers.iter().enumerate() {
