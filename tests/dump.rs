@@ -405,8 +405,15 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
     on_kinds(&THREADED, 1, |_| {
         let engine = Engine::builder().workers(1).max_pending(3).build().unwrap();
         let (sender, receiver) = mpsc::channel::<()>();
+        let (started, has_started) = mpsc::channel();
         let x = engine.var(0).named("x");
-        engine.op("hold").push(x.write(), move |_| _ = receiver.recv()).unwrap();
+        let hold = move || {
+            started.send(()).unwrap();
+            let _ = receiver.recv();
+        };
+        engine.op("hold").push(x.write(), move |_| hold()).unwrap();
+        // Otherwise the push that is held back may run it.
+        has_started.recv().unwrap();
         let handle = engine.op("handled").submit(x.write(), |_| {}).unwrap();
         engine.op("last").push(x.write(), |_| {}).unwrap();
         let spawn =

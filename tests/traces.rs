@@ -885,3 +885,36 @@ fn statistics_count_what_was_pushed_and_ended() {
         }
     });
 }
+
+#[test]
+fn a_profile_is_complete_when_the_last_handle_is_dropped() {
+    for kind in KINDS {
+        for drop_inside in [false, true] {
+            watched(move || {
+                let name = format!("raddle-dropped-{}-{kind}-{drop_inside}.json", std::process::id());
+                let path = std::env::temp_dir().join(name);
+                let engine = Engine::builder().kind(kind).workers(2).profile(&path).build().unwrap();
+                let x = engine.var(0);
+                for _ in 0..20_000 {
+                    engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+                }
+                if drop_inside {
+                    let (sender, receiver) = mpsc::channel::<Engine>();
+                    engine.op("last").push((), move |()| drop(receiver.try_recv())).unwrap();
+                    let (inside, given) = (engine.clone(), sender.send(engine.clone()));
+                    let _ = given;
+                    inside.op("drops").push((), move |()| drop(engine)).unwrap();
+                    drop(inside);
+                } else {
+                    drop(engine);
+                }
+                eventually("the file is complete", || {
+                    std::fs::read_to_string(&path).is_ok_and(|text| text.trim_end().ends_with(']'))
+                });
+                let text = std::fs::read_to_string(&path).unwrap();
+                assert!(text.matches(r#""name":"add""#).count() > 0);
+                std::fs::remove_file(&path).unwrap();
+            });
+        }
+    }
+}

@@ -32,7 +32,7 @@ use crate::{
 /// The most readers that are looked at between a reader and the next operation that mutates: of one that holds the variable, and
 /// of one that waits. Picked: there may be a million. Those behind an operation that mutates wait for that alone, so all of
 /// them are looked at.
-const MAX_READERS: [usize; 2] = [4096, 64];
+const MAX_READERS: [usize; 2] = [1024, 64];
 
 impl Core {
     /// Returns what is pending.

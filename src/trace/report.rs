@@ -91,7 +91,7 @@ impl Trace {
         path
     }
 
-    /// Writes a page for a browser that shows the trace: what bounds the time, a timeline, how busy each worker was, how long
+    /// Writes a page for a browser that shows the trace: what bounds the time and the latency, a timeline, how busy each worker was, how long
     /// operations of each name waited and ran, and how they depend on each other. It is one file, which loads nothing.
     ///
     /// ```

@@ -96,7 +96,8 @@ impl Watchdog {
         self
     }
 
-    /// Reports lanes of devices to which operations were issued, and that have completed none for `limit`.
+    /// Reports lanes of devices to which operations were issued, and that have completed none for `limit`, as far as the engine
+    /// knows: it may learn of the ends of several operations at once.
     pub fn device(mut self, limit: Duration) -> Self {
         self.device = Some(limit);
         self
