@@ -184,14 +184,15 @@ fn a_thread_that_waits_for_too_long_is_reported_once_with_its_chain() {
         let (sender, receiver) = mpsc::channel::<()>();
         let group = engine.group();
         group.op("hold").push((), move |()| _ = receiver.recv()).unwrap();
-        let waits: [Box<dyn FnOnce(&Engine) + Send>; 2] =
-            [Box::new(|engine| engine.wait_for_all().unwrap()), Box::new(move |_| group.wait().unwrap())];
+        let waits: [fn(&Engine, &raddle::Group); 2] =
+            [|engine, _| engine.wait_for_all().unwrap(), |_, group| group.wait().unwrap()];
         let mut texts = Vec::new();
         let threads: Vec<_> = waits
             .into_iter()
             .map(|wait| {
-                let engine = engine.clone();
-                let thread = thread::Builder::new().name("waiter".to_owned()).spawn(move || wait(&engine)).unwrap();
+                let (engine, group) = (engine.clone(), group.clone());
+                let waiter = thread::Builder::new().name("waiter".to_owned());
+                let thread = waiter.spawn(move || wait(&engine, &group)).unwrap();
                 let report = reports.recv().unwrap();
                 let Problem::Wait { wait, time } = report.problem else { panic!("{report}") };
                 assert!(report.dump.waits()[wait].thread == "waiter" && time >= LIMIT, "{report}");

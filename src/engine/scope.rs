@@ -211,7 +211,7 @@ impl Scoped {
         };
         let is_over = || self.group.pending.count() == 0;
         self.core.sleep(None, Awaits::Scope(self.group.number()), &is_over, || {
-            self.group.pending.wait_until_idle(before_sleep)
+            self.group.pending.wait_until_idle(before_sleep);
         });
         if self.core.is_forked() {
             return Err(PushError::Forked.into());

@@ -149,8 +149,10 @@ impl Task {
                 unsafe { place.as_ref() }.set_task(task);
             }
             let group = work.membership().map_or(0, |membership| membership.group().number());
+            // SAFETY: (1): the caller may write the task, so it is valid.
+            let place = unsafe { Self::group_of(task) };
             // SAFETY: (1): the field may be written, alone if the operation is not asynchronous.
-            unsafe { Self::group_of(task).write(MaybeUninit::new(group)) };
+            unsafe { place.write(MaybeUninit::new(group)) };
         }
         set! {
             task,
@@ -178,8 +180,10 @@ impl Task {
     /// # Safety
     /// 1. `task` is valid.
     unsafe fn group_of(task: *mut Self) -> *mut MaybeUninit<u32> {
+        // SAFETY: (1).
+        let state = unsafe { &raw mut (*task).progress }.cast::<AsyncState<OpError>>();
         // SAFETY: (1). The state need not be initialised, since only the place of a field is computed.
-        unsafe { &raw mut (*(&raw mut (*task).progress).cast::<AsyncState<OpError>>()).note }
+        unsafe { &raw mut (*state).note }
     }
 
     /// The number of the operation's group, or 0.
@@ -187,8 +191,12 @@ impl Task {
         if !self.has(flag::CLAIMS) {
             return 0;
         }
-        // SAFETY: the field lies in this task. With this flag, `fill` has initialised it, and it is constant since.
-        unsafe { Self::group_of(std::ptr::from_ref(self).cast_mut()).read().assume_init() }
+        // SAFETY: (1): this task is valid.
+        let place = unsafe { Self::group_of(std::ptr::from_ref(self).cast_mut()) };
+        // SAFETY: the field lies in this task, and is not written any more.
+        let group = unsafe { place.read() };
+        // SAFETY: with this flag, `fill` has initialised the field.
+        unsafe { group.assume_init() }
     }
 
     /// Notes that an operation of the CPU no longer depends on any device. Called when the operation enters its lane.
