@@ -22,8 +22,8 @@ use crossbeam_epoch as epoch;
 
 use common::shapes::*;
 use common::{
-    AWHILE, Drops, Gate, KINDS, Meeting, PATIENCE, SOON, THREADED, block_on, child_succeeds, engine, eventually, hold,
-    is_child, lock, on_kinds, program::fewer, watched, watched_for,
+    AWHILE, Drops, Gate, KINDS, Meeting, PATIENCE, SOON, THREADED, at_the_first_deferred_push, block_on,
+    child_succeeds, engine, eventually, hold, is_child, lock, on_kinds, program::fewer, watched, watched_for,
 };
 use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token, WaitError};
 
@@ -925,31 +925,6 @@ fn in_a_child_deferred_functions_panic() {
 }
 
 // ------------------------------------------------------------------------- operations that a thread has deferred ----
-
-type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
-
-/// Nests operations of a naive engine until a push defers its operation, and calls `f` there with the handle of the
-/// deferred operation.
-fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
-    fn descend(engine: &Engine, f: &Deep) {
-        let (inside, inner, ran) = (engine.clone(), Arc::clone(f), Gate::new());
-        let opens = ran.clone();
-        let function = move |()| {
-            opens.open();
-            if lock(&inner).is_some() {
-                descend(&inside, &inner);
-            }
-        };
-        let next = engine.op("deep").submit((), function).unwrap();
-        if !ran.is_open() {
-            let f = lock(f).take();
-            f.expect("only one push is deferred")(next);
-        }
-    }
-    let f: Deep = Arc::new(Mutex::new(Some(Box::new(f))));
-    descend(engine, &f);
-    assert!(lock(&f).is_none(), "no push was deferred");
-}
 
 #[test]
 #[cfg_attr(miri, ignore = "uses much of the stack")]

@@ -9,7 +9,7 @@ use std::{
     future::Future,
     pin::pin,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Gate, MOMENT, PATIENCE, THREADED, hold, lock, on_kinds, watched};
+use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, hold, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, Shutdown, blocking};
 
 /// The number of functions that compute now, and how often there were too many.
@@ -315,29 +315,6 @@ fn a_waker_does_not_compute_beside_the_function_that_has_got_its_worker() {
             }
         });
     }
-}
-
-/// Nests operations of a naive engine until a push defers its operation, and calls `f` there with the handle of that.
-fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
-    type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
-    fn descend(engine: &Engine, f: &Deep) {
-        let (inside, inner, ran) = (engine.clone(), Arc::clone(f), Gate::new());
-        let opens = ran.clone();
-        let function = move |()| {
-            opens.open();
-            if lock(&inner).is_some() {
-                descend(&inside, &inner);
-            }
-        };
-        let next = engine.op("deep").submit((), function).unwrap();
-        if !ran.is_open() {
-            let f = lock(f).take();
-            f.expect("only one push is deferred")(next);
-        }
-    }
-    let f: Deep = Arc::new(Mutex::new(Some(Box::new(f))));
-    descend(engine, &f);
-    assert!(lock(&f).is_none(), "no push was deferred");
 }
 
 /// A poll runs what its thread has deferred. The stack is short there, so that another thread does it.

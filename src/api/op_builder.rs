@@ -1537,11 +1537,7 @@ impl<'e> OpBuilder<'e> {
     /// where it is not used.
     #[inline(never)]
     fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
-        let location = self.site(location);
-        if self.has_more {
-            self.route()?;
-        }
-        self.enqueue_finished(location, job)
+        self.enqueue(location, &(), 0, job)
     }
 
     #[inline]

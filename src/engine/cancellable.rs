@@ -18,7 +18,7 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `publish` | store in [`Place::publish`] | load in [`Cancellable::claim_ready`] | the lane and the record |
-//! | `cleared` | store in [`Cancellable::cancel`] | load in [`Cancellable::abandon`] | the drop of the function |
+//! | `cleared` | store in [`Cancellable::clear`] | load in [`Cancellable::abandon`] | the drop of the function |
 
 use std::{panic::Location, ptr::NonNull, sync::Arc};
 

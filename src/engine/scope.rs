@@ -341,8 +341,8 @@ impl Scoped {
         variables.iter().for_each(|var| _ = var.cell().queue().close());
         let mut panicked = None;
         for var in &variables {
-            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended, and further
-            // ones are refused.
+            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended or were abandoned,
+            // and further ones are refused.
             let result = panics::catch(|| unsafe { var.cell().empty() });
             if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {
                 panics::discard(second);

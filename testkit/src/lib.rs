@@ -36,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{Engine, EngineKind, IdlePolicy, OpError, Token, WaitError};
+use raddle::{Engine, EngineKind, IdlePolicy, OpError, OpHandle, Token, WaitError};
 
 /// The time after which a test counts as hanging. Miri takes hours for work that otherwise takes seconds.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
@@ -503,6 +503,30 @@ impl Tallies {
     pub fn of(&self, what: &str) -> usize {
         lock(&self.0).get(what).copied().unwrap_or(0)
     }
+}
+
+/// Nests operations of a naive engine until a push defers its operation, and calls `f` there with the handle of the
+/// deferred operation.
+pub fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
+    type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
+    fn descend(engine: &Engine, f: &Deep) {
+        let (inside, inner, ran) = (engine.clone(), Arc::clone(f), Gate::new());
+        let opens = ran.clone();
+        let function = move |()| {
+            opens.open();
+            if lock(&inner).is_some() {
+                descend(&inside, &inner);
+            }
+        };
+        let next = engine.op("deep").submit((), function).expect("the engine is open");
+        if !ran.is_open() {
+            let f = lock(f).take();
+            f.expect("only one push is deferred")(next);
+        }
+    }
+    let f: Deep = Arc::new(Mutex::new(Some(Box::new(f))));
+    descend(engine, &f);
+    assert!(lock(&f).is_none(), "no push was deferred");
 }
 
 /// A shared list to which operations append.
