@@ -1523,12 +1523,10 @@ impl<'e> OpBuilder<'e> {
         job: J,
     ) -> Result<(), PushError> {
         accesses.declare(&mut List(&mut self.entries));
-        if !self.has_more
-            && self.core.allows_push_sole::<J>()
-            && let &[entry] = self.entries.as_slice()
-            && let Some(name) = self.spec.plain_name()
-        {
-            return self.core.push_sole(name, location, entry, job);
+        if !self.has_more && self.core.allows_push_sole::<J>() {
+            if let (&[entry], Some(name)) = (self.entries.as_slice(), self.spec.plain_name()) {
+                return self.core.push_sole(name, location, entry, job);
+            }
         }
         self.enqueue_declared(location, job)
     }
