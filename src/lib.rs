@@ -110,7 +110,7 @@ pub use error::{
 pub use scheduler::IdlePolicy;
 pub use system::doctor::{Diagnosis, Finding, doctor};
 pub use trace::{
-    dump::{Dump, OpState, PendingAccess, PendingOp},
+    dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
     event::{AccessMode, OpId, Outcome, Place, VarId},
     history::{Run, Trace, TracedOp},
     observer::{ObservedOp, Observer},

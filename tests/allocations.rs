@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use raddle::{Device, DeviceVec, Engine, EngineKind, PinnedVec, SimulatedGpu, Token, Var, simulated::Clock};
+use raddle::{Device, DeviceVec, Engine, EngineKind, PinnedVec, Recorder, SimulatedGpu, Token, Var, simulated::Clock};
 use shapes::*;
 
 struct Counting;
@@ -111,7 +111,22 @@ fn operations_in_steady_state_allocate_nothing() {
             operation.reads([&tokens[2]]).writes([&tokens[0]]).push_sync(|_| {}).expect("the engine is open");
         });
         devices(kind);
+        recorded(kind);
     }
+}
+
+/// Operations that are recorded. The rings have room for all of them.
+fn recorded(kind: EngineKind) {
+    let recorder = Recorder::with_capacity(256 << 20);
+    let builder = Engine::builder().kind(kind).workers(2).pin(false).recorder(&recorder);
+    let engine = builder.build().expect("the engine is built");
+    let tokens: Vec<_> = (0..16).map(|number| engine.token().named(format!("token {number}"))).collect();
+    let all: Vec<&Token> = tokens.iter().collect();
+    assert_allocates_nothing::<SOME>(&format!("{kind}: recorded"), &all, |i| {
+        let (a, b, c) = (&tokens[i % 16], &tokens[(i + 5) % 16], &tokens[(i + 9) % 16]);
+        engine.op("recorded").reads([a, b]).writes([c]).push((), |()| {}).expect("the engine is open");
+    });
+    assert_eq!(recorder.take().lost(), 0, "events that are lost cost nothing");
 }
 
 /// Pushes operations of a device, and operations of the CPU that depend on them. The simulated device boxes kernels and

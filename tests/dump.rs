@@ -14,7 +14,7 @@ use std::{
 };
 
 use common::{KINDS, THREADED, eventually, on_kinds, watched, watched_for};
-use raddle::{Device, Dump, Engine, EngineKind, OpState, PendingOp, Recorder, SimulatedGpu, cx};
+use raddle::{Device, Dump, Engine, EngineKind, OpState, PendingOp, Recorder, SimulatedGpu, WaitKind, cx};
 
 fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {
     dump.ops().iter().find(|op| op.label() == name).unwrap_or_else(|| panic!("`{name}` is not pending: {dump}"))
@@ -301,5 +301,283 @@ fn dumps_during_everything_else_are_consistent() {
         });
         engine.wait_for_all().unwrap();
         assert!(engine.dump().ops().is_empty());
+    });
+}
+
+/// Calls `f` with a dump in which the operation called `waiter` waits for the one called `target`.
+fn waits_for(engine: &Engine, waiter: &str, target: &str) -> Dump {
+    let mut found = None;
+    eventually(&format!("`{waiter}` waits for `{target}`"), || {
+        let dump = engine.dump();
+        let at = |name: &str| dump.ops().iter().position(|op| op.label() == name);
+        let (Some(waiter), Some(target)) = (at(waiter), at(target)) else { return false };
+        let waits = dump.ops()[waiter].waits_for.contains(&target);
+        found = Some(dump);
+        waits
+    });
+    found.unwrap()
+}
+
+#[test]
+fn a_function_that_waits_for_a_group_waits_for_its_members() {
+    on_kinds(&THREADED, 3, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (outer, x) = (engine.group(), engine.var(0).named("x"));
+        let inner = outer.group();
+        inner.op("member").push((), move |()| _ = receiver.recv()).unwrap();
+        engine.op("waiter").push(x.write(), move |_| outer.wait().unwrap()).unwrap();
+        engine.op("behind").push(x.read(), |_| {}).unwrap();
+        let dump = waits_for(&engine, "waiter", "member");
+        assert_eq!(find(&dump, "waiter").state, OpState::WaitingInside);
+        assert_eq!(dump.held_up_by(index(&dump, "member")), 2, "{dump}");
+        let [wait] = dump.waits() else { panic!("{dump}") };
+        assert_eq!((wait.kind, wait.inside.as_slice()), (WaitKind::Group, &[index(&dump, "waiter")][..]));
+        let text = dump.to_string();
+        assert!(text.contains("has been waiting for a group for") && text.contains("inside `waiter`"), "{text}");
+        drop(sender);
+        engine.wait_for_all().unwrap();
+        assert!(engine.dump().waits().is_empty());
+    });
+}
+
+#[test]
+fn a_function_that_ends_a_scope_waits_for_its_operations() {
+    on_kinds(&THREADED, 3, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let receiver = std::sync::Mutex::new(receiver);
+        engine
+            .op("opens a scope")
+            .push(cx(), move |cx| {
+                let inside = || _ = receiver.lock().unwrap().recv();
+                cx.engine().scope(|scope| scope.op("inside").push((), |()| inside()).unwrap()).unwrap();
+            })
+            .unwrap();
+        // The function may run the operation on its own stack.
+        let dump = waits_for(&engine, "opens a scope", "inside");
+        assert_eq!(find(&dump, "inside").state, OpState::Running);
+        let aside = thread::scope(|scope| {
+            let outside = thread::Builder::new().name("outside".to_owned());
+            let (sender, receiver) = mpsc::channel::<()>();
+            let engine = &engine;
+            let waits = move || {
+                let inside = move || _ = receiver.recv();
+                engine.scope(|scope| scope.op("aside").push((), move |()| inside()).unwrap()).unwrap();
+            };
+            let thread = outside.spawn_scoped(scope, waits).unwrap();
+            eventually("the thread waits", || engine.dump().waits().iter().any(|wait| wait.thread == "outside"));
+            let dump = engine.dump();
+            drop(sender);
+            thread.join().unwrap();
+            dump
+        });
+        let wait = aside.waits().iter().find(|wait| wait.thread == "outside").unwrap();
+        assert_eq!((wait.kind, wait.waits_for.as_slice()), (WaitKind::Scope, &[index(&aside, "aside")][..]));
+        drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_parent_waits_for_its_children() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (x, y) = (engine.var(0).named("x"), engine.var(0).named("y"));
+        let own = x.clone();
+        engine
+            .op("parent")
+            .with_children()
+            .push((cx(), x.write()), move |(cx, _)| {
+                cx.child("child").push(own.write(), move |_| _ = receiver.recv()).unwrap();
+            })
+            .unwrap();
+        engine.op("behind").push((x.read(), y.write()), |_| {}).unwrap();
+        let dump = waits_for(&engine, "parent", "child");
+        assert_eq!(find(&dump, "parent").state, OpState::WaitingForChildren);
+        let chain: Vec<_> =
+            dump.chain(index(&dump, "behind")).unwrap().into_iter().map(|at| dump.ops()[at].label()).collect();
+        assert_eq!(chain, ["behind", "parent", "child"]);
+        drop(sender);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn threads_that_wait_are_listed_with_what_they_wait_for() {
+    on_kinds(&THREADED, 1, |_| {
+        let engine = Engine::builder().workers(1).max_pending(3).build().unwrap();
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (started, has_started) = mpsc::channel();
+        let x = engine.var(0).named("x");
+        let hold = move || {
+            started.send(()).unwrap();
+            let _ = receiver.recv();
+        };
+        engine.op("hold").push(x.write(), move |_| hold()).unwrap();
+        // Otherwise the push that is held back may run it.
+        has_started.recv().unwrap();
+        let handle = engine.op("handled").submit(x.write(), |_| {}).unwrap();
+        engine.op("last").push(x.write(), |_| {}).unwrap();
+        let spawn =
+            |name: &str, f: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.to_owned()).spawn(f).unwrap();
+        let (all, variable, full) = (engine.clone(), engine.clone(), engine.clone());
+        let (read, write) = (x.clone(), x.clone());
+        let threads = [
+            spawn("for all", Box::new(move || all.wait_for_all().unwrap())),
+            spawn("for a handle", Box::new(move || handle.wait().unwrap())),
+            spawn("for a variable", Box::new(move || variable.wait_for_var(&read).unwrap())),
+            spawn("for room", Box::new(move || full.op("held back").push(write.write(), |_| {}).unwrap())),
+        ];
+        eventually("four threads wait", || engine.dump().waits().len() == 4);
+        // A push that is held back looks again from time to time.
+        let mut seen = None;
+        eventually("all are listed", || {
+            let dump = engine.dump();
+            let is_listed = dump.waits().len() == 4;
+            seen = Some(dump);
+            is_listed
+        });
+        let dump = seen.unwrap();
+        let wait = |name: &str| dump.waits().iter().find(|wait| wait.thread == name).unwrap();
+        assert_eq!((wait("for all").kind, wait("for all").waits_for.len()), (WaitKind::All, 0));
+        assert_eq!(wait("for room").kind, WaitKind::Room);
+        assert_eq!(wait("for a handle").waits_for, [index(&dump, "handled")]);
+        let [of_variable] = wait("for a variable").waits_for[..] else { panic!("{dump}") };
+        let op = &dump.ops()[of_variable];
+        assert!(op.internal && op.location.file() == file!(), "the wait is an operation: {dump}");
+        let text = dump.to_string();
+        assert!(text.contains("thread `for room` has been waiting for room"), "{text}");
+        assert!(dump.to_dot().contains("for all\\nwaits for all operations"), "{}", dump.to_dot());
+        drop(sender);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(engine.dump().waits().is_empty());
+    });
+}
+
+#[test]
+fn a_dump_says_who_holds_a_variable() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (x, y) = (engine.token().named("x"), engine.token().named("y"));
+        let (gate, other) = (common::hold(&engine, &x), common::hold(&engine, &y));
+        engine.op("behind").reads([&x]).writes([&y]).push((), |()| {}).unwrap();
+        let dump = engine.dump();
+        let variable = |name: &str| dump.variables().iter().find(|variable| variable.name == name).unwrap();
+        for name in ["x", "y"] {
+            assert_eq!(variable(name).awaited_by, [index(&dump, "behind")]);
+            let [holder] = variable(name).held_by[..] else { panic!("{dump}") };
+            let label = dump.ops()[holder].label();
+            let access = if name == "x" { "reads" } else { "mutates" };
+            let line = format!("{access} `{name}`, and waits for it, held by `{label}`");
+            assert!(dump.to_string().contains(&line), "no {line:?} in {dump}");
+        }
+        gate.open();
+        other.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_dump_works_in_a_stopped_engine_and_while_it_shuts_down() {
+    on_kinds(&THREADED, 2, |engine| {
+        engine.stop(None).unwrap();
+        engine.op("left").push((), |()| {}).unwrap();
+        assert_eq!(find(&engine.dump(), "left").state, OpState::Ready);
+        engine.start().unwrap();
+        engine.wait_for_all().unwrap();
+        let (sender, receiver) = mpsc::channel::<()>();
+        engine.op("slow").push((), move |()| _ = receiver.recv()).unwrap();
+        let other = engine.clone();
+        let ending = thread::spawn(move || other.shutdown(raddle::Shutdown::Drain, None).unwrap());
+        eventually("it runs", || find(&engine.dump(), "slow").state == OpState::Running);
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(find(&engine.dump(), "slow").state, OpState::Running);
+        drop(sender);
+        ending.join().unwrap();
+        let dump = engine.dump();
+        assert!(dump.ops().is_empty() && dump.waits().is_empty(), "{dump}");
+    });
+}
+
+/// Names that break out of strings, elements, lines and terminals.
+const HOSTILE: [&str; 9] = [
+    "\"quoted\" and \\backslashed\\",
+    "</script><script>throw 1</script>",
+    "<!--<script>",
+    "<img src=x onerror=document.title='broken'>",
+    "two\nlines\r\n and \0 and \u{1b}[31m red \u{7f}\u{9b}",
+    "\\u000a \\n \\N \\G {a|b}",
+    "\u{2028}\u{202e}\u{1f980}\u{feff}",
+    "${name} `code` %s &amp; &#60;",
+    "'",
+];
+
+#[test]
+fn names_break_no_format() {
+    on_kinds(&THREADED, 1, |engine| {
+        let gate = common::occupy(&engine, 1);
+        for name in HOSTILE {
+            let x = engine.var(0).named(name);
+            engine.op(name).push(x.write(), |_| {}).unwrap();
+            engine.op(name).push(x.read(), |_| {}).unwrap();
+        }
+        let dump = engine.dump();
+        let text = dump.to_string();
+        assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{text:?}");
+        assert!(text.contains(r"two\nlines\r\n and \u{0} and \u{1b}[31m red"), "{text}");
+        let (json, dot) = (dump.to_json(), dump.to_dot());
+        assert!(json.chars().all(|char| char >= ' '), "{json:?}");
+        assert!(dot.chars().all(|char| char == '\n' || !char.is_control()), "{dot:?}");
+        for line in dot.lines().filter(|line| line.contains("label=")) {
+            let quotes = line.replace(r"\\", "").replace(r#"\""#, "");
+            assert_eq!(quotes.matches('"').count(), 2, "{line}");
+        }
+        gate.open();
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a thousand threads take too long")]
+fn dumps_while_a_thousand_threads_push_and_wait_are_sound() {
+    watched_for(Duration::from_secs(120), || {
+        let threads = if cfg!(any(raddle_tsan, raddle_unpooled)) { 200 } else { 1000 };
+        let engine = Engine::builder().workers(2).build().unwrap();
+        let x = engine.var(0u64).named("x");
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let dumper = scope.spawn(|| {
+                let mut most = 0;
+                while !over.load(Relaxed) {
+                    let dump = engine.dump();
+                    most = most.max(dump.waits().len());
+                    let places = dump.waits().iter().flat_map(|wait| wait.inside.iter().chain(&wait.waits_for));
+                    assert!(places.into_iter().all(|&place| place < dump.ops().len()));
+                    let _ = (dump.to_string(), dump.to_json(), dump.to_dot());
+                }
+                most
+            });
+            let pushers: Vec<_> = (0..threads)
+                .map(|number| {
+                    let (engine, x) = (&engine, &x);
+                    thread::Builder::new()
+                        .stack_size(256 << 10)
+                        .spawn_scoped(scope, move || {
+                            for round in 0..10 {
+                                let group = engine.group();
+                                group.op(format!("{number}")).push(x.write(), |x| *x += 1).unwrap();
+                                match round % 3 {
+                                    0 => group.wait().unwrap(),
+                                    1 => engine.wait_for_var(x).unwrap(),
+                                    _ => engine.op("handled").submit(x.read(), |_| {}).unwrap().wait().unwrap(),
+                                }
+                            }
+                        })
+                        .unwrap()
+                })
+                .collect();
+            pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
+            over.store(true, Relaxed);
+            assert!(dumper.join().unwrap() > 0, "some threads were seen waiting");
+        });
+        assert_eq!(engine.get(&x).unwrap(), 10 * threads);
     });
 }

@@ -583,7 +583,8 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
         let page = String::from_utf8(page).unwrap();
         assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
         assert_eq!(page.matches("</script>").count(), 1, "the data do not end the script");
-        assert!(page.contains(r#"first <\/script> & \"others\""#) && page.contains(r#""undrawn":0"#));
+        assert!(page.contains(r#"first \u003c/script> & \"others\""#), "the data begin no element");
+        assert!(page.contains(r#""undrawn":0"#));
         for loaded in ["http:", "https:", "src=", "import("] {
             assert!(!page.contains(loaded), "the page loads nothing, but has {loaded}");
         }
@@ -738,4 +739,186 @@ fn a_recorded_engine_has_limits_and_shuts_down_as_others_do() {
         let refused = engine.op("late").push((), |()| {}).unwrap_err();
         assert!(matches!(refused, PushError::ShutDown), "{refused:?}");
     });
+}
+
+#[test]
+fn an_observer_can_end_nothing_and_look_at_everything() {
+    struct Curious(mpsc::Sender<Vec<bool>>, std::sync::OnceLock<Engine>, Recorder);
+    impl Observer for Curious {
+        fn ended(&self, op: &ObservedOp<'_>, _: Outcome) {
+            if op.name != "observed" {
+                return;
+            }
+            let engine = self.1.get().unwrap();
+            let looked = [engine.dump().ops().is_empty(), engine.stats().pending == 0, engine.pending() == 0];
+            drop(self.2.take());
+            // The deletion of a variable is pushed, which it may be, since drops cannot fail.
+            drop(engine.var(0));
+            raddle::blocking(|| {});
+            let refused = [
+                engine.shutdown(raddle::Shutdown::Drain, None).is_err(),
+                engine.stop(None).is_err(),
+                engine.wait_for_all_timeout(Duration::from_secs(1)).is_err(),
+                engine.scope(|_| ()).is_err(),
+                engine.group().wait().is_err(),
+                engine.op("handled").submit((), |()| ()).is_err(),
+                engine.op("future").push_future((), |()| async {}).is_err(),
+            ];
+            let _ = self.0.send([&looked.map(|looked| !looked)[..], &refused].concat());
+        }
+    }
+    for kind in THREADED {
+        watched(move || {
+            let (sender, receiver) = mpsc::channel();
+            let recorder = Recorder::new();
+            let observer = Arc::new(Curious(sender, std::sync::OnceLock::new(), recorder.clone()));
+            struct Shared(Arc<Curious>);
+            impl Observer for Shared {
+                fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
+                    self.0.ended(op, outcome);
+                }
+            }
+            let builder = Engine::builder().kind(kind).workers(1).recorder(&recorder);
+            let engine = builder.observer(Shared(Arc::clone(&observer))).build().unwrap();
+            observer.1.set(engine.downgrade()).ok().unwrap();
+            engine.op("observed").push((), |()| {}).unwrap();
+            let results = receiver.recv().unwrap();
+            assert!(results.iter().all(|&is_right| is_right), "{results:?}");
+            engine.wait_for_all().unwrap();
+        });
+    }
+}
+
+#[test]
+fn operations_whose_ends_were_lost_do_not_pile_up() {
+    watched(|| {
+        let recorder = Recorder::with_capacity(4096);
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
+        let x = engine.var(0);
+        let mut open = Vec::new();
+        for _ in 0..30 {
+            for _ in 0..1000 {
+                engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+            }
+            engine.wait_for_all().unwrap();
+            let trace = recorder.take();
+            assert!(trace.lost() > 0);
+            open.push(trace.ops().iter().filter(|op| op.ended.is_none()).count());
+        }
+        assert!(open[29] <= 3 * open[..3].iter().max().unwrap(), "ended operations pile up: {open:?}");
+        // What is pending is not forgotten.
+        let (sender, receiver) = mpsc::channel::<()>();
+        engine.op("pending").push((), move |()| _ = receiver.recv()).unwrap();
+        for _ in 0..10 {
+            let trace = recorder.take();
+            let pending = trace.ops().iter().find(|op| op.name.as_str() == "pending");
+            assert!(pending.is_some_and(|op| op.ended.is_none()), "what is pending was forgotten");
+        }
+        drop(sender);
+        engine.wait_for_all().unwrap();
+        let trace = recorder.take();
+        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "what had ended was forgotten");
+        assert_eq!(engine.dump().ops().len(), 0);
+        assert!(engine.stats().lost > 0 && engine.stats().to_string().contains("events were lost"));
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of threads take too long")]
+fn more_threads_than_a_recorder_can_number_are_recorded_one_after_the_other() {
+    watched(|| {
+        let recorder = Recorder::with_capacity(1 << 16);
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
+        let x = engine.var(0);
+        let (mut pushed, mut ids) = (0, std::collections::HashSet::new());
+        for round in 0..50 {
+            for _ in 0..100 {
+                thread::scope(|scope| {
+                    scope.spawn(|| engine.op("add").push(x.write(), |x| *x += 1).unwrap()).join().unwrap();
+                });
+            }
+            engine.wait_for_all().unwrap();
+            let trace = recorder.take();
+            assert_eq!(trace.lost(), 0, "in round {round}");
+            pushed += trace.ops().iter().filter(|op| !op.internal).count();
+            ids.extend(trace.ops().iter().map(|op| op.id));
+            trace.check_order().unwrap();
+        }
+        assert_eq!(pushed, 5000);
+        assert!(ids.len() >= 5000, "each operation has a number of its own");
+    });
+}
+
+#[test]
+fn statistics_count_what_was_pushed_and_ended() {
+    on_kinds(&KINDS, 2, |engine| {
+        let x = engine.token();
+        let gate = common::hold(&engine, &x);
+        for _ in 0..500 {
+            for _ in 0..4 {
+                engine.op("add").writes([&x]).push((), |()| {}).unwrap();
+            }
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.pushed, stats.ended, stats.pending), (2001, 0, 2001));
+        assert!(stats.lanes.iter().all(|lane| lane.ready == 0), "{stats}");
+        gate.open();
+        engine.wait_for_all().unwrap();
+        for _ in 0..100 {
+            // Each closes a generation of the count.
+            engine.op("one").push((), |()| {}).unwrap();
+            engine.wait_for_all().unwrap();
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.pushed, stats.ended, stats.pending), (2101, 2101, 0), "{stats}");
+        assert!(
+            stats.to_string().contains("2101 operations were pushed, 2101 have ended, and 0 are pending"),
+            "{stats}"
+        );
+        if engine.kind() != EngineKind::Naive {
+            let gate = common::occupy(&engine, 2);
+            (0..7).for_each(|_| engine.op("ready").push((), |()| {}).unwrap());
+            assert_eq!(engine.stats().lanes[0].ready, 7, "{}", engine.stats());
+            gate.open();
+            engine.wait_for_all().unwrap();
+            let engine = Engine::builder().kind(engine.kind()).workers(1).build().unwrap();
+            let inner = engine.downgrade();
+            let wait = move |()| inner.op("inner").submit((), |()| {}).unwrap().wait().unwrap();
+            engine.op("outer").submit((), wait).unwrap().wait().unwrap();
+            assert_eq!(engine.stats().helped, 1, "{}", engine.stats());
+        }
+    });
+}
+
+#[test]
+fn a_profile_is_complete_when_the_last_handle_is_dropped() {
+    for kind in KINDS {
+        for drop_inside in [false, true] {
+            watched(move || {
+                let name = format!("raddle-dropped-{}-{kind}-{drop_inside}.json", std::process::id());
+                let path = std::env::temp_dir().join(name);
+                let engine = Engine::builder().kind(kind).workers(2).profile(&path).build().unwrap();
+                let x = engine.var(0);
+                for _ in 0..20_000 {
+                    engine.op("add").push(x.write(), |x| *x += 1).unwrap();
+                }
+                if drop_inside {
+                    let (sender, receiver) = mpsc::channel::<Engine>();
+                    engine.op("last").push((), move |()| drop(receiver.try_recv())).unwrap();
+                    let (inside, given) = (engine.clone(), sender.send(engine.clone()));
+                    let _ = given;
+                    inside.op("drops").push((), move |()| drop(engine)).unwrap();
+                    drop(inside);
+                } else {
+                    drop(engine);
+                }
+                eventually("the file is complete", || {
+                    std::fs::read_to_string(&path).is_ok_and(|text| text.trim_end().ends_with(']'))
+                });
+                let text = std::fs::read_to_string(&path).unwrap();
+                assert!(text.matches(r#""name":"add""#).count() > 0);
+                std::fs::remove_file(&path).unwrap();
+            });
+        }
+    }
 }

@@ -48,7 +48,7 @@ fn an_operation_that_runs_for_too_long_is_reported_once() {
         let Problem::Running { op, time } = report.problem else { panic!("{report}") };
         assert!(report.dump.ops()[op].label() == "stuck" && time >= LIMIT, "{report}");
         let text = report.to_string();
-        assert!(text.contains("`stuck` pushed at tests/watchdog.rs:") && text.contains("holds up 1 others"), "{text}");
+        assert!(text.contains("`stuck` pushed at tests/watchdog.rs:") && text.contains("holds up 1 other"), "{text}");
         assert!(reports.recv_timeout(3 * LIMIT).is_err(), "the operation is reported once");
         drop(sender);
         engine.wait_for_all().unwrap();
@@ -175,5 +175,104 @@ fn the_receiver_of_reports_may_panic_and_may_shut_the_engine_down() {
         assert!(receiver.recv().unwrap().is_err(), "an operation runs");
         drop(go);
         drop(engine);
+    });
+}
+
+#[test]
+fn a_thread_that_waits_for_too_long_is_reported_once_with_its_chain() {
+    each(&THREADED, &Watchdog::new().waiting(LIMIT), |engine, reports| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let group = engine.group();
+        group.op("hold").push((), move |()| _ = receiver.recv()).unwrap();
+        let waits: [fn(&Engine, &raddle::Group); 2] =
+            [|engine, _| engine.wait_for_all().unwrap(), |_, group| group.wait().unwrap()];
+        let mut texts = Vec::new();
+        let threads: Vec<_> = waits
+            .into_iter()
+            .map(|wait| {
+                let (engine, group) = (engine.clone(), group.clone());
+                let waiter = thread::Builder::new().name("waiter".to_owned());
+                let thread = waiter.spawn(move || wait(&engine, &group)).unwrap();
+                let report = reports.recv().unwrap();
+                let Problem::Wait { wait, time } = report.problem else { panic!("{report}") };
+                assert!(report.dump.waits()[wait].thread == "waiter" && time >= LIMIT, "{report}");
+                texts.push(report.to_string());
+                thread
+            })
+            .collect();
+        assert!(texts[0].contains("thread `waiter` has been waiting for all operations for"), "{texts:?}");
+        assert!(texts[1].contains("a group for") && texts[1].contains("waits for `hold` pushed at"), "{texts:?}");
+        assert!(reports.recv_timeout(3 * LIMIT).is_err(), "they are reported once");
+        drop(sender);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_task_that_awaits_a_variable_for_too_long_is_reported() {
+    each(&THREADED, &Watchdog::new().waiting(LIMIT), |engine, reports| {
+        let x = engine.token();
+        let gate = common::hold(engine, &x);
+        let mut ready = Box::pin(x.ready());
+        assert!(common::poll_once(&mut ready).is_pending());
+        let report = reports.recv().unwrap();
+        let Problem::Waiting { op, .. } = report.problem else { panic!("{report}") };
+        assert_eq!(report.dump.ops()[op].location.file(), file!(), "{report}");
+        assert!(report.to_string().contains("which waits for `hold`"), "{report}");
+        gate.open();
+        common::block_on(ready).unwrap();
+    });
+}
+
+#[test]
+fn an_operation_has_a_budget_by_its_name() {
+    let watchdog = Watchdog::new().running(100 * LIMIT).budget("tight", LIMIT).budget("loose", 1000 * LIMIT);
+    each(&THREADED, &watchdog, |engine, reports| {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let (other_sender, other_receiver) = mpsc::channel::<()>();
+        engine.op("loose").push((), move |()| _ = receiver.recv()).unwrap();
+        engine.op("tight").push((), move |()| _ = other_receiver.recv()).unwrap();
+        let report = reports.recv().unwrap();
+        let Problem::Running { op, time } = report.problem else { panic!("{report}") };
+        assert!(report.dump.ops()[op].label() == "tight" && time >= LIMIT, "{report}");
+        drop((sender, other_sender));
+        engine.wait_for_all().unwrap();
+        assert!(reports.try_recv().is_err());
+    });
+}
+
+#[test]
+fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
+    watched(|| {
+        let builder = Engine::builder().gpu(SimulatedGpu::new());
+        let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().device(5 * LIMIT));
+        let value = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap();
+        let launch = |name: &'static str, time: Duration| {
+            engine
+                .op(name)
+                .on(Device::Gpu(0))
+                .try_launch(value.write(), move |stream, value| {
+                    let mut stream = stream.simulated().expect("it is a simulated device");
+                    Ok(stream.launch(time, value, |value| value.fill(1))?)
+                })
+                .unwrap();
+        };
+        // A lane that completes operations does not stand still, although there is always one. The engine may learn of the ends
+        // of several at once, so they are not issued all together.
+        for _ in 0..100 {
+            launch("short", Duration::from_millis(6));
+            thread::sleep(Duration::from_millis(5));
+        }
+        engine.wait_for_all().unwrap();
+        if let Ok(report) = reports.try_recv() {
+            panic!("{report}: {}", report.dump);
+        }
+        launch("kernel", 20 * LIMIT);
+        let report = reports.recv().unwrap();
+        let Problem::Device { op, time } = report.problem else { panic!("{report}") };
+        assert!(report.dump.ops()[op].label() == "kernel" && time >= 5 * LIMIT, "{report}");
+        assert!(report.to_string().contains("gpu(0) compute has completed nothing for"), "{report}");
+        engine.wait_for_all().unwrap();
+        assert!(reports.try_recv().is_err(), "it is reported once");
     });
 }

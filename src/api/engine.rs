@@ -624,10 +624,13 @@ impl Engine {
         self.core.wait_for_all_async()
     }
 
-    /// Returns what is pending at the moment, and what each operation waits for. The call stops nothing, and may be
-    /// made at any time and on any thread, also inside an operation: it takes no lock that an operation's code could
-    /// hold. Where operations run and how old they are is known only with a [recorder](crate::EngineBuilder::recorder)
-    /// or a [profile](crate::EngineBuilder::profile).
+    /// Returns what is pending at the moment, what each operation waits for, which operations hold each variable, and
+    /// which threads wait. The call stops nothing, and may be made at any time and on any thread, also inside an
+    /// operation: it takes no lock that an operation's code could hold. Where operations run and how old they are is
+    /// known only with a [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
+    ///
+    /// A function that waits for an operation may run it on its own stack. Then both are running, and the dump does not
+    /// say that one waits for the other, unless it is an operation of a scope.
     ///
     /// The engine continues during the call. So the dump is exact for what stands still, as in a hang, and mixes
     /// several moments for what moves.
@@ -641,7 +644,7 @@ impl Engine {
     /// engine.op("show").push(image.read(), |_| {})?;
     ///
     /// let dump = engine.dump();
-    /// println!("{dump}"); // `load` is running and holds up 1 others: …
+    /// println!("{dump}"); // `load` is running and holds up 1 other: …
     /// let show = dump.ops().iter().find(|op| op.label() == "show").unwrap();
     /// assert_eq!(dump.ops()[show.waits_for[0]].label(), "load");
     /// # drop(sender);

@@ -23,7 +23,8 @@ use crate::{
     device::gpus::Gpus,
     engine::{bounds::Bounds, fault::FaultLock, recording::Recording, task::Task},
     error::failures::Failures,
-    notify::pending::PendingOps,
+    notify::{pending::PendingOps, sleepers::Sleepers},
+    scheduler::activity::Count,
     sync::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
@@ -61,6 +62,10 @@ pub(crate) struct Core {
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
+    /// The number of operations that pushes that were held back have run.
+    pub(super) helped: Count,
+    /// All threads that sleep in calls of this engine.
+    pub(super) sleepers: Sleepers,
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
@@ -111,6 +116,8 @@ impl Core {
             phase: CachePadded::new(AtomicU8::new(phase)),
             next_id: AtomicU64::new(0),
             pending: PendingOps::new(shards),
+            helped: Count::default(),
+            sleepers: Sleepers::default(),
             failures: Arc::default(),
             threads,
             gpus,

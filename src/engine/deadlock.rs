@@ -427,11 +427,6 @@ impl Core {
         waiters().during(self.engine(), inside.clone(), Goal::Counted(pending, None), Kind::Closing, is_over, f)
     }
 
-    /// Calls `found` with each waiter of any engine: what its thread is inside of, and what it waits for.
-    pub(super) fn each_waiter(found: impl FnMut(&Inside, &Goal<'_>)) {
-        waiters().each(found);
-    }
-
     /// Whether no wait for this engine inside an operation is over whose thread has yet to run.
     pub(super) fn all_wait_still(&self) -> bool {
         waiters().all_wait_still(self.engine())

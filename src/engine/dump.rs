@@ -5,24 +5,31 @@
 //! not reused. The function may be dropped during the look, but what is read here stays valid: the name, the location,
 //! the flags and the accesses.
 
-use std::{collections::HashMap, ptr::NonNull};
-
-use smallvec::SmallVec;
+use std::{
+    collections::HashMap,
+    ptr::{self, NonNull},
+};
 
 use crate::{
     device::gpus::FIRST_LANE,
     engine::{
         core::Core,
         deadlock::ticket_in,
+        group::Joined,
         task::{Task, flag},
         variable::VarCell,
     },
     memory::epoch,
-    notify::waiters::Goal,
+    notify::{
+        pending::{PendingOps, Ticket},
+        sleepers::{Awaits, OpenScope, Sleeper},
+        waiters::Goal,
+    },
     trace::{
-        dump::{Dump, OpState, PendingAccess, PendingOp},
+        dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
         event::{AccessMode, OpId},
         history::priority_of,
+        recorder::Recorded,
     },
     tracker::{Mode, Op, Standing, each_marked, each_waiting},
     values::name::Name,
@@ -31,12 +38,12 @@ use crate::{
 /// The maximum number of readers that are visited between a reader and the next operation that mutates, if the reader
 /// holds the variable, and if it waits. Not tuned: there may be a million readers. Those behind an operation that
 /// mutates wait for that one alone, so all of them are visited.
-const MAX_READERS: [usize; 2] = [4096, 64];
+const MAX_READERS: [usize; 2] = [1024, 64];
 
 impl Core {
     /// Returns what is pending.
     pub(crate) fn dump(&self) -> Dump {
-        let mut dump = Dump { ops: Vec::new(), unlisted: 0 };
+        let mut dump = Dump::default();
         if self.is_forked() {
             return dump;
         }
@@ -46,6 +53,10 @@ impl Core {
         let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
         // Pairs of a record and the index of an operation before it.
         let mut before = Vec::new();
+        // The records of the operations, and the indices of variables by their queues.
+        let (mut records, mut variables) = (Vec::new(), HashMap::new());
+        // Before the operations: what these threads still wait for after the look is found pending.
+        let (sleepers, scopes) = (self.sleepers.list(), self.sleepers.scopes());
         let marks = [self.mark(), self.started_mark()];
         let look = |op: &Op<Task>, mark: *mut ()| {
             let index = dump.ops.len();
@@ -58,7 +69,10 @@ impl Core {
                     before.push((NonNull::from(later).cast::<()>(), index));
                 });
             }
-            dump.ops.push(self.describe(op, mark == self.started_mark(), &running));
+            records.push(NonNull::from(op));
+            let described = self.describe(op, mark == self.started_mark(), &running);
+            note_accesses(op, index, &mut dump.variables, &mut variables);
+            dump.ops.push(described);
         };
         // SAFETY: (1): only `enqueue` and the functions that start operations set these marks, on records whose tasks
         // are filled.
@@ -68,27 +82,44 @@ impl Core {
                 dump.ops[later].waits_for.push(earlier);
             }
         }
-        Self::each_waiter(|inside, goal| {
-            let mut targets: SmallVec<[usize; 1]> = SmallVec::new();
-            match goal {
-                Goal::Op { task, .. } => targets.extend(by_task.get(&task.as_ptr()).copied()),
-                Goal::Counted(..) => targets.extend(by_record.iter().filter_map(|(record, &index)| {
-                    // SAFETY: it was found marked since this thread was pinned, so the record is not reused.
-                    let op = unsafe { record.cast().as_ref() };
-                    // SAFETY: (1): as above.
-                    goal.covers(|pending| unsafe { ticket_in(op, pending) }).then_some(index)
-                })),
+        let members = Members::of(records);
+        for (child, parent) in members.parents() {
+            if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
+                parent.waits_for.push(child);
+                // Children are in their queues only when the function of their parent has returned.
+                parent.state = OpState::WaitingForChildren;
             }
-            if targets.is_empty() {
-                return;
+        }
+        for OpenScope { around, count } in scopes {
+            if let Some(&op) = around.iter().find_map(|op| by_record.get(op)) {
+                let inside = members.in_count(count.as_ptr()).filter(|member| member.is_innermost);
+                dump.ops[op].waits_for.extend(inside.map(|member| member.index));
             }
-            for op in &inside.ops {
-                if let Some(&waiter) = by_record.get(op) {
-                    dump.ops[waiter].waits_for.extend(targets.iter().copied().filter(|&target| target != waiter));
-                    dump.ops[waiter].state = OpState::WaitingInside;
+        }
+        let mut targets = HashMap::new();
+        self.sleepers.each_goal(|number, is_inside, goal| {
+            let covered = |index: &usize| goal.covers(|pending| members.ticket_in(*index, pending));
+            let found: Vec<usize> = match goal {
+                Goal::Op { task, .. } => by_task.get(&task.as_ptr()).copied().into_iter().collect(),
+                // A thread outside of operations holds nothing up.
+                Goal::Counted(pending, _) if ptr::eq(*pending, &raw const self.pending) => {
+                    (0..members.records.len()).filter(|_| is_inside).filter(covered).collect()
                 }
+                Goal::Counted(pending, _) => {
+                    members.in_count(*pending).map(|member| member.index).filter(covered).collect()
+                }
+            };
+            if !found.is_empty() || !matches!(goal, Goal::Op { .. }) {
+                targets.insert(number, found);
             }
         });
+        for sleeper in sleepers {
+            match targets.remove(&sleeper.number) {
+                // The wait is over by now.
+                None if sleeper.has_goal => {}
+                targets => dump.add_sleeper(&sleeper, targets.unwrap_or_default(), |op| by_record.get(op).copied()),
+            }
+        }
         for op in &mut dump.ops {
             op.waits_for.sort_unstable();
             op.waits_for.dedup();
@@ -111,17 +142,14 @@ impl Core {
         };
         // A variable whose access is done may have been freed before this thread was pinned.
         let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
-        let accesses = in_use.map(|(access, &standing)| {
-            let cell = VarCell::of(access);
-            PendingAccess {
-                variable: cell.name().map_or_else(|| format!("#{}", cell.queue().id()), Name::to_string),
-                mode: match access.mode() {
-                    Mode::Write => AccessMode::Write,
-                    Mode::Overwrite => AccessMode::Overwrite,
-                    Mode::Read | Mode::Await => AccessMode::Read,
-                },
-                waits: standing == Standing::Waits,
-            }
+        let accesses = in_use.map(|(access, &standing)| PendingAccess {
+            variable: name_of(VarCell::of(access)),
+            mode: match access.mode() {
+                Mode::Write => AccessMode::Write,
+                Mode::Overwrite => AccessMode::Overwrite,
+                Mode::Read | Mode::Await => AccessMode::Read,
+            },
+            waits: standing == Standing::Waits,
         });
         PendingOp {
             id: task.op_id(),
@@ -140,10 +168,142 @@ impl Core {
         }
     }
 
+    /// Returns how many operations are ready and have not started, in each lane of workers.
+    pub(super) fn ready_ops(&self) -> Vec<usize> {
+        let mut ready = vec![0; self.threads.lanes().len()];
+        let pinned = epoch::pin();
+        let look = |op: &Op<Task>, _: *mut ()| {
+            let waits = op.accesses().iter().any(|access| access.standing() != Standing::Holds);
+            if let Some(ready) = ready.get_mut(usize::from(op.task().lane)).filter(|_| !waits) {
+                *ready += 1;
+            }
+        };
+        // SAFETY: (1): only `enqueue` marks records with this, and their tasks are filled.
+        unsafe { each_marked(&pinned, [self.mark(), self.mark()], look) };
+        ready
+    }
+
     fn lane_name(&self, lane: u8) -> String {
         match lane.checked_sub(FIRST_LANE).and_then(|lane| self.gpus.lanes().get(usize::from(lane))) {
             Some(lane) => format!("gpu({}) {}", lane.gpu, lane.lane.name()),
             None => self.threads.lanes().get(usize::from(lane)).map_or("none", |lane| lane.name()).to_owned(),
         }
+    }
+}
+
+impl Recorded for Core {
+    fn each_pending(&self, found: &mut dyn FnMut(OpId)) {
+        if self.is_forked() {
+            return;
+        }
+        let pinned = epoch::pin();
+        let look = |op: &Op<Task>, _: *mut ()| op.task().op_id().into_iter().for_each(&mut *found);
+        // SAFETY: (1): only `enqueue` and those that start operations mark records with these, and their tasks are filled.
+        unsafe { each_marked(&pinned, [self.mark(), self.started_mark()], look) };
+    }
+}
+
+/// The name of a variable, or its number if it has none.
+fn name_of(cell: &VarCell) -> String {
+    cell.name().map_or_else(|| format!("#{}", cell.queue().id()), Name::to_string)
+}
+
+/// Adds what the operation at `index` holds and waits for to the variables. `known` has their places, by their queues.
+fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, known: &mut HashMap<usize, usize>) {
+    for access in op.accesses() {
+        let standing = access.standing();
+        // A variable with which the operation was done may have been freed before this thread was pinned.
+        if standing == Standing::Done {
+            continue;
+        }
+        let cell = VarCell::of(access);
+        let place = *known.entry(ptr::from_ref(cell).addr()).or_insert_with(|| {
+            variables.push(PendingVar { name: name_of(cell), held_by: Vec::new(), awaited_by: Vec::new() });
+            variables.len() - 1
+        });
+        let PendingVar { held_by, awaited_by, .. } = &mut variables[place];
+        if standing == Standing::Holds { held_by } else { awaited_by }.push(index);
+    }
+}
+
+/// The operations that were found, and the groups that they are members of.
+struct Members {
+    records: Vec<NonNull<Op<Task>>>,
+    by_count: HashMap<*const PendingOps, Vec<Member>>,
+}
+
+/// A member of a group.
+#[derive(Clone, Copy)]
+struct Member {
+    /// Its index in the dump.
+    index: usize,
+    /// Whether it belongs to the group itself, and not to one inside it.
+    is_innermost: bool,
+}
+
+impl Members {
+    /// Looks up the groups of operations, which were found marked since this thread was pinned, and are used until it is
+    /// unpinned.
+    fn of(records: Vec<NonNull<Op<Task>>>) -> Self {
+        let mut members = Self { records, by_count: HashMap::new() };
+        for (index, record) in members.records.iter().enumerate() {
+            // SAFETY: see above: the record is not reused.
+            let op = unsafe { record.as_ref() };
+            // SAFETY: (1): as above.
+            for (depth, count) in unsafe { op.joined() }.into_iter().flat_map(Joined::counts).enumerate() {
+                members.by_count.entry(count).or_default().push(Member { index, is_innermost: depth == 0 });
+            }
+        }
+        members
+    }
+
+    /// The children among the operations, each with the record of its parent.
+    fn parents(&self) -> impl Iterator<Item = (usize, NonNull<()>)> {
+        self.records.iter().enumerate().filter_map(|(index, record)| {
+            // SAFETY: see `of`: the record is not reused.
+            let op = unsafe { record.as_ref() };
+            // SAFETY: (1): as above.
+            Some((index, unsafe { op.joined() }?.parent()?))
+        })
+    }
+
+    /// The members of the group with this count, and of those inside it.
+    fn in_count(&self, count: *const PendingOps) -> impl Iterator<Item = Member> {
+        self.by_count.get(&count).into_iter().flatten().copied()
+    }
+
+    /// The ticket of an operation in this count.
+    fn ticket_in(&self, index: usize, pending: &PendingOps) -> Option<Ticket> {
+        // SAFETY: see `of`: the record is not reused.
+        let op = unsafe { self.records[index].as_ref() };
+        // SAFETY: (1): as above.
+        unsafe { ticket_in(op, pending) }
+    }
+}
+
+impl Dump {
+    /// Adds a thread that waits for `targets`. `find` returns the place of an operation by its record.
+    fn add_sleeper(&mut self, sleeper: &Sleeper, targets: Vec<usize>, find: impl Fn(&NonNull<()>) -> Option<usize>) {
+        let mut inside: Vec<usize> = sleeper.ops.iter().filter_map(find).collect();
+        inside.sort_unstable();
+        inside.dedup();
+        for &op in &inside {
+            self.ops[op].waits_for.extend(targets.iter().filter(|&&target| target != op));
+            self.ops[op].state = OpState::WaitingInside;
+        }
+        self.waits.push(ThreadWait {
+            number: sleeper.number,
+            thread: sleeper.thread.name().map_or_else(|| format!("{:?}", sleeper.thread.id()), str::to_owned),
+            kind: match sleeper.awaits {
+                Awaits::All => WaitKind::All,
+                Awaits::Group => WaitKind::Group,
+                Awaits::Scope => WaitKind::Scope,
+                Awaits::Room => WaitKind::Room,
+                Awaits::Operation => WaitKind::Operation,
+            },
+            time: sleeper.time,
+            inside,
+            waits_for: targets,
+        });
     }
 }

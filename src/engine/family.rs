@@ -352,6 +352,7 @@ impl<W: Job> Job for ParentJob<W> {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         if let (Some(plan), Some(family)) = (self.plan.take(), Family::of(cx.frame())) {
+            plan.group.set_parent(NonNull::from(cx.op()).cast());
             let set = family.plan.set(plan);
             debug_assert!(set.is_ok(), "an operation starts once");
         }

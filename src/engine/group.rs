@@ -11,13 +11,20 @@
 //! # Who may touch what
 //!
 //! * `state`: any thread.
+//! * `belongs_to`: set before the first push, by the thread that starts the parent. Never read through.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
 //! * [`Joined`]: constant, in the record of the member. Any thread that is pinned may read it until the record is reused.
 //!
 //! There are no edges here: the count hands over what the members did.
 
-use std::{collections::BTreeMap, iter, mem::MaybeUninit, ptr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    iter,
+    mem::MaybeUninit,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
 
 use smallvec::SmallVec;
 
@@ -33,7 +40,7 @@ use crate::{
     sync::{
         Mutex,
         Ordering::Relaxed,
-        atomic::{AtomicU8, AtomicU64},
+        atomic::{AtomicPtr, AtomicU8, AtomicU64},
         lock,
     },
 };
@@ -53,6 +60,8 @@ pub(crate) struct Group {
     pub(crate) pending: PendingOps,
     /// The number of members that were pushed to the groups of this tree. Used only in the root.
     pushed: AtomicU64,
+    /// The record of the operation whose children the members are, or null.
+    belongs_to: AtomicPtr<()>,
     /// The failures of members since the last wait, by the number of the push.
     failures: Mutex<BTreeMap<u64, Kept>>,
 }
@@ -71,8 +80,15 @@ impl Group {
             state: AtomicU8::new(OPEN),
             pending: PendingOps::new(1),
             pushed: AtomicU64::new(0),
+            belongs_to: AtomicPtr::new(ptr::null_mut()),
             failures: Mutex::default(),
         })
+    }
+
+    /// Notes that the members are children of the operation with this record, which does not complete before them.
+    pub(super) fn set_parent(&self, record: NonNull<()>) {
+        // Relaxed: only dumps use it, through the records of members, whose pushes come later.
+        self.belongs_to.store(record.as_ptr(), Relaxed);
     }
 
     /// Returns this group and those around it, innermost first.
@@ -181,7 +197,9 @@ impl Membership {
 
     /// What others may know of the membership.
     pub(super) fn joined(&self) -> Joined {
-        Joined::new(self.group.path().map(|group| ptr::from_ref(&group.pending)).zip(self.tickets.iter().copied()))
+        let counts = self.group.path().map(|group| ptr::from_ref(&group.pending));
+        // Relaxed: see `set_parent`. A push that does not see the store would leave the member out of dumps of its parent.
+        Joined::new(self.group.belongs_to.load(Relaxed), counts.zip(self.tickets.iter().copied()))
     }
 
     /// Keeps the failure of the member in its group and in those around it.
@@ -192,7 +210,7 @@ impl Membership {
 }
 
 /// The number of groups, one inside the other, whose tickets a record of a member holds. Those of more are in a box.
-const LEVELS: usize = 7;
+const LEVELS: usize = 6;
 
 /// The tickets of a member in its group and in those around it, for threads that only know its record. They hold as long as
 /// the member is counted, and mean nothing afterwards.
@@ -200,6 +218,9 @@ pub(crate) struct Joined {
     /// The counts, which are compared and never read.
     counts: [MaybeUninit<*const PendingOps>; LEVELS],
     tickets: [MaybeUninit<Ticket>; LEVELS],
+    /// The record of the operation whose child the member is, or null. Compared and never read. It is that operation's for as
+    /// long as the member is pending.
+    parent: *mut (),
     /// The number of tickets, or [`BOXED`].
     levels: u32,
 }
@@ -212,11 +233,16 @@ type Tickets = Vec<(*const PendingOps, Ticket)>;
 impl Joined {
     /// Returns what an operation without a group has joined.
     pub(crate) fn nothing() -> Self {
-        Self { counts: [MaybeUninit::uninit(); LEVELS], tickets: [MaybeUninit::uninit(); LEVELS], levels: 0 }
+        Self {
+            counts: [MaybeUninit::uninit(); LEVELS],
+            tickets: [MaybeUninit::uninit(); LEVELS],
+            parent: ptr::null_mut(),
+            levels: 0,
+        }
     }
 
-    fn new(mut tickets: impl Iterator<Item = (*const PendingOps, Ticket)>) -> Self {
-        let mut joined = Self::nothing();
+    fn new(parent: *mut (), mut tickets: impl Iterator<Item = (*const PendingOps, Ticket)>) -> Self {
+        let mut joined = Self { parent, ..Self::nothing() };
         for ((count, ticket), (own_count, own_ticket)) in
             tickets.by_ref().take(LEVELS).zip(joined.counts.iter_mut().zip(&mut joined.tickets))
         {
@@ -242,16 +268,29 @@ impl Joined {
     }
 
     fn boxed(&self) -> Option<*mut Tickets> {
-        // SAFETY: `new` has initialised the first pointer, which is from a box.
+        // SAFETY: with this number of levels, `new` has initialised the first pointer.
         (self.levels == BOXED).then(|| unsafe { self.counts[0].assume_init() }.cast::<Tickets>().cast_mut())
+    }
+
+    fn tickets(&self) -> impl Iterator<Item = (*const PendingOps, Ticket)> {
+        // SAFETY: the box is freed by the drop of `self`, after all threads that may read it now have been unpinned.
+        let boxed = self.boxed().map(|tickets| unsafe { &*tickets }.iter().copied());
+        self.inline().chain(boxed.into_iter().flatten())
     }
 
     /// The ticket in this count, if the operation has one.
     pub(super) fn ticket_in(&self, pending: &PendingOps) -> Option<Ticket> {
-        // SAFETY: the box is freed by the drop of `self`, after all threads that may read it now have been unpinned.
-        let boxed = self.boxed().map(|tickets| unsafe { &*tickets }.iter().copied());
-        let mut tickets = self.inline().chain(boxed.into_iter().flatten());
-        tickets.find_map(|(count, ticket)| ptr::eq(count, pending).then_some(ticket))
+        self.tickets().find_map(|(count, ticket)| ptr::eq(count, pending).then_some(ticket))
+    }
+
+    /// The counts that the operation has joined, innermost first. They may be gone, so they can only be compared.
+    pub(super) fn counts(&self) -> impl Iterator<Item = *const PendingOps> {
+        self.tickets().map(|(count, _)| count)
+    }
+
+    /// The record of the operation whose child this one is.
+    pub(super) fn parent(&self) -> Option<NonNull<()>> {
+        NonNull::new(self.parent)
     }
 }
 

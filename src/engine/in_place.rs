@@ -72,6 +72,7 @@ impl Core {
     }
 
     fn run_on_this_stack(self: &Arc<Self>, op: OpRef<Task>) {
+        worker_thread::note_helped();
         ready_loop::in_place(|| {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));

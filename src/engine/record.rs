@@ -29,16 +29,18 @@ use crate::{
 
 impl Core {
     /// Adds this engine to its recorder.
-    pub(crate) fn introduce(&self) {
+    pub(crate) fn introduce(self: &Arc<Self>) {
         let Some(recording) = self.recording.as_deref().filter(|recording| recording.is_kept) else { return };
         let gpu_lanes =
             self.gpus.lanes().iter().map(|lane| format!("gpu({}) {}", lane.gpu, lane.lane.name())).collect();
-        recording.recorder.add_engine(EngineInfo {
+        let info = EngineInfo {
             number: recording.engine,
             lanes: self.threads.lanes().iter().map(|lane| lane.name()).collect(),
             gpu_lanes,
             first_gpu_lane: FIRST_LANE,
-        });
+        };
+        let this = Arc::downgrade(self);
+        recording.recorder.add_engine(info, this);
     }
 
     /// Starts a watchdog for this engine.
@@ -61,18 +63,34 @@ impl Core {
 
     /// Returns what the engine has done.
     pub(crate) fn stats(&self) -> Stats {
-        let lanes = self.threads.lanes().iter().map(|lane| LaneStats {
-            name: lane.name().to_owned(),
-            wakes: lane.sleep().wakes(),
-            workers: lane
-                .activities()
-                .zip(lane.queued())
-                .map(|(done, queued)| WorkerStats { queued, steals: done.steals.get(), parks: done.parks.get() })
-                .collect(),
-        });
+        let ready = if self.is_forked() { vec![0; self.threads.lanes().len()] } else { self.ready_ops() };
+        let lanes: Vec<LaneStats> = self
+            .threads
+            .lanes()
+            .iter()
+            .zip(ready)
+            .map(|(lane, ready)| LaneStats {
+                name: lane.name().to_owned(),
+                ready,
+                wakes: lane.sleep().wakes(),
+                workers: lane
+                    .activities()
+                    .zip(lane.queued())
+                    .map(|(done, queued)| WorkerStats {
+                        queued,
+                        steals: done.steals.get(),
+                        helped: done.helped.get(),
+                        parks: done.parks.get(),
+                    })
+                    .collect(),
+            })
+            .collect();
         let recording = self.recording().filter(|recording| recording.is_kept);
         let operations = recording.map(|recording| recording.recorder.stats());
-        Stats { pending: self.pending(), lanes: lanes.collect(), operations: operations.unwrap_or_default() }
+        let (operations, lost) = operations.unwrap_or_default();
+        let (ended, pending) = self.pending.totals();
+        let helped = self.helped.get() + lanes.iter().flat_map(|lane| &lane.workers).map(|one| one.helped).sum::<u64>();
+        Stats { pushed: ended + pending, ended, pending, helped, lanes, operations, lost }
     }
 
     /// Returns the recording, unless this is a forked child, which must not take the recording's locks.

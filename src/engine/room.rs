@@ -60,6 +60,7 @@ use crate::{
     error::push::PushError,
     notify::{
         pending::{PendingOps, UNLIMITED, slack},
+        sleepers::{Awaits, Sleeps},
         wakers::{self, WakerKey},
     },
     sync::{Ordering::Relaxed, lock, thread_static},
@@ -213,6 +214,7 @@ impl Core {
         }
         HOLDING.with(|cell| cell.set(true));
         let _held = Held;
+        let since = Instant::now();
         let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
         // A thread that has run operations runs a few more than necessary, so that it counts less often and leaves room
         // for futures.
@@ -236,6 +238,7 @@ impl Core {
                 // thread in `running`.
                 running.get_or_insert_with(|| self.run_without_worker());
                 if let Some(op) = self.threads().take_ready() {
+                    self.helped.add_one();
                     self.run_taken(op);
                     (has_run, was_still, pause) = (true, false, PAUSES[0]);
                 }
@@ -251,7 +254,9 @@ impl Core {
             }
             self.threads().wake_yielded();
             let has_room = || first_full(self, group, |_| 0).is_none();
-            self.wait_outside(&has_room, || full.wait_for_room(Some(Instant::now() + pause)));
+            let wait = || full.wait_for_room(Some(Instant::now() + pause));
+            let sleeps = Sleeps { awaits: Awaits::Room, goal: None };
+            self.wait_outside(&has_room, || self.sleep_listed(sleeps, since, &has_room, wait));
             pause = (2 * pause).min(PAUSES[1]);
         }
     }

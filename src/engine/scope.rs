@@ -59,7 +59,12 @@ use crate::{
         push::PushError,
         wait::WaitError,
     },
-    notify::{pending::Ticket, waiters::Ops, wakers::Wakers},
+    notify::{
+        pending::Ticket,
+        sleepers::{Awaits, Sleeps},
+        waiters::{Goal, Ops},
+        wakers::Wakers,
+    },
     sync::{Mutex, lock},
     system::panics,
 };
@@ -103,6 +108,8 @@ pub(crate) struct Scoped {
     variables: Mutex<Vec<OwnedVar>>,
     /// Variables without a value, which are freed with the scope.
     emptied: Mutex<Vec<OwnedVar>>,
+    /// Whether dumps know the scope until it is over: it was opened inside an operation.
+    is_listed: bool,
 }
 
 // SAFETY: `opened_in` and the pointers in `held` are compared, and never read. The pointers in `around` are given only
@@ -143,16 +150,23 @@ impl Scoped {
         if worker_thread::uses_deque() {
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
+        let (group, around) = (Group::new(None), frame::running_ops());
+        // Models have no dumps.
+        let is_listed = !around.is_empty() && !cfg!(any(raddle_loom, raddle_shuttle));
+        if is_listed {
+            core.sleepers.open_scope(around.clone(), NonNull::from(&group.pending));
+        }
         Ok(Arc::new(Self {
             core: Arc::clone(core),
-            group: Group::new(None),
-            around: Mutex::new(frame::running_ops()),
+            group,
+            around: Mutex::new(around),
             held: frame::held_queues(),
             thread: thread::current().id(),
             opened_in: frame::innermost().cast(),
             members: (frame::in_program() || worker_thread::lane_of(core).is_some()).then(Mutex::default),
             variables: Mutex::default(),
             emptied: Mutex::default(),
+            is_listed,
         }))
     }
 
@@ -239,11 +253,12 @@ impl Scoped {
         let is_over = || pending.count() == 0;
         let mut deadlock = None;
         let inside = frame::inside();
+        let sleeps = Sleeps { awaits: Awaits::Scope, goal: Some(Goal::Counted(pending, None)) };
         if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have no clock.
-            self.core.sleep(None, &is_over, || pending.wait_until_idle(make_way));
+            self.core.sleep(None, sleeps, &is_over, || pending.wait_until_idle(make_way));
         } else {
-            self.core.sleep(None, &is_over, || {
+            self.core.sleep(None, sleeps, &is_over, || {
                 self.core.while_closing(&inside, pending, &is_over, |waiter| {
                     let (mut looks, mut vain) = (Looks::new(), 0u32);
                     pending.wait_until_idle(|| {
@@ -319,6 +334,9 @@ impl Scoped {
 
     /// Frees the variables whose values were dropped. The scope must be over.
     pub(crate) fn free_variables(&self) {
+        if self.is_listed {
+            self.core.sleepers.close_scope(NonNull::from(&self.group.pending));
+        }
         let emptied = std::mem::take(&mut *lock(&self.emptied));
         drop(emptied);
     }

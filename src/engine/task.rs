@@ -168,6 +168,8 @@ impl Task {
         }
         // SAFETY: (1): the body was written above, and no other thread uses it.
         unsafe { &(*task).body }.with_mut(|body| unsafe { InlineJob::init(body.cast(), work) });
+        // SAFETY: (1): the flags were set by `begin`.
+        debug_assert!(W::CLAIMS || unsafe { (*task).flags } & flag::CLAIMS == 0, "the job must agree with the flags");
         let reports = const { if W::REPORTS { flag::REPORTS } else { 0 } };
         let flags = const { if W::CLAIMS { flag::CLAIMS } else { 0 } } | reports;
         if flags != 0 {

@@ -38,13 +38,14 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, PendingWait, Waited},
+        sleepers::{Awaits, Sleeps},
         waiters::{Goal, IsOver},
     },
     values::name::Name,
 };
 
 /// The name of the operation that waits for a variable.
-const WAIT: &str = "wait";
+pub(super) const WAIT: &str = "wait";
 
 impl Core {
     /// Waits for the pending operations on `var` that `kind` covers.
@@ -178,7 +179,8 @@ impl Core {
             return Err(PushError::Forked.into());
         }
         let is_over = is_done(oneshot);
-        self.sleep(deadline, &is_over, || match &target {
+        let goal = target.as_ref().map(Target::goal);
+        self.sleep(deadline, Sleeps { awaits: Awaits::Operation, goal }, &is_over, || match &target {
             Some(target) => {
                 let wait = |until| wait(oneshot, until);
                 self.wait_watching(target.goal(), Some(target.describe), &is_over, deadline, wait)
@@ -189,12 +191,33 @@ impl Core {
 
     /// Calls `wait`, in which the calling thread sleeps until `is_over` or `deadline`. Then waits for a worker for the
     /// thread, if it has [handed its own over](Self::make_way).
-    pub(super) fn sleep<R>(&self, deadline: Option<Instant>, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
+    pub(super) fn sleep<R>(
+        &self,
+        deadline: Option<Instant>,
+        sleeps: Sleeps<'_>,
+        is_over: &IsOver<'_>,
+        wait: impl FnOnce() -> R,
+    ) -> R {
         let waits = room::stop_running();
-        let result = self.wait_outside(is_over, wait);
+        let result = self.wait_outside(is_over, || self.sleep_listed(sleeps, Instant::now(), is_over, wait));
         drop(waits);
         regain_worker(deadline);
         result
+    }
+
+    /// Calls `wait`, in which the calling thread sleeps, as it has done `since` then, so that dumps show the thread.
+    pub(super) fn sleep_listed<R>(
+        &self,
+        sleeps: Sleeps<'_>,
+        since: Instant,
+        is_over: &IsOver<'_>,
+        wait: impl FnOnce() -> R,
+    ) -> R {
+        if cfg!(any(raddle_loom, raddle_shuttle)) {
+            // Models have no dumps.
+            return wait();
+        }
+        self.sleepers.during(frame::running_ops(), sleeps, since, is_over, wait)
     }
 
     /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
@@ -244,13 +267,14 @@ impl Core {
             return Err(PushError::Forked.into());
         }
         let covered = self.pending.begin();
-        self.wait_counted(&self.pending, &covered, deadline)?;
+        self.wait_counted(Awaits::All, &self.pending, &covered, deadline)?;
         self.first_unreported()
     }
 
     /// Waits until the operations that `covered` covers have left the count.
     fn wait_counted(
         &self,
+        awaits: Awaits,
         pending: &PendingOps,
         covered: &PendingWait,
         deadline: Option<Instant>,
@@ -260,8 +284,8 @@ impl Core {
             Waited::Idle | Waited::Over => Ok(()),
             Waited::TimedOut => Err(WaitError::TimedOut),
         };
-        self.sleep(deadline, &is_over, || {
-            let goal = Goal::Counted(pending, Some(covered));
+        let goal = Goal::Counted(pending, Some(covered));
+        self.sleep(deadline, Sleeps { awaits, goal: Some(goal) }, &is_over, || {
             self.wait_watching(goal, None, &is_over, deadline, wait)
         })
     }
@@ -290,7 +314,7 @@ impl Core {
                 return Err(PushError::Forked.into());
             }
         }
-        self.wait_counted(&group.pending, &covered, deadline)?;
+        self.wait_counted(Awaits::Group, &group.pending, &covered, deadline)?;
         group.take_failure()
     }
 

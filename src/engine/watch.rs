@@ -1,7 +1,7 @@
 //! The thread of a watchdog.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     sync::{Arc, Weak},
     thread,
@@ -9,14 +9,15 @@ use std::{
 };
 
 use crate::{
-    engine::core::Core,
+    engine::{core::Core, wait::WAIT},
     sync::mpsc,
     system::panics,
     trace::{
-        dump::{Dump, OpState},
+        dump::{Dump, OpState, PendingOp},
         event::OpId,
         watchdog::{Problem, Watchdog, WatchdogReport},
     },
+    values::device::Device,
 };
 
 /// Starts a watchdog for `core`, which runs until the returned sender is dropped. Its thread ends soon after that, or
@@ -34,7 +35,8 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
     let mut seen = Seen::default();
     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(watchdog.interval()) {
         let Some(core) = core.upgrade() else { return };
-        if core.pending() == 0 {
+        let dump = core.dump();
+        if dump.ops().is_empty() && dump.unlisted() == 0 && dump.waits().is_empty() {
             seen = Seen::default();
             continue;
         }
@@ -57,10 +59,20 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
 #[derive(Default)]
 struct Seen {
     ops: HashMap<OpId, SeenOp>,
+    /// The waits that were reported, by their numbers.
+    told_waits: HashSet<u64>,
+    /// For each lane of a device with operations that were issued, when one of them last ended, or the first was issued.
+    devices: HashMap<String, SeenDevice>,
     /// When something last started or ended.
     progress: Option<Instant>,
     told_of_stall: bool,
     told_of_cycle: bool,
+}
+
+struct SeenDevice {
+    issued: HashSet<OpId>,
+    since: Instant,
+    told: bool,
 }
 
 struct SeenOp {
@@ -75,6 +87,7 @@ impl Seen {
         let mut problems = Vec::new();
         let mut before = std::mem::take(&mut self.ops);
         let mut has_moved = false;
+        let awaited: HashSet<usize> = dump.waits().iter().flat_map(|wait| wait.waits_for.iter().copied()).collect();
         for (index, op) in dump.ops().iter().enumerate() {
             let Some(id) = op.id else { continue };
             let mut seen = match before.remove(&id) {
@@ -86,23 +99,35 @@ impl Seen {
             };
             let time = now.duration_since(seen.since);
             let (limit, problem) = match op.state {
-                OpState::Running | OpState::Ending => (watchdog.running, Problem::Running { op: index, time }),
+                OpState::Running | OpState::Ending => {
+                    let budget = watchdog.budgets.get(op.name.as_str()).copied();
+                    (budget.or(watchdog.running), Problem::Running { op: index, time })
+                }
                 OpState::Waiting | OpState::Ready => (watchdog.waiting, Problem::Waiting { op: index, time }),
-                OpState::WaitingInside => (None, Problem::Waiting { op: index, time }),
+                // Its children are reported, and the thread that waits.
+                OpState::WaitingInside | OpState::WaitingForChildren => (None, Problem::Waiting { op: index, time }),
             };
-            if !seen.told && !op.internal && limit.is_some_and(|limit| time >= limit) {
+            // A task that awaits a variable is known only by the operation of its wait.
+            let counts = !op.internal || op.name.as_str() == WAIT && !awaited.contains(&index);
+            if !seen.told && counts && limit.is_some_and(|limit| time >= limit) {
                 seen.told = true;
                 problems.push(problem);
             }
             self.ops.insert(id, seen);
         }
+        self.look_at_waits(watchdog, dump, &mut problems);
+        self.look_at_devices(watchdog, dump, now, &mut problems);
         // The operations that are left in `before` have ended.
         if has_moved || !before.is_empty() || self.progress.is_none() {
             self.progress = Some(now);
             (self.told_of_stall, self.told_of_cycle) = (false, false);
         }
         let time = self.progress.map_or(Duration::ZERO, |progress| now.duration_since(progress));
-        if watchdog.stalled.is_some_and(|limit| time >= limit) && !std::mem::replace(&mut self.told_of_stall, true) {
+        let is_pending = !dump.ops().is_empty() || dump.unlisted() > 0;
+        if is_pending
+            && watchdog.stalled.is_some_and(|limit| time >= limit)
+            && !std::mem::replace(&mut self.told_of_stall, true)
+        {
             problems.push(Problem::Stalled { time });
         }
         // Nothing has moved between two dumps, so the cycle is not made up of states from different moments.
@@ -112,5 +137,44 @@ impl Seen {
             }
         }
         problems
+    }
+
+    /// Reports threads that wait for too long.
+    fn look_at_waits(&mut self, watchdog: &Watchdog, dump: &Dump, problems: &mut Vec<Problem>) {
+        let numbers: HashSet<u64> = dump.waits().iter().map(|wait| wait.number).collect();
+        self.told_waits.retain(|number| numbers.contains(number));
+        for (index, wait) in dump.waits().iter().enumerate() {
+            let is_over = watchdog.waiting.is_some_and(|limit| wait.time >= limit);
+            if is_over && self.told_waits.insert(wait.number) {
+                problems.push(Problem::Wait { wait: index, time: wait.time });
+            }
+        }
+    }
+
+    /// Reports lanes of devices that stand still.
+    fn look_at_devices(&mut self, watchdog: &Watchdog, dump: &Dump, now: Instant, problems: &mut Vec<Problem>) {
+        let Some(limit) = watchdog.device else { return };
+        // An operation that was issued has released its variables, or its function has been called and it has none.
+        let is_issued = |op: &&PendingOp| {
+            op.device != Device::Cpu && !op.internal && matches!(op.state, OpState::Ending | OpState::Running)
+        };
+        let mut lanes: HashMap<&str, (HashSet<OpId>, usize)> = HashMap::new();
+        for (index, op) in dump.ops().iter().enumerate().filter(|(_, op)| is_issued(op)) {
+            let (issued, _) = lanes.entry(&op.lane).or_insert_with(|| (HashSet::new(), index));
+            issued.extend(op.id);
+        }
+        self.devices.retain(|lane, _| lanes.contains_key(lane.as_str()));
+        for (lane, (issued, op)) in lanes {
+            let new = || SeenDevice { issued: HashSet::new(), since: now, told: false };
+            let seen = self.devices.entry(lane.to_owned()).or_insert_with(new);
+            if !seen.issued.is_subset(&issued) {
+                (seen.since, seen.told) = (now, false);
+            }
+            seen.issued = issued;
+            let time = now.duration_since(seen.since);
+            if time >= limit && !std::mem::replace(&mut seen.told, true) {
+                problems.push(Problem::Device { op, time });
+            }
+        }
     }
 }

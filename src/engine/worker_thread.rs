@@ -371,6 +371,11 @@ pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool)
     .flatten()
 }
 
+/// Counts an operation that a waiter on this thread runs.
+pub(super) fn note_helped() {
+    with_current(|thread| thread.worker().map(Worker::note_helped));
+}
+
 /// Notes that a waiter on this thread has taken an operation from its entry in a queue, which leaves the entry stale.
 pub(super) fn note_stale() {
     with_current(|thread| thread.worker().map(Worker::note_stale));

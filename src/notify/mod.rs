@@ -5,5 +5,6 @@ pub(crate) mod claim;
 pub(crate) mod oneshot;
 pub(crate) mod pending;
 pub(crate) mod poll_state;
+pub(crate) mod sleepers;
 pub(crate) mod waiters;
 pub(crate) mod wakers;

@@ -147,6 +147,8 @@ struct State {
     for_room: Waiting,
     /// Whether the generations are watched.
     watched: bool,
+    /// The operations that have left generations before these were opened again.
+    left: u64,
 }
 
 impl State {
@@ -237,6 +239,7 @@ impl PendingOps {
                 threads_for_room: 0,
                 for_room: Waiting::default(),
                 watched: false,
+                left: 0,
             }),
             drained: Condvar::new(),
             limit: AtomicU64::new(UNLIMITED),
@@ -343,6 +346,19 @@ impl PendingOps {
     pub fn count(&self) -> u64 {
         // The lock keeps generations from being opened and freed.
         self.count_in(&lock(&self.state))
+    }
+
+    /// Returns how many operations have left so far, and how many are pending.
+    pub fn totals(&self) -> (u64, u64) {
+        let state = lock(&self.state);
+        let left = (0..state.numbers.len()).map(|generation| self.left_in(generation)).sum::<u64>();
+        (state.left + left, self.count_in(&state))
+    }
+
+    /// Returns how many operations have left a generation since it was last opened.
+    fn left_in(&self, generation: usize) -> u64 {
+        // Relaxed: a snapshot, or under the lock and of a free generation.
+        (0..self.shards.len()).map(|shard| self.left(shard, generation).load(Relaxed) / ONE).sum()
     }
 
     /// Does the same as [`count`](Self::count), under the lock that the caller holds.
@@ -670,6 +686,10 @@ impl PendingOps {
         let shards = 0..self.shards.len();
         // Relaxed: only changed under the lock.
         let old = self.current.load(Relaxed);
+        if !cfg!(any(raddle_loom, raddle_shuttle)) {
+            // Models have no statistics.
+            state.left += self.left_in(next);
+        }
         // Relaxed: no operation leaves a free generation, and the stores below publish the word.
         self.rest(next).store(ZERO, Relaxed);
         for shard in shards.clone() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct Count(AtomicU64);
 
 impl Count {
-    pub(super) fn add_one(&self) {
+    pub(crate) fn add_one(&self) {
         // Relaxed: only a count.
         self.0.fetch_add(1, Relaxed);
     }
@@ -23,6 +23,8 @@ impl Count {
 pub struct Activity {
     /// How often it has stolen from another worker.
     pub(crate) steals: Count,
+    /// How many operations waiters on it have run.
+    pub(crate) helped: Count,
     /// How often it has parked.
     pub(crate) parks: Count,
 }

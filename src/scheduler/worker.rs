@@ -225,6 +225,11 @@ impl<T> Worker<T> {
         taken
     }
 
+    /// Counts an operation that a waiter on this worker runs.
+    pub fn note_helped(&self) {
+        self.lane.activity(self.index).helped.add_one();
+    }
+
     /// Notes that a waiter on this worker has taken an operation from its entry in a queue.
     pub fn note_stale(&self) {
         self.stale.set(self.stale.get().saturating_add(1));

@@ -16,10 +16,71 @@ use crate::values::{device::Device, name::Name};
 
 /// A list of what is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints
 /// it for people, and begins with the operation that holds up the most others.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Dump {
     pub(crate) ops: Vec<PendingOp>,
+    pub(crate) variables: Vec<PendingVar>,
+    pub(crate) waits: Vec<ThreadWait>,
     pub(crate) unlisted: u64,
+}
+
+/// A variable that pending operations name.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PendingVar {
+    /// Its name, or its number if it has no name. A variable that stands for another in the children of an operation has the name
+    /// of that one.
+    pub name: String,
+    /// The operations that hold it, by their places in [`Dump::ops`]: one that mutates it, or some that read it.
+    pub held_by: Vec<usize>,
+    /// The operations that wait for it.
+    pub awaited_by: Vec<usize>,
+}
+
+/// A thread that waits in a call of the engine.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ThreadWait {
+    /// Later waits have higher numbers.
+    pub(crate) number: u64,
+    /// The name of the thread, or its number if it has no name.
+    pub thread: String,
+    /// What it waits for.
+    pub kind: WaitKind,
+    /// For how long it has been waiting.
+    pub time: Duration,
+    /// The operations whose functions run on the thread, by their places in [`Dump::ops`]. Empty for a thread outside.
+    pub inside: Vec<usize>,
+    /// The operations that it waits for, by their places in [`Dump::ops`]. Empty if it waits for all, or for room.
+    pub waits_for: Vec<usize>,
+}
+
+/// What a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WaitKind {
+    /// All operations of the engine.
+    All,
+    /// The operations of a group.
+    Group,
+    /// The end of a scope.
+    Scope,
+    /// Room for an operation, since the engine or a group is full.
+    Room,
+    /// An operation with a handle, or the turn of a wait for a variable.
+    Operation,
+}
+
+impl fmt::Display for WaitKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::All => "all operations",
+            Self::Group => "a group",
+            Self::Scope => "the end of a scope",
+            Self::Room => "room",
+            Self::Operation => "an operation",
+        })
+    }
 }
 
 /// A pending operation.
@@ -52,7 +113,7 @@ pub struct PendingOp {
     /// The variables that it names, except those that it has released.
     pub accesses: Vec<PendingAccess>,
     /// The operations that it waits for directly, by their indices in [`Dump::ops`]: those that stand before it on a
-    /// variable, and those that its function waits for.
+    /// variable, those that its function waits for, and its children.
     pub waits_for: Vec<usize>,
 }
 
@@ -79,8 +140,10 @@ pub enum OpState {
     /// Its function has been called, and has not returned; or, for an asynchronous operation, its completion has not
     /// been used.
     Running,
-    /// Its function waits for another operation.
+    /// Its function waits: for another operation, a group, or the end of a scope.
     WaitingInside,
+    /// Its function has returned, and it waits for its children.
+    WaitingForChildren,
     /// It has released its variables. Program code that belongs to its end is running or about to run, or a GPU has yet
     /// to complete it.
     Ending,
@@ -93,6 +156,7 @@ impl fmt::Display for OpState {
             Self::Ready => "ready",
             Self::Running => "running",
             Self::WaitingInside => "waiting inside",
+            Self::WaitingForChildren => "has children",
             Self::Ending => "ending",
         })
     }
@@ -115,6 +179,19 @@ impl Dump {
     #[must_use]
     pub fn ops(&self) -> &[PendingOp] {
         &self.ops
+    }
+
+    /// Returns the variables that pending operations name, and which operations hold them and wait for them.
+    #[must_use]
+    pub fn variables(&self) -> &[PendingVar] {
+        &self.variables
+    }
+
+    /// Returns the threads that wait in calls of the engine, those first that have been waiting for longest. Tasks that
+    /// await are not among them; what they wait for is among the [operations](Self::ops).
+    #[must_use]
+    pub fn waits(&self) -> &[ThreadWait] {
+        &self.waits
     }
 
     /// Returns how many further operations are pending, but were not found: they were pushed or have ended during the
@@ -174,7 +251,8 @@ impl Dump {
         };
         let op = &self.ops[head];
         let (label, count) = (op.label(), held.len() - 1);
-        writeln!(f, "\n`{label}` pushed at {} is {} and holds up {count} others:", op.location, op.state)?;
+        let others = if count == 1 { "other" } else { "others" };
+        writeln!(f, "\n`{}` pushed at {} is {} and holds up {count} {others}:", Plain(&label), op.location, op.state)?;
         // What a thread waits for, or else the farthest operation.
         let waits = |&&op: &&usize| self.ops[op].internal && op != head;
         let from = held.iter().find(waits).or(held.last()).copied();
@@ -196,8 +274,16 @@ impl Dump {
     pub fn to_dot(&self) -> String {
         let mut dot = String::from("digraph pending {\n  node [shape=box];\n");
         for (index, op) in self.ops.iter().enumerate() {
-            let label = format!("{}\n{}", op.label(), op.state);
-            let _ = writeln!(dot, "  n{index} [label={}];", Json(&label).to_string().replace("\\u000a", "\\n"));
+            let (label, state) = (Quoted(&op.label()).to_string(), op.state);
+            let _ = writeln!(dot, "  n{index} [label=\"{label}\\n{state}\"];");
+        }
+        let outside = self.waits.iter().filter(|wait| wait.inside.is_empty());
+        for (index, wait) in outside.enumerate() {
+            let label = Quoted(&wait.thread).to_string();
+            let _ = writeln!(dot, "  t{index} [shape=ellipse, label=\"{label}\\nwaits for {}\"];", wait.kind);
+            for target in &wait.waits_for {
+                let _ = writeln!(dot, "  t{index} -> n{target};");
+            }
         }
         for (index, op) in self.ops.iter().enumerate() {
             for before in &op.waits_for {
@@ -208,8 +294,9 @@ impl Dump {
         dot
     }
 
-    /// Returns the dump as JSON: an object with the fields `operations`, a list whose elements have the fields of
-    /// [`PendingOp`] except `id`, and `unlisted`. Ages are in nanoseconds.
+    /// Returns the dump as JSON: an object with the fields `operations`, `variables`, `waits` and `unlisted`. The first
+    /// three are lists, whose elements have the fields of [`PendingOp`] except `id`, of
+    /// [`PendingVar`], and of [`ThreadWait`]. Times are in nanoseconds.
     #[must_use]
     pub fn to_json(&self) -> String {
         let optional = |text: Option<String>| text.unwrap_or_else(|| "null".to_owned());
@@ -239,7 +326,51 @@ impl Dump {
                 list(op.waits_for.iter().map(usize::to_string).collect()),
             )
         });
-        format!(r#"{{"operations":{},"unlisted":{}}}"#, list(ops.collect()), self.unlisted)
+        let places = |places: &[usize]| list(places.iter().map(usize::to_string).collect());
+        let variables = self.variables.iter().map(|variable| {
+            let PendingVar { name, held_by, awaited_by } = variable;
+            let (held_by, awaited_by) = (places(held_by), places(awaited_by));
+            format!(r#"{{"name":{},"held_by":{held_by},"awaited_by":{awaited_by}}}"#, Json(name))
+        });
+        let waits = self.waits.iter().map(|wait| {
+            format!(
+                r#"{{"thread":{},"kind":"{:?}","time":{},"inside":{},"waits_for":{}}}"#,
+                Json(&wait.thread),
+                wait.kind,
+                wait.time.as_nanos(),
+                places(&wait.inside),
+                places(&wait.waits_for),
+            )
+        });
+        format!(
+            r#"{{"operations":{},"variables":{},"waits":{},"unlisted":{}}}"#,
+            list(ops.collect()),
+            list(variables.collect()),
+            list(waits.collect()),
+            self.unlisted
+        )
+    }
+
+    /// Prints the threads that wait.
+    fn print_waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for wait in self.waits.iter().take(MAX_PRINTED) {
+            write!(f, "\nthread `{}` has been waiting for {} for {:.1?}", Plain(&wait.thread), wait.kind, wait.time)?;
+            for &op in wait.inside.iter().take(3) {
+                write!(f, ", inside `{}`", Plain(&self.ops[op].label()))?;
+            }
+            for &op in wait.waits_for.iter().take(8) {
+                let op = &self.ops[op];
+                write!(f, "\n{:15}waits for `{}` pushed at {}: {}", "", Plain(&op.label()), op.location, op.state)?;
+            }
+            if wait.waits_for.len() > 8 {
+                write!(f, "\n{:15}and for {} others", "", wait.waits_for.len() - 8)?;
+            }
+        }
+        match self.waits.len().checked_sub(MAX_PRINTED) {
+            Some(more) if more > 0 => writeln!(f, "\n… and {more} more threads"),
+            _ if self.waits.is_empty() => Ok(()),
+            _ => writeln!(f),
+        }
     }
 
     /// Prints a chain of operations, each of which waits for the next one: the first ones, and the last.
@@ -253,9 +384,36 @@ impl Dump {
             }
             let op = &self.ops[index];
             let waits = if step == 0 { "" } else { "waits for " };
-            writeln!(f, "  {waits}`{}` pushed at {}: {}", op.label(), op.location, op.state)?;
+            writeln!(f, "  {waits}`{}` pushed at {}: {}", Plain(&op.label()), op.location, op.state)?;
         }
         Ok(())
+    }
+}
+
+/// A text in the quotes of Graphviz's language.
+struct Quoted<'t>(&'t str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|char| match char {
+            '"' | '\\' => write!(f, "\\{char}"),
+            '\n' => f.write_str("\\n"),
+            // Graphviz writes the character into SVG, which forbids it.
+            char if char.is_control() => write!(f, "{}", char::REPLACEMENT_CHARACTER),
+            char => write!(f, "{char}"),
+        })
+    }
+}
+
+/// A name in a text for people: it can neither begin a line nor control a terminal.
+pub(super) struct Plain<'t>(pub(super) &'t str);
+
+impl fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|char| match char {
+            char if char.is_control() => write!(f, "{}", char.escape_default()),
+            char => write!(f, "{char}"),
+        })
     }
 }
 
@@ -281,15 +439,23 @@ const MAX_PRINTED: usize = 100;
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pending = self.ops.len() as u64 + self.unlisted;
-        writeln!(f, "{pending} operations are pending.")?;
+        let are = if pending == 1 { "operation is" } else { "operations are" };
+        writeln!(f, "{pending} {are} pending.")?;
         if let Some(cycle) = self.cycle() {
             writeln!(f, "\nThese wait for each other, the last one for the first:")?;
             self.print_chain(f, &cycle)?;
         } else {
             self.print_head(f)?;
         }
-        for op in self.ops.iter().take(MAX_PRINTED) {
-            write!(f, "\n{:<14} `{}` pushed at {}", op.state, op.label(), op.location)?;
+        self.print_waits(f)?;
+        let mut held_by = vec![Vec::new(); self.ops.len().min(MAX_PRINTED)];
+        for variable in &self.variables {
+            for &waiter in variable.awaited_by.iter().filter(|&&waiter| waiter < MAX_PRINTED) {
+                held_by[waiter].push(variable);
+            }
+        }
+        for (index, op) in self.ops.iter().take(MAX_PRINTED).enumerate() {
+            write!(f, "\n{:<14} `{}` pushed at {}", op.state, Plain(&op.label()), op.location)?;
             op.age.map_or(Ok(()), |age| write!(f, ", {age:.1?} ago"))?;
             write!(f, ", lane {}", op.lane)?;
             op.place.iter().try_for_each(|place| write!(f, ", on {place}"))?;
@@ -302,10 +468,20 @@ impl fmt::Display for Dump {
             for access in &op.accesses {
                 let mode = if access.mode.is_write() { "mutates" } else { "reads" };
                 let waits = if access.waits { ", and waits for it" } else { "" };
-                write!(f, "\n{:15}{mode} `{}`{waits}", "", access.variable)?;
+                write!(f, "\n{:15}{mode} `{}`{waits}", "", Plain(&access.variable))?;
+                let holds = |variable: &&&PendingVar| access.waits && variable.name == access.variable;
+                let Some(holders) = held_by[index].iter().find(holds).map(|variable| &variable.held_by) else {
+                    continue;
+                };
+                for &holder in holders.iter().take(3) {
+                    write!(f, ", held by `{}`", Plain(&self.ops[holder].label()))?;
+                }
+                if holders.len() > 3 {
+                    write!(f, " and {} others", holders.len() - 3)?;
+                }
             }
             for &before in op.waits_for.iter().take(8) {
-                write!(f, "\n{:15}waits for `{}`", "", self.ops[before].label())?;
+                write!(f, "\n{:15}waits for `{}`", "", Plain(&self.ops[before].label()))?;
             }
             if op.waits_for.len() > 8 {
                 write!(f, "\n{:15}and for {} others", "", op.waits_for.len() - 8)?;

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet, VecDeque},
     fmt,
     panic::Location,
+    sync::Arc,
     time::Duration,
 };
 
@@ -113,7 +114,7 @@ pub struct Trace {
     pub(super) ops: Vec<TracedOp>,
     pub(super) threads: Vec<String>,
     pub(super) engines: Vec<EngineInfo>,
-    pub(super) names: Names,
+    pub(super) names: Arc<Names>,
     pub(super) lost: u64,
 }
 
@@ -195,8 +196,11 @@ impl EngineInfo {
 #[derive(Default)]
 pub(super) struct History {
     threads: Vec<Thread>,
+    /// The numbers of threads that have ended, those that ended first in front.
+    ended_threads: VecDeque<u16>,
     engines: Vec<EngineInfo>,
-    names: Names,
+    /// Shared with traces that exist still.
+    names: Arc<Names>,
     /// The operations that have not ended.
     open: HashMap<OpId, TracedOp>,
     /// Operations that have ended, for the program.
@@ -214,6 +218,12 @@ pub(super) struct History {
     /// field has the number for a profile.
     lost: u64,
     lost_to_export: u64,
+    /// Since the recorder was made.
+    pub(super) all_lost: u64,
+    /// Events were lost, so operations that have ended may be open.
+    pub(super) has_losses: bool,
+    /// Operations that were open and not pending at the last search.
+    missing: HashSet<OpId>,
     last: Duration,
     pub(super) stats: Collected,
 }
@@ -255,11 +265,24 @@ const MAX_ENDED: usize = 1 << 20;
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
-    /// Adds a thread, and returns its number.
-    pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<usize> {
-        let number = self.threads.len();
+    /// Adds a thread, and returns its number. When there are no more numbers, that is the one of a thread that has ended, if
+    /// there is one.
+    pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<u16> {
+        let is_full = self.threads.len() == max_threads();
+        let number = if is_full { self.ended_threads.pop_front()? } else { self.threads.len() as u16 };
         let name = name.map_or_else(|| format!("thread {number}"), str::to_owned);
-        (number < max_threads()).then(|| self.threads.push(Thread { name, ..Thread::default() })).map(|()| number)
+        let thread = Thread { name, ..Thread::default() };
+        if is_full {
+            self.threads[usize::from(number)] = thread;
+        } else {
+            self.threads.push(thread);
+        }
+        Some(number)
+    }
+
+    /// Notes that a thread has ended, and that all its events were read.
+    pub(super) fn end_thread(&mut self, number: u16) {
+        self.ended_threads.push_back(number);
     }
 
     pub(super) fn add_engine(&mut self, engine: EngineInfo) {
@@ -267,7 +290,7 @@ impl History {
     }
 
     pub(super) fn name_variable(&mut self, variable: VarId, name: Name) {
-        self.names.entry(variable).or_insert(name);
+        Arc::make_mut(&mut self.names).entry(variable).or_insert(name);
     }
 
     /// Adds an event of `thread`. Events come in the order of their times.
@@ -341,16 +364,7 @@ impl History {
     /// Closes the history of an operation that has ended, and whose function has returned.
     fn close(&mut self, op: OpId) {
         let op = self.open.remove(&op);
-        for op in op.iter().filter(|op| op.internal) {
-            // An operation of the engine overwrites a variable only if it is the last one to use the variable.
-            for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
-                self.variables.remove(variable);
-                self.freed.push_back(*variable);
-            }
-        }
-        if self.freed.len() > MAX_FREED {
-            self.freed.pop_front().and_then(|variable| self.names.remove(&variable));
-        }
+        self.free_variables(op.as_ref());
         op.iter().for_each(|op| self.stats.add(op));
         if self.is_exported {
             self.to_export.extend(op.clone());
@@ -362,10 +376,49 @@ impl History {
         }
     }
 
+    /// Forgets variables that an operation has deleted.
+    fn free_variables(&mut self, op: Option<&TracedOp>) {
+        for op in op.into_iter().filter(|op| op.internal) {
+            // The engine itself overwrites a variable only as the last one that uses it.
+            for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
+                self.variables.remove(variable);
+                self.freed.push_back(*variable);
+            }
+        }
+        if self.freed.len() > MAX_FREED {
+            self.freed.pop_front().and_then(|variable| Arc::make_mut(&mut self.names).remove(&variable));
+        }
+    }
+
+    /// Forgets the open operations that were pushed before a search and are not among the `pending` ones that it has found: their
+    /// ends were lost. An operation must be missing at two searches, since one that is being pushed is not found yet.
+    pub(super) fn forget_others(&mut self, pending: &HashSet<OpId>, searched: Duration) {
+        let is_missing = |op: &&TracedOp| op.pushed < searched && !pending.contains(&op.id);
+        let missing: HashSet<OpId> = self.open.values().filter(is_missing).map(|op| op.id).collect();
+        let before = std::mem::take(&mut self.missing);
+        for op in missing.intersection(&before) {
+            match self.open.get(op) {
+                // Only the return of its function was lost.
+                Some(open) if open.ended.is_some() => self.close(*op),
+                _ => {
+                    let op = self.open.remove(op);
+                    self.free_variables(op.as_ref());
+                }
+            }
+        }
+        for thread in &mut self.threads {
+            thread.stack.retain(|op| self.open.contains_key(op));
+        }
+        self.has_losses = !missing.is_empty();
+        self.missing = missing.difference(&before).copied().collect();
+    }
+
     /// Counts events that were lost.
     pub(super) fn lose(&mut self, events: u64) {
         self.lost += events;
         self.lost_to_export += events;
+        self.all_lost += events;
+        self.has_losses = true;
     }
 
     /// Returns the operations whose functions run, and where.
@@ -406,7 +459,7 @@ impl History {
             ops,
             threads: self.threads.iter().map(|thread| thread.name.clone()).collect(),
             engines: self.engines.clone(),
-            names: self.names.clone(),
+            names: Arc::clone(&self.names),
             lost,
         }
     }

@@ -10,12 +10,13 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    fmt,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -39,6 +40,19 @@ const SLOTS: usize = 1 << 16;
 /// of one recorder have fewer threads at a time.
 const THREAD_BITS: u32 = 12;
 const MAX_THREADS: usize = 1 << THREAD_BITS;
+
+/// The number of all threads that have none of their own, since too many exist. Their events are lost.
+const NO_NUMBER: u16 = (MAX_THREADS - 1) as u16;
+
+/// The time between two searches of a profile for operations whose ends were lost. Not tuned: a search visits each
+/// record.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
+
+/// An engine, as its recorder sees it.
+pub(crate) trait Recorded: Send + Sync {
+    /// Calls `found` with each operation that is pending.
+    fn each_pending(&self, found: &mut dyn FnMut(OpId));
+}
 
 /// The time in an operation's number is in units of two to this power of ticks, less than a push takes.
 const TICKS_BITS: u32 = 4;
@@ -75,13 +89,24 @@ pub struct Recorder {
 }
 
 /// What the clones of a recorder share.
-#[derive(Debug)]
 struct Shared {
     /// The number by which threads find their rings.
     number: u64,
     slots: usize,
     clock: Clock,
     state: Mutex<State>,
+    /// Not locked together with `state`.
+    engines: Mutex<Vec<Weak<dyn Recorded>>>,
+    /// The number of the last operation that was pushed by a thread without a number.
+    last_op: AtomicU64,
+    /// Events of threads that are ending, and have no ring any more.
+    unheard: AtomicU64,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("number", &self.number).field("slots", &self.slots).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +115,8 @@ struct State {
     history: History,
     /// Events that were read, but may have come after others that have not been read yet.
     held: Vec<(u16, Event)>,
+    /// When operations whose ends were lost were searched last.
+    searched: Option<Instant>,
 }
 
 /// The reading end of a ring.
@@ -159,7 +186,17 @@ impl Recorder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // Relaxed: the numbers must only be distinct.
         let number = NEXT.fetch_add(1, Relaxed);
-        Self { shared: Arc::new(Shared { number, slots, clock: Clock::new(), state: Mutex::default() }) }
+        Self {
+            shared: Arc::new(Shared {
+                number,
+                slots,
+                clock: Clock::new(),
+                state: Mutex::default(),
+                engines: Mutex::default(),
+                last_op: AtomicU64::new(0),
+                unheard: AtomicU64::new(0),
+            }),
+        }
     }
 
     /// Takes the trace of everything since the last call, or since the recorder was made. Operations that have not
@@ -169,10 +206,36 @@ impl Recorder {
     /// ms sleeps until the recorder is that old, to measure how fast the processor's clock is.
     #[must_use]
     pub fn take(&self) -> Trace {
+        let pending = self.pending_after_losses(Duration::ZERO);
         let mut state = lock(&self.shared.state);
         state.history.is_kept = true;
-        state.read(&self.shared.clock);
+        state.read(&self.shared);
+        state.forget_others(pending);
         state.history.take()
+    }
+
+    /// Returns the operations that are pending in the recorder's engines, and the time of the search, if events were lost. Then
+    /// operations may seem to be pending whose ends were lost.
+    fn pending_after_losses(&self, interval: Duration) -> Option<(HashSet<OpId>, Duration)> {
+        let mut state = lock(&self.shared.state);
+        let is_due = state.searched.is_none_or(|searched| searched.elapsed() >= interval);
+        if !state.history.has_losses || !is_due {
+            return None;
+        }
+        state.searched = Some(Instant::now());
+        drop(state);
+        let mut engines = lock(&self.shared.engines);
+        engines.retain(|engine| engine.strong_count() > 0);
+        let engines: Vec<Arc<dyn Recorded>> = {
+            let open = engines.iter().filter_map(Weak::upgrade).collect();
+            // An engine that ends here must not find the lock held.
+            drop(engines);
+            open
+        };
+        let now = self.shared.clock.time(self.shared.clock.now());
+        let mut pending = HashSet::new();
+        engines.iter().for_each(|engine| engine.each_pending(&mut |op| _ = pending.insert(op)));
+        Some((pending, now))
     }
 
     /// Begins to keep what is recorded for [`export`](Self::export).
@@ -187,22 +250,24 @@ impl Recorder {
 
     /// Returns the same as [`take`](Self::take), for a profile.
     pub(super) fn export(&self) -> Trace {
+        let pending = self.pending_after_losses(SEARCH_INTERVAL);
         let mut state = lock(&self.shared.state);
-        state.read(&self.shared.clock);
+        state.read(&self.shared);
+        state.forget_others(pending);
         state.history.export()
     }
 
-    /// Returns the statistics of all operations that have ended since the recorder was made.
-    pub(crate) fn stats(&self) -> Vec<OpStats> {
+    /// Returns the statistics of all operations that have ended since the recorder was made, and the number of lost events.
+    pub(crate) fn stats(&self) -> (Vec<OpStats>, u64) {
         let mut state = lock(&self.shared.state);
-        state.read(&self.shared.clock);
-        state.history.stats.sorted()
+        state.read(&self.shared);
+        (state.history.stats.sorted(), state.history.all_lost)
     }
 
     /// Returns the operations whose functions run, and where.
     pub(crate) fn running(&self) -> HashMap<OpId, String> {
         let mut state = lock(&self.shared.state);
-        state.read(&self.shared.clock);
+        state.read(&self.shared);
         state.history.running()
     }
 
@@ -217,8 +282,9 @@ impl Recorder {
     }
 
     /// Adds an engine, whose events carry its number.
-    pub(crate) fn add_engine(&self, engine: EngineInfo) {
-        lock(&self.shared.state).history.add_engine(engine);
+    pub(crate) fn add_engine(&self, info: EngineInfo, engine: Weak<dyn Recorded>) {
+        lock(&self.shared.state).history.add_engine(info);
+        lock(&self.shared.engines).push(engine);
     }
 
     /// Notes the name of a variable.
@@ -235,7 +301,7 @@ impl Recorder {
         accesses: impl ExactSizeIterator<Item = AccessWord>,
     ) -> OpId {
         let pushed = self.write(|writer, now| {
-            let op = writer.next_op(now);
+            let op = writer.next_op(&self.shared, now);
             let count = event::slots_of_push(accesses.len());
             match writer.slots.write_chunk_uninit(count) {
                 Ok(chunk) if accesses.len() <= MAX_ACCESSES => {
@@ -246,12 +312,18 @@ impl Recorder {
             }
             op
         });
-        pushed.unwrap_or(OpId(u64::MAX))
+        pushed.unwrap_or_else(|| self.op_without_writer())
     }
 
     /// Returns a number for an operation that the calling thread is about to push.
     pub(crate) fn next_op(&self) -> OpId {
-        self.write(Writer::next_op).unwrap_or(OpId(u64::MAX))
+        self.write(|writer, now| writer.next_op(&self.shared, now)).unwrap_or_else(|| self.op_without_writer())
+    }
+
+    /// Returns a number for an operation that a thread pushes which is ending.
+    #[cold]
+    fn op_without_writer(&self) -> OpId {
+        self.shared.next_op(self.shared.clock.now())
     }
 
     /// Records an event other than a push, at the current time.
@@ -289,30 +361,41 @@ impl Recorder {
             let mut writers = writers.borrow_mut();
             let index = match &**writers {
                 [first, ..] if first.recorder == self.shared.number => 0,
-                _ => self.find_writer(&mut writers)?,
+                _ => self.find_writer(&mut writers),
             };
             let writer = &mut writers[index];
-            Some(f(writer, writer.last))
+            f(writer, writer.last)
         });
-        written.ok().flatten()
+        if written.is_err() {
+            // Relaxed: only a count.
+            self.shared.unheard.fetch_add(1, Relaxed);
+        }
+        written.ok()
     }
 
     /// Returns the index of the thread's writer, which is created if there is none yet.
     #[cold]
-    fn find_writer(&self, writers: &mut Vec<Writer>) -> Option<usize> {
+    fn find_writer(&self, writers: &mut Vec<Writer>) -> usize {
         if let Some(known) = writers.iter().position(|writer| writer.recorder == self.shared.number) {
             // The recorder that was used last is found first.
             writers.swap(0, known);
-            return Some(0);
+            return 0;
         }
         writers.retain(|writer| !writer.slots.is_abandoned());
+        let current = std::thread::current();
         let mut state = lock(&self.shared.state);
-        let thread = u16::try_from(state.history.add_thread(std::thread::current().name())?).ok()?;
-        let (slots, consumer) = RingBuffer::new(self.shared.slots);
+        let thread = state.history.add_thread(current.name()).or_else(|| {
+            // Threads may have ended since the rings were read.
+            state.read(&self.shared);
+            state.history.add_thread(current.name())
+        });
+        // Without a number, each event finds a full ring, and is counted.
+        let (slots, consumer) = RingBuffer::new(thread.map_or(0, |_| self.shared.slots));
+        let thread = thread.unwrap_or(NO_NUMBER);
         let lost = Arc::new(AtomicU64::new(0));
         state.rings.push(Ring { slots: consumer, thread, lost: Arc::clone(&lost) });
         writers.insert(0, Writer { recorder: self.shared.number, slots, thread, last: 0, last_op: 0, lost });
-        Some(0)
+        0
     }
 }
 
@@ -323,14 +406,34 @@ fn ticks_of(op: OpId) -> u64 {
 
 /// Returns the maximum number of threads that a recorder distinguishes.
 pub(super) const fn max_threads() -> usize {
-    MAX_THREADS
+    NO_NUMBER as usize
+}
+
+/// The number of the first operation that is pushed at a time, by thread 0.
+fn first_op_at(now: u64) -> u64 {
+    (now >> TICKS_BITS) << THREAD_BITS
+}
+
+impl Shared {
+    /// Returns a number for an operation of a thread that has no number.
+    #[cold]
+    fn next_op(&self, now: u64) -> OpId {
+        let first = first_op_at(now);
+        let next = |last: u64| (last + MAX_THREADS as u64).max(first);
+        // Relaxed: the numbers must only be distinct.
+        let last = self.last_op.fetch_update(Relaxed, Relaxed, |last| Some(next(last))).unwrap_or_default();
+        OpId(next(last) | u64::from(NO_NUMBER))
+    }
 }
 
 impl Writer {
     /// Returns a number for the next operation, with the time of its push.
     #[inline]
-    fn next_op(&mut self, now: u64) -> OpId {
-        let time = (now >> TICKS_BITS) << THREAD_BITS;
+    fn next_op(&mut self, shared: &Shared, now: u64) -> OpId {
+        if self.thread == NO_NUMBER {
+            return shared.next_op(now);
+        }
+        let time = first_op_at(now);
         let next = (self.last_op & !(MAX_THREADS as u64 - 1)) + MAX_THREADS as u64;
         self.last_op = time.max(next) | u64::from(self.thread);
         OpId(self.last_op)
@@ -347,11 +450,14 @@ impl Writer {
 
 impl State {
     /// Reads all rings, and continues the histories.
-    fn read(&mut self, clock: &Clock) {
+    fn read(&mut self, shared: &Shared) {
+        let clock = &shared.clock;
         // The rings are read one after the other. So an event may be found although one that came before it, in a ring
         // that was read earlier, was not. Both are later than this moment, and stay for the next reading.
         let until = clock.now();
-        let (mut events, mut lost) = (std::mem::take(&mut self.held), 0);
+        // Relaxed: only a count.
+        let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));
+        let mut ended = Vec::new();
         self.rings.retain_mut(|ring| {
             // Before the ring is read: a thread that has ended writes no more.
             let is_over = ring.slots.is_abandoned();
@@ -365,15 +471,28 @@ impl State {
             });
             // Relaxed: only a count.
             lost += ring.lost.swap(0, Relaxed);
+            if is_over {
+                ended.push(thread);
+            }
             !is_over
         });
-        self.history.lose(lost);
+        if lost > 0 {
+            self.history.lose(lost);
+        }
         // The sort is stable: events of one thread, which may have the same time, stay in their order.
         events.sort_by_key(|(_, event)| event.ticks);
         self.held = events.split_off(events.partition_point(|(_, event)| event.ticks <= until));
         for (thread, event) in events {
             let time = clock.time(event.ticks);
             self.history.add(thread, time, event);
+        }
+        ended.into_iter().filter(|&thread| thread != NO_NUMBER).for_each(|thread| self.history.end_thread(thread));
+    }
+
+    /// Forgets operations that are not `pending`, as a search before the last reading has found.
+    fn forget_others(&mut self, pending: Option<(HashSet<OpId>, Duration)>) {
+        if let Some((pending, searched)) = pending {
+            self.history.forget_others(&pending, searched);
         }
     }
 }

@@ -91,9 +91,9 @@ impl Trace {
         path
     }
 
-    /// Writes a page for a browser that shows the trace: what bounds the time, a timeline, how busy each worker was,
-    /// how long operations of each name waited and ran, and how they depend on each other. The page is a single file,
-    /// and loads nothing else.
+    /// Writes a page for a browser that shows the trace: what bounds the time and the latency, a timeline, how busy each
+    /// worker was, how long operations of each name waited and ran, and how they depend on each other. The page is a
+    /// single file, and loads nothing else.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -111,8 +111,8 @@ impl Trace {
     /// Those of `out`.
     pub fn write_report(&self, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let (head, tail) = PAGE.split_once(DATA).expect("the page has a place for the data");
-        // In a script, the end of an element would end the script.
-        let data = self.report_data(title).replace("</", "<\\/");
+        // In a script, `</script` would end it, and `<!--` with `<script` would let it go on behind its end. All are in strings.
+        let data = self.report_data(title).replace('<', "\\u003c");
         out.write_all(head.as_bytes())?;
         out.write_all(data.as_bytes())?;
         out.write_all(tail.as_bytes())

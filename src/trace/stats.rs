@@ -17,14 +17,23 @@ const MAX_NAMES: usize = 4096;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The number of pending operations.
+    /// The number of operations that were pushed since the engine was made. Like the next two, it includes operations of the
+    /// engine's own: waits and deletions.
+    pub pushed: u64,
+    /// How many of them have ended.
+    pub ended: u64,
+    /// How many of them are pending.
     pub pending: u64,
+    /// How many operations threads have run in their own waits and in pushes that were held back, instead of a worker.
+    pub helped: u64,
     /// What the lanes of workers have done.
     pub lanes: Vec<LaneStats>,
     /// The operations by name, those that ran longest in total first. Empty for engines without a
     /// [recorder](crate::EngineBuilder::recorder) and a [profile](crate::EngineBuilder::profile). The list covers all
     /// engines of the recorder, and all operations that have ended since the recorder was made.
     pub operations: Vec<OpStats>,
+    /// The number of events that the recorder has lost since it was made, and that `operations` lacks.
+    pub lost: u64,
 }
 
 /// What the workers of a lane have done.
@@ -33,6 +42,8 @@ pub struct Stats {
 pub struct LaneStats {
     /// The name of the lane.
     pub name: String,
+    /// The number of operations that are ready and wait for a worker at the moment.
+    pub ready: usize,
     /// The number of times that another thread has woken a worker.
     pub wakes: u64,
     /// What each worker has done.
@@ -47,6 +58,8 @@ pub struct WorkerStats {
     pub queued: usize,
     /// The number of times that it has stolen operations from another worker.
     pub steals: u64,
+    /// The number of operations that functions on it have run while they waited for them.
+    pub helped: u64,
     /// The number of times that it has parked because there was nothing to run.
     pub parks: u64,
 }
@@ -205,13 +218,21 @@ impl fmt::Display for Short {
 
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} operations are pending.", self.pending)?;
+        let Self { pushed, ended, pending, helped, .. } = self;
+        writeln!(
+            f,
+            "{pushed} operations were pushed, {ended} have ended, and {pending} are pending. Waits ran {helped}."
+        )?;
         for lane in &self.lanes {
-            writeln!(f, "\nLane {}, woken {} times:", lane.name, lane.wakes)?;
+            writeln!(f, "\nLane {}, woken {} times, {} ready:", lane.name, lane.wakes, lane.ready)?;
             for (index, worker) in lane.workers.iter().enumerate() {
-                let WorkerStats { queued, steals, parks } = worker;
-                writeln!(f, "  worker {index:<3} {queued:>8} queued {steals:>10} steals {parks:>10} parks")?;
+                let WorkerStats { queued, steals, helped, parks } = worker;
+                write!(f, "  worker {index:<3} {queued:>8} queued {steals:>10} steals")?;
+                writeln!(f, " {helped:>10} helped {parks:>10} parks")?;
             }
+        }
+        if self.lost > 0 {
+            writeln!(f, "\n{} events were lost, and are missing here:", self.lost)?;
         }
         if self.operations.is_empty() {
             return Ok(());

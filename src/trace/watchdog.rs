@@ -1,8 +1,8 @@
 //! What a watchdog looks for, and what it reports.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use super::dump::{Dump, PendingOp};
+use super::dump::{Dump, PendingOp, Plain};
 
 /// A watchdog, which watches an engine and reports what takes too long. See
 /// [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
@@ -36,6 +36,8 @@ pub struct Watchdog {
     pub(crate) running: Option<Duration>,
     pub(crate) waiting: Option<Duration>,
     pub(crate) stalled: Option<Duration>,
+    pub(crate) device: Option<Duration>,
+    pub(crate) budgets: HashMap<String, Duration>,
     pub(crate) report: Option<Report>,
 }
 
@@ -48,6 +50,8 @@ impl fmt::Debug for Watchdog {
             .field("running", &self.running)
             .field("waiting", &self.waiting)
             .field("stalled", &self.stalled)
+            .field("device", &self.device)
+            .field("budgets", &self.budgets)
             .finish_non_exhaustive()
     }
 }
@@ -65,7 +69,23 @@ impl Watchdog {
         self
     }
 
-    /// Reports operations that wait for others, or for a worker, for longer than `limit`.
+    /// Reports operations of this name that run for longer than `limit`, in the stead of the limit for
+    /// [all](Self::running).
+    ///
+    /// ```
+    /// use raddle::Watchdog;
+    /// use std::time::Duration;
+    ///
+    /// let watchdog = Watchdog::new().running(Duration::from_secs(1)).budget("decode", Duration::from_millis(5));
+    /// # drop(watchdog);
+    /// ```
+    pub fn budget(mut self, name: impl Into<String>, limit: Duration) -> Self {
+        self.budgets.insert(name.into(), limit);
+        self
+    }
+
+    /// Reports operations that wait for others, or for a worker, for longer than `limit`, and threads that wait in calls of the
+    /// engine for longer than that: for an operation, a variable, a group, the end of a scope, all operations, or room.
     pub fn waiting(mut self, limit: Duration) -> Self {
         self.waiting = Some(limit);
         self
@@ -74,6 +94,13 @@ impl Watchdog {
     /// Reports when operations are pending but none has started or ended for `limit`.
     pub fn stalled(mut self, limit: Duration) -> Self {
         self.stalled = Some(limit);
+        self
+    }
+
+    /// Reports lanes of devices to which operations were issued, and that have completed none for `limit`, as far as the
+    /// engine knows: it may learn of the ends of several operations at once.
+    pub fn device(mut self, limit: Duration) -> Self {
+        self.device = Some(limit);
         self
     }
 
@@ -86,8 +113,9 @@ impl Watchdog {
 
     /// Returns the time between two dumps.
     pub(crate) fn interval(&self) -> Duration {
-        let limits = [self.running, self.waiting, self.stalled];
-        let shortest = limits.into_iter().flatten().min().unwrap_or(Duration::from_secs(1));
+        let limits = [self.running, self.waiting, self.stalled, self.device];
+        let budgets = self.budgets.values().copied();
+        let shortest = limits.into_iter().flatten().chain(budgets).min().unwrap_or(Duration::from_secs(1));
         (shortest / 4).clamp(Duration::from_millis(1), Duration::from_secs(1))
     }
 }
@@ -120,6 +148,20 @@ pub enum Problem {
         /// How long it has been seen waiting.
         time: Duration,
     },
+    /// A thread waits for too long in a call of the engine.
+    Wait {
+        /// The place of the wait among [those](Dump::waits) of the dump.
+        wait: usize,
+        /// For how long it has been waiting.
+        time: Duration,
+    },
+    /// A device has completed nothing for too long.
+    Device {
+        /// The place in the dump of an operation that was issued on it.
+        op: usize,
+        /// For how long.
+        time: Duration,
+    },
     /// No operation has started or ended for too long.
     Stalled {
         /// How long this has been the case.
@@ -134,7 +176,7 @@ pub enum Problem {
 
 impl fmt::Display for WatchdogReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let describe = |op: &PendingOp| format!("`{}` pushed at {}", op.label(), op.location);
+        let describe = |op: &PendingOp| format!("`{}` pushed at {}", Plain(&op.label()), op.location);
         let ops = self.dump.ops();
         let chain_of = |f: &mut fmt::Formatter<'_>, chain: &[usize]| {
             chain
@@ -147,8 +189,25 @@ impl fmt::Display for WatchdogReport {
                 write!(f, "{} has been running for {time:.1?}", describe(&ops[*op]))?;
                 match self.dump.held_up_by(*op) {
                     0 => Ok(()),
+                    1 => f.write_str(", and holds up 1 other"),
                     count => write!(f, ", and holds up {count} others"),
                 }
+            }
+            Problem::Wait { wait, time } => {
+                let wait = &self.dump.waits()[*wait];
+                write!(f, "thread `{}` has been waiting for {} for {time:.1?}", Plain(&wait.thread), wait.kind)?;
+                for &op in &wait.inside {
+                    write!(f, ", inside {}", describe(&ops[op]))?;
+                }
+                // The first operation explains the wait as well as any.
+                let Some(&first) = wait.waits_for.first() else { return Ok(()) };
+                write!(f, ", and waits for {} ({})", describe(&ops[first]), ops[first].state)?;
+                chain_of(f, &self.dump.chain(first).unwrap_or_default())
+            }
+            Problem::Device { op, time } => {
+                let op = &ops[*op];
+                write!(f, "lane {} has completed nothing for {time:.1?}, although ", op.lane)?;
+                write!(f, "{} was issued there", describe(op))
             }
             Problem::Waiting { op, time } => {
                 write!(f, "{} has been waiting for {time:.1?}", describe(&ops[*op]))?;

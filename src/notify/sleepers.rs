@@ -1,0 +1,217 @@
+//! The threads that sleep in calls of an engine, and what they wait for: for dumps and watchdogs. Also the scopes that
+//! operations have opened.
+//!
+//! # Who may touch what
+//!
+//! * The list: under the lock. No foreign code runs there. The locks of results and of pending counts are taken inside it.
+//! * What an entry refers to: while it is in the list, under the lock. Its thread has borrowed it for as long.
+//! * In a forked child: nothing. A thread of the parent may hold the lock.
+//!
+//! The pointers to operations and to the counts of scopes are compared and never read. A thread counts only while its wait
+//! is not over, so an operation that it waits for is not complete. There are no edges.
+
+use std::{
+    fmt,
+    mem::transmute,
+    ptr::NonNull,
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    notify::{
+        pending::PendingOps,
+        waiters::{Goal, IsOver, Ops},
+    },
+    sync::{Mutex, fork::ProcessMark, lock},
+};
+
+/// What kind of thing a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaits {
+    /// All operations of the engine.
+    All,
+    /// The operations of a group.
+    Group,
+    /// The end of a scope.
+    Scope,
+    /// Room for an operation, in the engine or in a group.
+    Room,
+    /// An operation.
+    Operation,
+}
+
+/// What a thread sleeps for.
+#[derive(Clone, Copy)]
+pub struct Sleeps<'g> {
+    pub awaits: Awaits,
+    /// The operations that it waits for, if they are known.
+    pub goal: Option<Goal<'g>>,
+}
+
+/// A thread that sleeps.
+#[derive(Debug)]
+pub struct Sleeper {
+    pub number: u64,
+    pub thread: Thread,
+    /// The operations that run on the thread.
+    pub ops: Ops,
+    pub awaits: Awaits,
+    /// Whether it is known which operations it waits for.
+    pub has_goal: bool,
+    pub time: Duration,
+}
+
+/// The list of threads that sleep, and the one of open scopes.
+#[derive(Debug)]
+pub struct Sleepers {
+    list: Mutex<List>,
+    /// The process that made the list.
+    process: ProcessMark,
+}
+
+impl Default for Sleepers {
+    fn default() -> Self {
+        Self { list: Mutex::default(), process: ProcessMark::current() }
+    }
+}
+
+#[derive(Debug, Default)]
+struct List {
+    last: u64,
+    entries: Vec<Entry>,
+    scopes: Vec<OpenScope>,
+}
+
+/// A scope that was opened inside operations, and is not over.
+#[derive(Clone, Debug)]
+pub struct OpenScope {
+    /// The operations around it, innermost first.
+    pub around: Ops,
+    /// The count of its operations.
+    pub count: NonNull<PendingOps>,
+}
+
+struct Entry {
+    number: u64,
+    thread: Thread,
+    ops: Ops,
+    awaits: Awaits,
+    /// Borrowed by the call of `during` that has made the entry.
+    goal: Option<Goal<'static>>,
+    since: Instant,
+    /// Borrowed by the call of `during` that has made the entry.
+    is_over: NonNull<IsOver<'static>>,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry").field("number", &self.number).field("awaits", &self.awaits).finish_non_exhaustive()
+    }
+}
+
+impl Entry {
+    fn waits(&self) -> bool {
+        // SAFETY: the entry is in the list, so the call of `during` that has borrowed the function has not returned.
+        let is_over = unsafe { self.is_over.as_ref() };
+        !is_over()
+    }
+}
+
+// SAFETY: the list does not read through the pointers to operations, a `Goal` refers to what is `Sync`, and the function
+// may be called on any thread.
+unsafe impl Send for Entry {}
+
+// SAFETY: the pointers are only compared.
+unsafe impl Send for OpenScope {}
+
+impl Sleepers {
+    /// Calls `wait`, in which the calling thread waits inside `ops`, as it has done since `since`. `is_over` says whether
+    /// the wait is over, and must not wait itself.
+    pub fn during<R>(
+        &self,
+        ops: Ops,
+        sleeps: Sleeps<'_>,
+        since: Instant,
+        is_over: &IsOver<'_>,
+        wait: impl FnOnce() -> R,
+    ) -> R {
+        /// Takes the entry out of the list, also after a panic.
+        struct Listed<'s>(&'s Sleepers, u64);
+        impl Drop for Listed<'_> {
+            fn drop(&mut self) {
+                if self.0.process.is_foreign() {
+                    return;
+                }
+                let mut list = lock(&self.0.list);
+                if let Some(index) = list.entries.iter().rposition(|entry| entry.number == self.1) {
+                    list.entries.swap_remove(index);
+                }
+            }
+        }
+        if self.process.is_foreign() {
+            return wait();
+        }
+        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
+        let is_over = unsafe { transmute::<NonNull<IsOver<'_>>, NonNull<IsOver<'static>>>(NonNull::from(is_over)) };
+        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
+        let goal = unsafe { transmute::<Option<Goal<'_>>, Option<Goal<'static>>>(sleeps.goal) };
+        let (thread, awaits) = (thread::current(), sleeps.awaits);
+        let mut list = lock(&self.list);
+        list.last += 1;
+        let number = list.last;
+        list.entries.push(Entry { number, thread, ops, awaits, goal, since, is_over });
+        drop(list);
+        let _listed = Listed(self, number);
+        wait()
+    }
+
+    /// Adds a scope that is opened inside these operations, innermost first, and whose operations have this count.
+    pub fn open_scope(&self, around: Ops, count: NonNull<PendingOps>) {
+        lock(&self.list).scopes.push(OpenScope { around, count });
+    }
+
+    /// Removes the scope with this count.
+    pub fn close_scope(&self, count: NonNull<PendingOps>) {
+        if self.process.is_foreign() {
+            return;
+        }
+        let mut list = lock(&self.list);
+        if let Some(index) = list.scopes.iter().rposition(|scope| scope.count == count) {
+            list.scopes.swap_remove(index);
+        }
+    }
+
+    /// Returns the scopes that are not over.
+    pub fn scopes(&self) -> Vec<OpenScope> {
+        lock(&self.list).scopes.clone()
+    }
+
+    /// Returns the threads whose waits are not over, those first that have waited for longest.
+    pub fn list(&self) -> Vec<Sleeper> {
+        let list = lock(&self.list);
+        let waits = |entry: &&Entry| entry.waits();
+        let sleeper = |entry: &Entry| Sleeper {
+            number: entry.number,
+            thread: entry.thread.clone(),
+            ops: entry.ops.clone(),
+            awaits: entry.awaits,
+            has_goal: entry.goal.is_some(),
+            time: entry.since.elapsed(),
+        };
+        let mut sleepers: Vec<Sleeper> = list.entries.iter().filter(waits).map(sleeper).collect();
+        drop(list);
+        sleepers.sort_by_key(|sleeper| sleeper.number);
+        sleepers
+    }
+
+    /// Calls `found` with the number of each thread whose wait is not over, whether operations run on it, and what it
+    /// waits for, if that is known.
+    pub fn each_goal(&self, mut found: impl FnMut(u64, bool, &Goal<'_>)) {
+        for entry in &lock(&self.list).entries {
+            if let Some(goal) = entry.goal.as_ref().filter(|_| entry.waits()) {
+                found(entry.number, !entry.ops.is_empty(), goal);
+            }
+        }
+    }
+}
