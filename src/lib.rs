@@ -68,6 +68,7 @@ pub use api::{
     builder::EngineBuilder,
     completion::Completion,
     engine::{Engine, Shutdown},
+    future_context::FutureContext,
     group::Group,
     guarded::{Guarded, GuardedMut, GuardedRef},
     guards::{ReadGuard, WriteGuard},
@@ -213,6 +214,7 @@ pub mod internals {
         notify::{
             async_state::AsyncState,
             claim::{Cancel, Claim},
+            family_count::FamilyCount,
             oneshot::{Oneshot, Waiter},
             pending::{PendingOps, Ticket, Waited},
             poll_state::PollState,

@@ -15,7 +15,8 @@ use std::{
 };
 
 use common::{
-    Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, block_on, failure, hold, lock, on_kinds, poll_once, yield_now,
+    Droppable, Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, block_on, failure, hold, lock, on_kinds, poll_once,
+    yield_now,
 };
 use raddle::{Cause, Device, Engine, EngineKind, OpContext, PushError, Shutdown, SimulatedGpu, Var, WaitError, cx};
 
@@ -244,16 +245,16 @@ fn an_operation_without_children_refuses_them() {
 }
 
 #[test]
-fn only_operations_that_end_with_their_function_have_children() {
+fn operations_of_a_device_have_no_children_and_operators_are_none() {
     on_kinds(&[EngineKind::PerDevice], 1, |_| {
         let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build().unwrap();
         let parent = || engine.op("parent").with_children();
         let refused = [
-            parent().push_async((), |(), _| unreachable!()),
-            parent().push_future((), |()| async { unreachable!() }),
             parent().on(Device::Gpu(0)).launch((), |_, ()| unreachable!()),
             parent().on(Device::Gpu(0)).push((), |()| unreachable!()),
-            parent().operator((), |()| unreachable!()).map(drop),
+            parent().on(Device::Gpu(0)).push_async((), |(), _| unreachable!()),
+            parent().on(Device::Gpu(0)).operator((), |()| unreachable!()).map(drop),
+            parent().on(Device::Gpu(0)).launch_operator((), |_, ()| unreachable!()).map(drop),
         ];
         for refused in refused {
             assert_eq!(refused, Err(PushError::UnfitForFamily));
@@ -316,6 +317,549 @@ fn a_scope_in_a_child_cannot_name_what_the_parent_holds() {
             .unwrap();
         let refused = refused.wait().unwrap().wait().unwrap();
         assert!(matches!(refused, Err(PushError::HeldAroundScope(_))), "{refused:?}");
+    });
+}
+
+// ---------------------------------------------------------------------------------------- variables of a family ----
+
+#[test]
+fn only_children_see_the_variables_of_their_family() {
+    on_kinds(&KINDS, 2, |engine| {
+        for round in 0..20_u32 {
+            let total = engine.var(0);
+            let inside = total.clone();
+            engine
+                .op("parent")
+                .with_children()
+                .try_push((cx(), total.write()), move |(cx, _)| {
+                    let (parts, order) = (cx.child_var(Vec::new())?.named("parts"), cx.child_token()?);
+                    for part in 0..10 {
+                        cx.child("add").writes([&order]).push(parts.write(), move |parts| parts.push(part + round))?;
+                    }
+                    cx.child("sum").reads([&order]).push((parts.read(), inside.write()), |(parts, total)| {
+                        *total = parts.iter().sum();
+                    })?;
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(engine.get(&total).unwrap(), 45 + 10 * round);
+        }
+    });
+}
+
+#[test]
+fn the_value_of_a_variable_of_a_family_is_dropped_before_a_wait_for_the_parent_returns() {
+    /// A value whose drop takes some time.
+    struct Slow(Option<Droppable>);
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            thread::sleep(MOMENT / 4);
+            self.0 = None;
+        }
+    }
+    on_kinds(&KINDS, 2, |engine| {
+        for fails in [false, true] {
+            let (drops, kept) = (Drops::new(), Arc::new(Mutex::new(None)));
+            let (value, out) = (Slow(Some(drops.make())), Arc::clone(&kept));
+            let parent = engine.op("parent").with_children().try_submit(cx(), move |cx| {
+                let var = cx.child_var(value)?;
+                let unused = cx.child_var(Vec::<u8>::with_capacity(100))?;
+                cx.child("use").push((var.write(), unused.read()), |(value, _)| {
+                    value.0.as_ref().unwrap().touch();
+                })?;
+                *lock(&out) = Some(var);
+                if fails { Err("planned".into()) } else { Ok(()) }
+            });
+            assert_eq!(parent.unwrap().wait().is_err(), fails);
+            drops.assert_all_gone();
+            // The handle is left, and is refused.
+            let var = lock(&kept).take().unwrap();
+            assert!(matches!(engine.wait_for_var(&var), Err(WaitError::Refused(PushError::FamilyVariable(_)))));
+            let pushed = engine.op("late").push(var.write(), |_| unreachable!());
+            assert!(matches!(pushed, Err(PushError::FamilyVariable(_))), "{pushed:?}");
+            drop(var);
+            let _ = engine.wait_for_all();
+        }
+    });
+}
+
+#[test]
+fn other_operations_cannot_name_a_variable_of_a_family() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (inner, other) = (engine.downgrade(), common::engine(engine.kind(), 1));
+        let refused = engine
+            .op("parent")
+            .with_children()
+            .submit(cx(), move |cx| {
+                let var = cx.child_var(1).unwrap().named("inside");
+                let mut refused = vec![
+                    inner.op("outside").push(var.read(), |_| unreachable!()),
+                    inner.op("outside").writes([&var]).push((), |()| unreachable!()),
+                    inner.op("outside").operator(var.read(), |_| unreachable!()).map(drop),
+                    inner.delete_variable(&var, |_| unreachable!()),
+                    inner.clear_error(&var),
+                    inner.set(&var, 2),
+                    inner.group().op("outside").push(var.read(), |_| unreachable!()),
+                    inner.scope(|s| s.op("outside").push(var.read(), |_| unreachable!())).unwrap(),
+                ];
+                let waits = [
+                    inner.wait_for_var(&var),
+                    inner.wait_to_read(&var),
+                    inner.get(&var).map(drop),
+                    inner.with(&var, |_| ()),
+                    inner.take(&var).map(drop),
+                    block_on(inner.acquire(var.write())).map(drop),
+                    block_on(var.ready()),
+                ];
+                refused.extend(waits.map(|wait| match wait {
+                    Err(WaitError::Refused(error)) => Err(error),
+                    other => panic!("{other:?}"),
+                }));
+                let foreign = other.op("foreign").push(var.read(), |_| unreachable!());
+                assert!(matches!(foreign, Err(PushError::ForeignVariable(_))), "{foreign:?}");
+                refused
+            })
+            .unwrap();
+        for refused in refused.wait().unwrap() {
+            let Err(error @ PushError::FamilyVariable(_)) = refused else { panic!("{refused:?}") };
+            assert!(error.to_string().contains("`inside`, which belongs to the children of another"), "{error}");
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn children_of_children_name_a_variable_of_the_family_if_their_parent_does() {
+    on_kinds(&KINDS, 2, |engine| {
+        let seen = engine.var(0);
+        let s = seen.clone();
+        let parent = engine
+            .op("parent")
+            .with_children()
+            .submit((cx(), seen.write()), move |(cx, _)| {
+                let (var, hidden) = (cx.child_var(1).unwrap(), cx.child_var(1).unwrap());
+                let inside = var.clone();
+                let middle = cx
+                    .child("middle")
+                    .with_children()
+                    .submit((raddle::cx(), var.write()), move |(cx, var)| {
+                        *var += 1;
+                        let own = cx.child_var(10).unwrap();
+                        cx.child("inner").push((inside.write(), own.write()), |(var, own)| *var += *own).unwrap();
+                        let refused = cx.child("inner").push(hidden.read(), |_| unreachable!());
+                        (refused, own)
+                    })
+                    .unwrap();
+                cx.child("show").push((var.read(), s.write()), |(var, seen)| *seen = *var).unwrap();
+                cx.child("takes").submit((), move |()| middle.wait().unwrap()).unwrap()
+            })
+            .unwrap();
+        let (refused, own) = parent.wait().unwrap().wait().unwrap();
+        assert!(matches!(refused, Err(PushError::NotHeld(_))), "{refused:?}");
+        assert_eq!(engine.get(&seen).unwrap(), 12);
+        // A variable of another family, which its parent cannot declare either.
+        let refused = engine.op("parent").with_children().submit(cx(), move |cx| cx.child("").push(own.read(), |_| ()));
+        assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::FamilyVariable(_))));
+    });
+}
+
+#[test]
+fn an_operation_without_children_has_no_variables_for_them() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let value = drops.make();
+        let refused =
+            engine.op("childless").submit(cx(), |cx| (cx.child_var(value).map(drop), cx.child_token().map(drop)));
+        assert_eq!(refused.unwrap().wait().unwrap(), (Err(PushError::NotAParent), Err(PushError::NotAParent)));
+        drops.assert_all_gone();
+    });
+}
+
+#[test]
+fn a_failure_on_a_variable_of_a_family_is_the_parents_unless_a_later_child_clears_it() {
+    on_kinds(&KINDS, 2, |engine| {
+        for clears in [false, true] {
+            let value = engine.var(0);
+            let parent = engine
+                .op("parent")
+                .with_children()
+                .try_submit((cx(), value.write()), move |(cx, _)| {
+                    let var = cx.child_var(0)?;
+                    cx.child("fails").try_push(var.write(), |_| Err("no".into()))?;
+                    cx.child("skipped").push(var.write(), |_| unreachable!())?;
+                    if clears {
+                        cx.child("clears").push(var.overwrite(), |var| *var = 3)?;
+                        cx.child("sees").push(var.read(), |var| assert_eq!(*var, 3))?;
+                    }
+                    Ok(())
+                })
+                .unwrap();
+            let (result, seen) = (parent.wait(), engine.wait_for_var(&value));
+            if clears {
+                result.unwrap();
+                seen.unwrap();
+                assert_eq!(value.version(), 1);
+            } else {
+                assert_eq!((failure(result).name(), failure(seen).name()), ("fails", "fails"));
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_variables_of_a_family_fail_with_the_function_of_the_parent() {
+    on_kinds(&KINDS, 2, |engine| {
+        let skipped = engine
+            .op("parent")
+            .with_children()
+            .try_submit(cx(), move |cx| -> Result<(), _> {
+                let var = cx.child_var(0)?;
+                cx.child("skipped").push(var.read(), |_| unreachable!())?;
+                Err("planned".into())
+            })
+            .unwrap();
+        assert_eq!(failure(skipped.wait()).name(), "parent");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_panic_in_the_drop_of_a_value_of_a_family_is_reported_and_the_parent_ends() {
+    on_kinds(&KINDS, 2, |engine| {
+        let parent = engine.op("parent").with_children().submit(cx(), move |cx| {
+            let var = cx.child_var(common::PanicsOnDrop("a value of a family")).unwrap();
+            cx.child("use").push(var.write(), |_| ()).unwrap();
+        });
+        parent.unwrap().wait().unwrap();
+        let error = failure(engine.wait_for_all());
+        assert!(error.to_string().contains("a value of a family"), "{error}");
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn devices_use_the_variables_of_a_family() {
+    for kind in KINDS {
+        let engine = Engine::builder().kind(kind).workers(2).gpu(SimulatedGpu::new()).build().unwrap();
+        let (gpu, drops) = (Device::Gpu(0), Drops::new());
+        let (there, value) = (engine.device_var::<u32>(gpu, 4).unwrap(), drops.make());
+        let t = there.clone();
+        let parent = engine.op("parent").with_children().try_submit((cx(), there.write()), move |(cx, _)| {
+            let order = cx.child_var(value)?;
+            cx.child("launch").on(gpu).writes([&order]).try_launch(t.write(), |stream, device| {
+                let mut gpu = stream.simulated().ok_or("it is simulated")?;
+                gpu.launch(Duration::from_millis(5), device, |all| all.fill(2))?;
+                Ok(())
+            })?;
+            cx.child("look").on(gpu).push(order.read(), |value| value.touch())?;
+            Ok(())
+        });
+        parent.unwrap().wait().unwrap();
+        drops.assert_all_gone();
+        engine.wait_for_all().unwrap();
+    }
+}
+
+// --------------------------------------------------------------------------- parents that end otherwise than sync ----
+
+#[test]
+fn an_asynchronous_parent_ends_with_its_completion_and_its_children() {
+    on_kinds(&KINDS, 2, |engine| {
+        for finish in ["inside", "before", "after", "by a child"] {
+            let (value, token) = (engine.var(0), engine.token());
+            let (inside, t) = (value.clone(), token.clone());
+            let (returned, used) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+            let (before, seen, at_end) = (Arc::clone(&used), Arc::clone(&returned), Arc::clone(&used));
+            engine
+                .op("parent")
+                .writes([&token, value.token()])
+                .with_children()
+                .push_async(cx(), move |cx, done| {
+                    let family = cx.child_var(5).unwrap();
+                    let late = finish == "after";
+                    let use_it = move || {
+                        if late {
+                            thread::sleep(MOMENT / 2);
+                        }
+                        before.store(true, Relaxed);
+                        done.complete();
+                    };
+                    let mut of_child: Option<Box<dyn FnOnce() + Send>> = None;
+                    match finish {
+                        "inside" => use_it(),
+                        "before" => thread::spawn(use_it).join().unwrap(),
+                        "after" => drop(thread::spawn(use_it)),
+                        _ => of_child = Some(Box::new(use_it)),
+                    }
+                    let after = Arc::clone(&seen);
+                    cx.child("first")
+                        .push(inside.write(), move |value| {
+                            assert!(after.load(Relaxed), "a child runs before the function has returned");
+                            *value += 1;
+                        })
+                        .unwrap();
+                    cx.child("second")
+                        .writes([&t])
+                        .push((inside.write(), family.read()), move |(value, family)| {
+                            thread::sleep(MOMENT / 10);
+                            *value += family;
+                            of_child.into_iter().for_each(|complete| complete());
+                        })
+                        .unwrap();
+                    thread::sleep(MOMENT / 10);
+                    seen.store(true, Relaxed);
+                })
+                .unwrap();
+            let behind = engine.op("behind").reads([&token]);
+            let behind = behind.submit(value.read(), move |value| (*value, at_end.load(Relaxed))).unwrap();
+            assert_eq!(behind.wait().unwrap(), (6, true), "{finish}");
+            assert_eq!((value.version(), token.version()), (1, 1));
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_children() {
+    on_kinds(&KINDS, 2, |engine| {
+        // How the function ends, how the completion is used, whose failure is the parent's, and how often the child runs.
+        let cases = [
+            ("well", "complete", "by a child", 1),
+            ("well", "fail", "by the completion", 1),
+            ("well", "drop", "completion was dropped", 1),
+            ("err", "complete", "by the function", 0),
+            ("err", "fail", "by the function", 0),
+            ("panic", "complete", "by the function", 0),
+            ("panic", "lost", "by the function", 0),
+        ];
+        for (function, completion, expected, runs) in cases {
+            let (token, ran) = (engine.token(), Arc::new(AtomicUsize::new(0)));
+            let (t, inside) = (token.clone(), Arc::clone(&ran));
+            engine
+                .op("parent")
+                .writes([&token])
+                .with_children()
+                .try_push_async(cx(), move |cx, done| {
+                    let var = cx.child_var(1)?;
+                    let fails = move || {
+                        inside.fetch_add(1, Relaxed);
+                        Err("by a child".into())
+                    };
+                    cx.child("child").writes([&t]).try_push(var.read(), move |_| fails())?;
+                    match completion {
+                        "complete" => done.complete(),
+                        "fail" => done.fail("by the completion"),
+                        "lost" => panic!("by the function"),
+                        _ => drop(done),
+                    }
+                    match function {
+                        "err" => Err("by the function".into()),
+                        "panic" => panic!("by the function"),
+                        _ => Ok(()),
+                    }
+                })
+                .unwrap();
+            let failed = failure(engine.wait_for_var(&token)).to_string();
+            assert!(failed.contains(expected), "{function}, {completion}: {failed}");
+            assert_eq!((ran.load(Relaxed), token.version()), (runs, 0), "{function}, {completion}");
+            // No failure hides: neither that of the child, nor the second one of the parent.
+            let left = engine.wait_for_all();
+            let another = match (function, completion) {
+                ("well", "complete") => None,
+                ("well", _) => Some("by a child"),
+                (_, "fail") => Some("by the completion"),
+                _ => None,
+            };
+            match another {
+                Some(another) => assert!(failure(left).to_string().contains(another), "{function}, {completion}"),
+                None => left.unwrap_or_else(|error| panic!("{function}, {completion}: {error}")),
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_future_has_children_which_start_when_it_and_its_guards_have_ended() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, other) = (engine.var(vec![0]), engine.var(0));
+        let (v, o, kept) = (value.clone(), other.clone(), Arc::new(Mutex::new(None)));
+        let out = Arc::clone(&kept);
+        let parent = engine
+            .op("parent")
+            .with_children()
+            .try_submit_future((cx(), value.write(), other.write()), move |(cx, mut value, other)| async move {
+                yield_now().await;
+                let family = cx.child_var(3)?;
+                cx.child("first").push((v.write(), family.read()), |(value, family)| value.push(*family))?;
+                yield_now().await;
+                value.push(1);
+                // The name of this operation tells nothing: it dereferences to an engine.
+                cx.child("second").push(v.write(), |value| value.push(4))?;
+                cx.child("third").push_future(o.write(), |mut other| async move {
+                    yield_now().await;
+                    *other += 1;
+                })?;
+                // Another thread keeps a guard for a while.
+                *lock(&out) = Some((cx.clone(), other));
+                Ok("the value")
+            })
+            .unwrap();
+        let (cx, guard) = loop {
+            if let Some(kept) = lock(&kept).take() {
+                break kept;
+            }
+            thread::yield_now();
+        };
+        // The guard is alive, so the operation's own work has not ended, and it may have more children.
+        thread::sleep(MOMENT / 10);
+        assert!(!parent.is_done());
+        let more = value.clone();
+        cx.child("fourth").push(more.write(), |value| value.push(5)).unwrap();
+        assert!(!parent.is_done());
+        drop(guard);
+        assert_eq!(parent.wait().unwrap(), "the value");
+        assert_eq!(engine.get(&value).unwrap(), [0, 1, 3, 4, 5]);
+        assert_eq!((engine.get(&other).unwrap(), other.version(), value.version()), (1, 1, 1));
+        let late = cx.child("late").push(more.write(), |_| unreachable!());
+        assert_eq!(late, Err(PushError::ParentEnded));
+        assert_eq!(cx.child_var(String::from("late")).map(drop), Err(PushError::ParentEnded));
+        assert_eq!(cx.child_token().map(drop), Err(PushError::ParentEnded));
+        drop((cx, more));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_future_fails_with_its_child_and_its_children_with_it() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        for case in ["child", "future", "panic"] {
+            let v = value.clone();
+            let parent = engine
+                .op("parent")
+                .with_children()
+                .try_submit_future((cx(), value.overwrite()), move |(cx, mut guard)| async move {
+                    *guard += 1;
+                    cx.child("child").try_push(v.write(), move |_| {
+                        assert_eq!(case, "child", "it is skipped");
+                        Err("planned".into())
+                    })?;
+                    yield_now().await;
+                    match case {
+                        "child" => Ok(()),
+                        "future" => Err("planned".into()),
+                        _ => panic!("planned"),
+                    }
+                })
+                .unwrap();
+            let failed = failure(parent.wait());
+            assert_eq!(failed.name(), if case == "child" { "child" } else { "parent" }, "{case}");
+            assert!(failed.ptr_eq(&failure(engine.wait_for_var(&value))), "{case}");
+            engine.wait_for_all().unwrap();
+        }
+        assert_eq!(value.version(), 0);
+    });
+}
+
+#[test]
+fn a_wait_of_a_future_for_its_child_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        let parent = engine.op("parent").with_children().submit_future(cx(), |cx| async move {
+            let (first, second) = (cx.child("child").submit((), |()| 7).unwrap(), cx.child("child").submit((), |()| 7));
+            let third = cx.child("child").submit_future((), |()| async { 7 }).unwrap();
+            let fourth = cx.child("child").submit_future((), |()| async { 7 }).unwrap();
+            yield_now().await;
+            [first.await, second.unwrap().wait(), third.await, fourth.wait()]
+        });
+        for waited in parent.unwrap().wait().unwrap() {
+            assert!(matches!(waited, Err(WaitError::WouldDeadlock(_))), "{waited:?}");
+        }
+    });
+}
+
+#[test]
+fn a_wait_for_a_child_that_is_a_future_is_refused_in_the_function_of_its_parent() {
+    on_kinds(&KINDS, 2, |engine| {
+        let waited = engine.op("parent").with_children().submit(cx(), |cx| {
+            let child = cx.child("child").submit_future((), |()| async { 7 }).unwrap();
+            let polled = block_on(cx.child("child").submit((), |()| 7).unwrap());
+            (child.wait(), polled)
+        });
+        let (waited, polled) = waited.unwrap().wait().unwrap();
+        assert!(matches!(waited, Err(WaitError::WouldDeadlock(_))), "{waited:?}");
+        assert!(matches!(polled, Err(WaitError::WouldDeadlock(_))), "{polled:?}");
+    });
+}
+
+#[test]
+fn each_run_of_an_operator_has_children_of_its_own() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, group) = (engine.var(1), engine.group());
+        let (v, w) = (value.clone(), value.clone());
+        let double = group
+            .op("double")
+            .with_children()
+            .operator((cx(), value.write()), move |(cx, value)| {
+                let old = cx.child_var(*value).unwrap();
+                cx.child("add").push((v.write(), old.read()), |(value, old)| *value += old).unwrap();
+            })
+            .unwrap();
+        let fails = Arc::new(AtomicBool::new(false));
+        let f = Arc::clone(&fails);
+        let slow = engine
+            .op("slow")
+            .writes([&value])
+            .with_children()
+            .operator_async(cx(), move |cx, done| {
+                let fails = f.load(Relaxed);
+                cx.child("add")
+                    .try_push(w.write(), move |value| {
+                        *value += 1;
+                        if fails { Err("planned".into()) } else { Ok(()) }
+                    })
+                    .unwrap();
+                thread::spawn(move || done.complete());
+            })
+            .unwrap();
+        for _ in 0..5 {
+            double.push().unwrap();
+            slow.push_with_priority(3).unwrap();
+        }
+        double.submit().unwrap().wait().unwrap();
+        slow.submit().unwrap().wait().unwrap();
+        group.wait().unwrap();
+        // 1, then five times 2 n + 1, then 2 n, and n + 1.
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (63 * 2 + 1, 12));
+        fails.store(true, Relaxed);
+        assert_eq!(failure(slow.submit().unwrap().wait()).name(), "add");
+        assert_eq!(failure(double.submit().unwrap().wait()).name(), "add", "it is skipped");
+        drop((double, slow));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn an_asynchronous_parent_holds_its_variables_until_its_children_are_complete() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, inner) = (engine.var(0), engine.downgrade());
+        let (inside, outcome) = (value.clone(), Arc::new(Mutex::new(None)));
+        let out = Arc::clone(&outcome);
+        engine
+            .op("parent")
+            .writes([&value])
+            .with_children()
+            .push_async((), move |(), done| {
+                done.complete();
+                *lock(&out) =
+                    Some((inner.get(&inside), inner.scope(|s| s.op("").push(inside.read(), |_| unreachable!()))));
+            })
+            .unwrap();
+        engine.wait_for_var(&value).unwrap();
+        let (got, refused) = lock(&outcome).take().unwrap();
+        assert!(matches!(got, Err(WaitError::WouldDeadlock(_))), "{got:?}");
+        assert!(matches!(refused.unwrap(), Err(PushError::HeldAroundScope(_))));
     });
 }
 
@@ -691,5 +1235,167 @@ fn a_child_waits_for_what_holds_back_its_parent_only_once() {
         let child = block_on(parent).unwrap();
         assert_eq!(block_on(child).unwrap(), 5);
         assert_eq!(token.version(), 2);
+    });
+}
+
+// ------------------------------------------------------------------------------------- programs that try to break it ----
+
+#[test]
+fn children_nest_a_thousand_deep() {
+    fn nest(cx: &OpContext<'_>, var: &Var<usize>, depth: usize) {
+        if depth == 0 {
+            cx.child("innermost").push(var.write(), |value| *value += 1).unwrap();
+            return;
+        }
+        let inside = var.clone();
+        let child = cx.child("nested").with_children();
+        child.push((raddle::cx(), var.write()), move |(cx, _)| nest(cx, &inside, depth - 1)).unwrap();
+    }
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        let inside = value.clone();
+        let parent = engine.op("parent").with_children();
+        parent.push((cx(), value.write()), move |(cx, _)| nest(cx, &inside, 1000)).unwrap();
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (1, 1));
+    });
+}
+
+#[test]
+fn children_that_are_pushed_by_many_threads_while_a_future_ends_run_or_are_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        for round in 0..50 {
+            let (value, kept) = (engine.var(0), Arc::new(Mutex::new(None::<raddle::FutureContext>)));
+            let (v, out) = (value.clone(), Arc::clone(&kept));
+            let ready = Arc::new(Barrier::new(4));
+            let threads: Vec<_> = (0..3)
+                .map(|_| {
+                    let (kept, value, ready) = (Arc::clone(&kept), value.clone(), Arc::clone(&ready));
+                    thread::spawn(move || {
+                        ready.wait();
+                        let cx = lock(&kept).clone().unwrap();
+                        let mut pushed = 0;
+                        loop {
+                            let family = match cx.child_var(vec![1]) {
+                                Ok(family) => family,
+                                Err(error) => {
+                                    assert_eq!(error, PushError::ParentEnded);
+                                    return pushed;
+                                }
+                            };
+                            let child = cx.child("child");
+                            match child.push((value.write(), family.read()), |(value, family)| *value += family[0]) {
+                                Ok(()) => pushed += 1,
+                                Err(error) => assert!(
+                                    matches!(error, PushError::ParentEnded | PushError::FamilyVariable(_)),
+                                    "{error}"
+                                ),
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let (sender, receiver) = mpsc::channel();
+            let parent = engine
+                .op("parent")
+                .with_children()
+                .submit_future((cx(), value.write()), move |(cx, guard)| async move {
+                    *lock(&out) = Some(cx);
+                    sender.send(guard).unwrap();
+                })
+                .unwrap();
+            let guard = receiver.recv().unwrap();
+            ready.wait();
+            thread::sleep(Duration::from_micros(round * 20));
+            drop(guard);
+            let pushed: i32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            parent.wait().unwrap();
+            assert_eq!((engine.get(&value).unwrap(), value.version()), (pushed, 1));
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_drop_of_a_value_of_a_family_may_push_but_not_wait_nor_name_the_family() {
+    struct Pushes {
+        cx: raddle::FutureContext,
+        own: Option<Var<i32>>,
+        log: Var<Vec<String>>,
+    }
+    impl Drop for Pushes {
+        fn drop(&mut self) {
+            let child = self.cx.child("late").push((), |()| unreachable!());
+            let own = self.cx.op("own").push(self.own.take().unwrap().read(), |_| unreachable!());
+            let waited = self.cx.wait_for_var(&self.log);
+            let seen = format!("{child:?} {} {waited:?}", matches!(own, Err(PushError::FamilyVariable(_))));
+            self.cx.op("log").push(self.log.write(), move |log| log.push(seen)).unwrap();
+        }
+    }
+    on_kinds(&KINDS, 2, |engine| {
+        let log = engine.var(Vec::new());
+        let l = log.clone();
+        let parent = engine.op("parent").with_children().try_submit_future(cx(), move |cx| async move {
+            let own = cx.child_var(1)?;
+            // The family owns a value that has a reference to it.
+            let value = cx.child_var(Pushes { cx: cx.clone(), own: Some(own.clone()), log: l })?;
+            cx.child("child").push((value.read(), own.write()), |(_, own)| *own += 1)?;
+            Ok(())
+        });
+        parent.unwrap().wait().unwrap();
+        let log = engine.get(&log).unwrap();
+        assert_eq!(log, ["Err(ParentEnded) true Err(InDeletion)"]);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn children_may_be_pushed_on_any_thread_while_the_engine_drains() {
+    on_kinds(&THREADED, 1, |engine| {
+        let engine = common::engine(engine.kind(), 1);
+        let (value, (sender, receiver)) = (engine.var(0), mpsc::channel());
+        let inside = value.clone();
+        let parent = engine.op("parent").with_children().submit_future((cx(), value.write()), move |(cx, guard)| {
+            sender.send((cx, guard)).unwrap();
+            std::future::ready(())
+        });
+        let (cx, guard) = receiver.recv().unwrap();
+        let other = engine.clone();
+        let shutdown = thread::spawn(move || other.shutdown(Shutdown::Drain, None));
+        while engine.op("").push((), |()| ()).is_ok() {
+            thread::yield_now();
+        }
+        let run = Arc::new(AtomicUsize::new(0));
+        let ran = Arc::clone(&run);
+        cx.child("child").push(inside.write(), move |_| _ = ran.fetch_add(1, Relaxed)).unwrap();
+        drop(guard);
+        shutdown.join().unwrap().unwrap();
+        parent.unwrap().wait().unwrap();
+        assert_eq!((run.load(Relaxed), value.version()), (1, 1));
+    });
+}
+
+#[test]
+fn handles_and_contexts_of_a_family_may_outlive_the_engine() {
+    on_kinds(&KINDS, 1, |engine| {
+        let drops = Drops::new();
+        let kept = {
+            let engine = common::engine(engine.kind(), 1);
+            let (value, kept) = (drops.make(), Arc::new(Mutex::new(None)));
+            let out = Arc::clone(&kept);
+            let parent = engine.op("parent").with_children().try_submit_future(cx(), move |cx| async move {
+                let var = cx.child_var(value)?;
+                let captured = var.clone();
+                cx.child("child").push((), move |()| drop(captured))?;
+                *lock(&out) = Some((cx, var));
+                Ok(())
+            });
+            parent.unwrap().wait().unwrap();
+            engine.shutdown(Shutdown::Drain, None).unwrap();
+            kept
+        };
+        let (cx, var) = lock(&kept).take().unwrap();
+        drops.assert_all_gone();
+        assert_eq!(cx.child("late").push(var.read(), |_| unreachable!()), Err(PushError::ParentEnded));
+        assert!(matches!(cx.op("late").push(var.read(), |_| unreachable!()), Err(PushError::FamilyVariable(_))));
     });
 }

@@ -1141,6 +1141,122 @@ fn a_child_that_waits_for_what_stands_behind_its_parent_is_refused() {
 }
 
 #[test]
+fn a_parent_that_waits_for_its_child_through_another_operation_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        for pause in [0, 30] {
+            let inner = engine.downgrade();
+            let parent = engine.op("parent").with_children().submit(raddle::cx(), move |cx| {
+                let (child, start) = (cx.child("child").submit((), |()| 7).unwrap(), Instant::now());
+                let between = inner.op("between").submit((), move |()| {
+                    thread::sleep(Duration::from_millis(pause));
+                    child.wait()
+                });
+                (between.unwrap().wait(), start.elapsed())
+            });
+            let (between, took) = parent.unwrap().wait().unwrap();
+            assert!(took < FOUND, "{took:?}");
+            match between {
+                Ok(child) => assert_eq!(deadlock(child).1, "child"),
+                // It began to wait last.
+                refused => assert_eq!(deadlock(refused.map(drop)), ("parent".into(), "between".into())),
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_child_may_wait_for_what_has_waited_for_another_child() {
+    on_kinds(&THREADED, 2, |engine| {
+        for _ in 0..5 {
+            let inner = engine.downgrade();
+            let parent = engine.op("parent").with_children().submit(raddle::cx(), move |cx| {
+                let (sender, receiver) = mpsc::channel::<OpHandle<i32>>();
+                let waits = cx.child("waits").submit((), move |()| receiver.recv().unwrap().wait()).unwrap();
+                let late = cx.child("late").submit((), |()| {
+                    thread::sleep(Duration::from_millis(150));
+                    7
+                });
+                // It waits for a child from before the children start.
+                let late = late.unwrap();
+                sender.send(inner.op("between").submit((), move |()| late.wait().unwrap()).unwrap()).unwrap();
+                thread::sleep(Duration::from_millis(30));
+                waits
+            });
+            assert_eq!(parent.unwrap().wait().unwrap().wait().unwrap().unwrap(), 7);
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
+fn a_child_that_waits_for_its_parent_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        let parents = |inner: &Engine, kind: u8, child: Waits| {
+            let parent = inner.op("parent").with_children();
+            match kind {
+                0 => parent.submit(raddle::cx(), |cx| cx.child("child").push((), child).unwrap()),
+                1 => {
+                    let function =
+                        |cx: raddle::FutureContext| async move { cx.child("child").push((), child).unwrap() };
+                    parent.submit_future(raddle::cx(), function)
+                }
+                _ => {
+                    let child = Mutex::new(Some(child));
+                    let run = move |cx: &OpContext<'_>, done: raddle::Completion| {
+                        let child = lock(&child).take().unwrap();
+                        cx.child("child").push((), child).unwrap();
+                        thread::spawn(move || done.complete());
+                    };
+                    parent.operator_async(raddle::cx(), run).unwrap().submit()
+                }
+            }
+        };
+        type Waits = Box<dyn FnOnce(()) + Send>;
+        for kind in 0..3 {
+            let (sender, receiver) = mpsc::channel::<OpHandle<()>>();
+            let (tell, waited) = mpsc::channel();
+            // Its handle is there before the push returns only if another operation has pushed it.
+            let child: Waits = Box::new(move |()| {
+                let waited = receiver.try_recv().map(OpHandle::wait);
+                tell.send(waited.ok()).unwrap();
+            });
+            let gate = engine.token();
+            let held = hold(&engine, &gate);
+            let inner = engine.downgrade();
+            let around = engine.op("around").reads([&gate]).submit((), move |()| {
+                let parent = parents(&inner, kind, child).unwrap();
+                _ = sender.send(parent);
+            });
+            held.open();
+            around.unwrap().wait().unwrap();
+            // Without a result, the child was faster than the send of the handle.
+            if let Some(waited) = waited.recv_timeout(PATIENCE).unwrap() {
+                assert_eq!(deadlock(waited), ("child".into(), "parent".into()));
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_wait_for_an_asynchronous_operation_behind_the_own_one_is_refused() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, inner) = (engine.var(0), engine.downgrade());
+        let again = value.clone();
+        let outer = engine.op("outer").submit(value.write(), move |_| {
+            let future = inner.op("future").submit_future(again.read(), |value| async move { *value }).unwrap().wait();
+            let operator = inner.op("operator").operator_async(again.write(), |_, done| done.complete()).unwrap();
+            (future, operator.submit().unwrap().wait())
+        });
+        let (future, operator) = outer.unwrap().wait().unwrap();
+        assert_eq!(deadlock(future), ("outer".into(), "future".into()));
+        assert_eq!(deadlock(operator), ("outer".into(), "operator".into()));
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_it_holds_back_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, inner) = (engine.var(0), engine.downgrade());

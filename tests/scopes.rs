@@ -18,7 +18,9 @@ use std::{
 };
 
 use common::{Drops, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, child_succeeds, failure, lock, on_kinds};
-use raddle::{Cause, Device, Engine, PushError, Scope, ScopedVar, Shutdown, SimulatedGpu, WaitError, cx, each};
+use raddle::{
+    Cause, Device, Engine, EngineKind, PushError, Scope, ScopedVar, Shutdown, SimulatedGpu, WaitError, cx, each,
+};
 
 type Anything = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
@@ -533,6 +535,58 @@ fn an_operation_of_a_scope_cannot_name_what_the_operation_around_it_holds() {
         assert_eq!((access.operation(), access.variable()), ("inside", "frame"));
         assert!(matches!(nested, Err(PushError::HeldAroundScope(_))), "{nested:?}");
         assert_eq!(engine.get(&frame).unwrap(), [1, 2]);
+    });
+}
+
+#[test]
+fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_was_used() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (token, inner) = (engine.token(), engine.downgrade());
+        let inside = token.clone();
+        let (tell, told) = mpsc::channel();
+        engine
+            .op("asynchronous")
+            .writes([&token])
+            .push_async((), move |(), done| {
+                let (inner, token) = (&inner, &inside);
+                let seen = inner.scope(|s| {
+                    let early = s.op("early").writes([token]).push((), |()| unreachable!());
+                    let (waits, proceed) = mpsc::channel();
+                    // An operation of the scope that has begun before knows it as well, and so does a scope inside it.
+                    if inner.kind() != EngineKind::Naive {
+                        s.op("inner")
+                            .push((), move |()| {
+                                waits.send(()).unwrap();
+                                let nested = inner.scope(|s| {
+                                    let early = s.op("early").writes([token]).push((), |()| unreachable!());
+                                    while token.version() == 0 {
+                                        thread::yield_now();
+                                    }
+                                    assert!(matches!(early, Err(PushError::HeldAroundScope(_))), "{early:?}");
+                                    s.op("late").writes([token]).push((), |()| ())
+                                });
+                                nested.unwrap().unwrap();
+                                inner.wait_for_var(token).unwrap();
+                            })
+                            .unwrap();
+                        proceed.recv_timeout(PATIENCE).unwrap();
+                        thread::sleep(MOMENT / 5);
+                    }
+                    done.complete();
+                    let late =
+                        s.op("late").writes([token]).submit((), move |()| assert!(token.version() >= 1)).unwrap();
+                    let waited = inner.wait_for_var(token);
+                    (early, late.wait(), waited)
+                });
+                tell.send(seen).unwrap();
+            })
+            .unwrap();
+        let (early, late, waited) = told.recv_timeout(PATIENCE).unwrap().unwrap();
+        assert!(matches!(early, Err(PushError::HeldAroundScope(_))), "{early:?}");
+        late.unwrap();
+        waited.unwrap();
+        engine.wait_for_all().unwrap();
+        assert!(token.version() >= 2);
     });
 }
 

@@ -18,8 +18,8 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Cause, Completion, Device, DeviceVec, Engine, EngineKind, GpuStream, IdlePolicy, OpContext, OpHandle,
-    Property, PushError, Shutdown, ShutdownError, SimulatedGpu, WaitError,
+    BoxError, Cause, Completion, Device, DeviceVec, Engine, EngineKind, FutureContext, GpuStream, IdlePolicy,
+    OpContext, OpHandle, Property, PushError, Shutdown, ShutdownError, SimulatedGpu, WaitError, WriteGuard,
     internals::{
         DEFAULT_BAND, Lane, LaneOptions, Mode, OpRef, PendingOps, ReadyList, Step, VarQueue, Waited, Worker, complete,
         push,
@@ -594,6 +594,91 @@ fn scopes_and_children() {
 #[test]
 fn scopes_end_after_their_operations_and_parents_after_their_children() {
     explore(800, scopes_and_children);
+}
+
+/// Parents of every kind have children that use variables of their families, while other threads use the parents'
+/// completions, keep their guards, and push further children.
+fn families() {
+    let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let (total, kept) = (engine.var(0_usize), engine.var(0_usize));
+    let (sender, completions) = mpsc::channel::<Completion>();
+    let completes = thread::spawn(move || {
+        let mut count = 0;
+        while let Ok(done) = completions.recv() {
+            (0..below(4)).for_each(|_| thread::yield_now());
+            done.complete();
+            count += 1;
+        }
+        count
+    });
+    let (give, guards) = mpsc::channel::<(FutureContext, WriteGuard<usize>)>();
+    let k = kept.clone();
+    let pushes = thread::spawn(move || {
+        let (mut pushed, mut all) = (0, Vec::new());
+        while let Ok((cx, guard)) = guards.recv() {
+            let late = cx.clone();
+            let push = |cx: &FutureContext| cx.child("late").push(k.write(), |kept| *kept += 1);
+            let first = push(&cx);
+            drop(guard);
+            // The parent's work may have ended by now.
+            for result in [first, push(&late)] {
+                match result {
+                    Ok(()) => pushed += 1,
+                    Err(error) => assert_eq!(error, PushError::ParentEnded),
+                }
+            }
+            all.push(late);
+        }
+        pushed
+    });
+    for _ in 0..2 {
+        let (t, sender) = (total.clone(), sender.clone());
+        let parent = engine.op("asynchronous").writes([&total]).with_children();
+        let function = move |cx: &OpContext<'_>, done: Completion| {
+            let family = cx.child_var(Box::new(1)).unwrap();
+            cx.child("first").push(family.write(), |family| **family += 1).unwrap();
+            sender.send(done).unwrap();
+            cx.child("second").push((family.read(), t.write()), |(family, total)| *total += **family).unwrap();
+        };
+        parent.push_async_any(raddle::cx(), function).unwrap();
+        let (t, give) = (total.clone(), give.clone());
+        let future = engine.op("future").with_children().push_future(
+            (raddle::cx(), total.write(), kept.write()),
+            move |(cx, mut total, kept)| async move {
+                *total += 1;
+                cx.child("child").push(t.write(), |total| *total += 1).unwrap();
+                give.send((cx, kept)).unwrap();
+            },
+        );
+        future.unwrap();
+    }
+    drop((sender, give));
+    assert_eq!(engine.get(&total).unwrap(), 8, "a parent is complete before its children");
+    let pushed = pushes.join().unwrap();
+    assert_eq!(completes.join().unwrap(), 2);
+    assert_eq!(engine.get(&kept).unwrap(), pushed);
+    assert!(pushed >= 2, "the guard was alive");
+    assert_eq!((total.version(), kept.version()), (4, 2));
+    engine.wait_for_all().unwrap();
+    drop((total, kept));
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+}
+
+#[test]
+fn parents_of_every_kind_end_after_their_children() {
+    explore(800, families);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn families_that_do_not_count_parts() {
+    without(Step::EveryPartCounts, || explore(800, families));
+}
+
+#[test]
+fn families_that_do_not_count_parts_start_children_twice() {
+    must_fail("families_that_do_not_count_parts", "panicked");
 }
 
 /// A waker that waits for an operation when it is called.

@@ -1,9 +1,9 @@
 //! Turns the declarations of an operation into the references that its function receives.
 
-use std::{marker::PhantomData, ptr::NonNull, sync::Arc};
+use std::{marker::PhantomData, ptr::NonNull};
 
 use super::{
-    engine::Engine,
+    future_context::FutureContext,
     guards::{ReadGuard, WriteGuard},
     op_context::OpContext,
     var::{Read, Write},
@@ -89,7 +89,7 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     /// The guards that [`Engine::acquire`] returns, and that the functions of
     /// [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
-    /// [`WriteGuard`] for a [`Write`], an engine handle for a [`Cx`].
+    /// [`WriteGuard`] for a [`Write`], a [`FutureContext`] for a [`Cx`].
     type Guards: Send + 'static;
     /// The pointers that the operation keeps until it runs.
     #[doc(hidden)]
@@ -459,7 +459,7 @@ impl<'a> AccessRefs<'a, &'a Self> for Cx {
     type Refs = &'a OpContext<'a>;
 }
 impl ScopedAccesses for Cx {
-    type Guards = Engine;
+    type Guards = FutureContext;
     type Captured = ();
     const REFERS: bool = false;
 
@@ -475,9 +475,9 @@ impl ScopedAccesses for Cx {
         cx
     }
 
-    /// Returns an engine handle, which guards and futures can use after the context has ended with the call.
-    unsafe fn guards((): &(), share: &sealed::Share) -> Engine {
-        Engine::uncounted(Arc::clone(share.core()))
+    /// Returns a context that guards and futures can use after the [`OpContext`] has ended with the call.
+    unsafe fn guards((): &(), share: &sealed::Share) -> FutureContext {
+        FutureContext::new(share)
     }
 }
 

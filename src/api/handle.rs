@@ -230,7 +230,11 @@ impl<R> Future for OpHandle<R> {
         if self.core.is_forked() {
             return Poll::Ready(Err(PushError::Forked.into()));
         }
-        is_done(&self.waiter);
+        if !is_done(&self.waiter) {
+            if let Err(error) = Core::check_held_back(self.waiter.oneshot()) {
+                return Poll::Ready(Err(error));
+            }
+        }
         self.waiter.poll(cx.waker())
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod acquire;
 pub(crate) mod builder;
 pub(crate) mod completion;
 pub(crate) mod engine;
+pub(crate) mod future_context;
 pub(crate) mod group;
 pub(crate) mod guarded;
 pub(crate) mod guards;

@@ -9,6 +9,7 @@ use crate::{
         accesses::{Accesses, Refs, ScopedAccesses, sealed::List},
         completion::{self, Completion},
         engine::Engine,
+        future_context::FutureContext,
         handle::OpHandle,
         op_context::OpContext,
         operator::{Function, Operator},
@@ -23,7 +24,7 @@ use crate::{
         cancellable::Handled,
         core::Core,
         family::{Family, ParentJob, Plan},
-        frame::{Call, Frame},
+        frame::Call,
         future_task::{self, FutureJob},
         group::Group,
         held::Share,
@@ -91,7 +92,39 @@ impl OpContext<'_> {
     /// A push through the builder returns [`PushError::NotHeld`] for a variable that this operation does not hold, or
     /// that it only reads and the child mutates, and [`PushError::NotAParent`] in an operation without children.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
-        OpBuilder::child(name.into(), self.frame())
+        OpBuilder::child(self.frame().engine(), name.into(), Family::of(self.frame()))
+    }
+}
+
+impl FutureContext {
+    /// Returns a builder for a child of this operation, which must have been pushed
+    /// [`with_children`](crate::OpBuilder::with_children). Children start when the future has ended and its guards were
+    /// dropped; the operation is complete when they are.
+    ///
+    /// A future must not await its children: the handle of one returns
+    /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock) there.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// let page = engine.var(String::new());
+    /// let inside = page.clone();
+    /// engine.op("fetch").with_children().try_push_future((cx(), page.write()), |(cx, mut page)| async move {
+    ///     page.push_str("<p>warp"); // after some awaits
+    ///     cx.child("close").push(inside.write(), |page| page.push_str("</p>"))?;
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(engine.get(&page)?, "<p>warp</p>");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A push through the builder returns the errors that [`OpContext::child`](crate::OpContext::child) names, and
+    /// [`PushError::ParentEnded`] when the future has ended and its guards were dropped.
+    pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
+        OpBuilder::child(self.engine().core(), name.into(), self.family())
     }
 }
 
@@ -171,16 +204,18 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    /// Returns a builder for a child of the operation that runs in `frame`.
-    fn child(name: Name, frame: &'e Frame) -> Self {
-        let mut builder = Self::new(frame.engine(), name);
+    /// Returns a builder for a child of the operation with this family, if it has one.
+    pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
+        let mut builder = Self::new(core, name);
         builder.spec.flags |= flag::CLAIMS;
-        match Family::of(frame) {
+        match family {
             Some(family) => {
                 builder.family = Some(family);
+                builder.spec.is_admitted = true;
+                builder.spec.is_child = true;
                 builder.spec.priority = family.priority();
                 builder.deadline = family.deadline();
-                if frame.is_kept() {
+                if family.is_kept() {
                     builder = builder.cleanup();
                 }
             }
@@ -359,9 +394,17 @@ impl<'e> OpBuilder<'e> {
     /// complete when its function has returned and all its children are complete, including children of children,
     /// without a wait in any function. Until then it holds its variables.
     ///
+    /// If the operation ends by a [`Completion`], that must have been used as well. A future pushes children through
+    /// [`FutureContext::child`](crate::FutureContext::child); instead of the function, the future must have ended, and its
+    /// guards must have been dropped. An [`Operator`] may have children in each of its runs.
+    ///
     /// Children name variables that their parent holds: they mutate what it mutates, and read what it reads or mutates.
-    /// They take its place in the order, so no other operation comes between them, and they are ordered among
-    /// themselves as operations are. They start after the function of their parent has returned.
+    /// They also name [variables of their own](OpContext::child_var), which end with the parent. They take the parent's
+    /// place in the order, so no other operation comes between them, and they are ordered among themselves as operations
+    /// are. They start after the function of their parent has returned. If the parent is a future, they start after the
+    /// future has ended and its guards were dropped. So a function or a future must not wait for its children: the wait
+    /// returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be used before or after
+    /// the children run.
     ///
     /// If the function fails, so does everything that it mutates, for children as well: those that name it are skipped.
     /// If a child fails, and no later one has cleared the failure, the parent fails with it; if there are several such
@@ -371,8 +414,10 @@ impl<'e> OpBuilder<'e> {
     /// clean-ups. Cancelling the group cancels children that have not started; cancelling the parent through its handle
     /// does not, once the parent has started.
     ///
-    /// Only operations of the CPU that end when their function returns can have children. A child may be an operation
-    /// of any kind except an operator, and may run on a device.
+    /// Each push of a child costs time and memory for each family that it is in, so they should not nest hundreds deep.
+    ///
+    /// Only operations of the CPU can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be of
+    /// any kind but an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1357,7 +1402,9 @@ impl<'e> OpBuilder<'e> {
         if core.is_forked() {
             return Err(PushError::Forked);
         }
-        if self.spec.flags & flag::PARENT != 0 || self.family.is_some() || self.is_orphan {
+        let is_child = self.family.is_some() || self.is_orphan;
+        let is_parent_on_device = self.spec.flags & flag::PARENT != 0 && self.device != Device::Cpu;
+        if is_child || is_parent_on_device {
             drop(function);
             return Err(PushError::UnfitForFamily);
         }
@@ -1565,7 +1612,7 @@ impl<'e> OpBuilder<'e> {
         if self.spec.flags & flag::PARENT == 0 {
             return self.enqueue_in_family(location, work);
         }
-        if self.spec.flags & (flag::ASYNC | flag::DEVICE | flag::ON_DEVICE) != 0 {
+        if self.spec.flags & (flag::DEVICE | flag::ON_DEVICE) != 0 {
             // Dropped here, for the reason given in `Core::push`.
             drop(work);
             return Err(PushError::UnfitForFamily);

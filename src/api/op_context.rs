@@ -2,12 +2,14 @@
 
 use std::{fmt, sync::Arc};
 
-use super::engine::Engine;
+use super::{engine::Engine, token::Token, var::Var};
 use crate::{
     engine::{
+        family::Family,
         frame::{Call, Frame},
         worker_thread,
     },
+    error::push::PushError,
     values::device::Device,
 };
 
@@ -45,7 +47,7 @@ impl<'a> OpContext<'a> {
         Self { frame: call.frame() }
     }
 
-    pub(super) fn frame(&self) -> &Frame {
+    pub(super) fn frame(&self) -> &'a Frame {
         self.frame
     }
 
@@ -150,5 +152,69 @@ impl<'a> OpContext<'a> {
     #[must_use]
     pub fn engine(&self) -> Engine {
         Engine::uncounted(Arc::clone(self.frame.engine()))
+    }
+}
+
+/// Children.
+impl OpContext<'_> {
+    /// Creates a variable for the children of this operation, which must have been pushed
+    /// [`with_children`](crate::OpBuilder::with_children). Only they can name it, and their own children if they do.
+    ///
+    /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if the
+    /// program still has handles. If a child fails that mutates it, so does the operation, unless a later child
+    /// [overwrites](Var::overwrite) the variable. If the operation's function fails, the variable fails with it.
+    ///
+    /// All other calls with the variable, such as a wait for it, return [`PushError::FamilyVariable`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// let (text, longest) = (engine.var("the warp and the weft".to_owned()), engine.var(String::new()));
+    /// let (t, l) = (text.clone(), longest.clone());
+    /// engine.op("find").with_children().try_push((cx(), text.read(), longest.write()), move |(cx, ..)| {
+    ///     let words = cx.child_var(Vec::new())?; // no operation outside sees it
+    ///     cx.child("split").push((t.read(), words.write()), |(text, words)| {
+    ///         words.extend(text.split(' ').map(str::to_owned));
+    ///     })?;
+    ///     cx.child("choose").push((words.read(), l.write()), |(words, longest)| {
+    ///         *longest = words.iter().rev().max_by_key(|word| word.len()).cloned().unwrap_or_default();
+    ///     })?;
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(engine.get(&longest)?, "weft");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`PushError::NotAParent`] in an operation without children, and [`PushError::Forked`] in a forked child.
+    pub fn child_var<T: Send + 'static>(&self, value: T) -> Result<Var<T>, PushError> {
+        Token::of_family(Family::of(self.frame), value).map(Var::new)
+    }
+
+    /// Creates a variable without a value for the children of this operation; see [`child_var`](Self::child_var).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// engine.op("convert").with_children().try_push(cx(), |cx| {
+    ///     let file = cx.child_token()?;
+    ///     cx.child("write").writes([&file]).push((), |()| println!("written"))?;
+    ///     cx.child("check").reads([&file]).push((), |()| println!("checked"))?;
+    ///     Ok(())
+    /// })?;
+    /// # engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`child_var`](Self::child_var).
+    pub fn child_token(&self) -> Result<Token, PushError> {
+        Token::of_family(Family::of(self.frame), ())
     }
 }

@@ -13,10 +13,12 @@ use super::handle::VarWait;
 use crate::{
     engine::{
         core::Core,
+        family::Family,
         spec::Entry,
         variable::{ValueMemory, VarCell, VarRef},
         waits::WaitFor,
     },
+    error::push::PushError,
     values::name::Name,
 };
 
@@ -65,6 +67,14 @@ impl Token {
     /// Creates a variable with a value.
     pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, memory: ValueMemory) -> Self {
         Self(VarCell::with_value(core, value, memory))
+    }
+
+    /// Creates a variable of a family, if there is one.
+    pub(super) fn of_family<T: Send + 'static>(family: Option<&Family>, value: T) -> Result<Self, PushError> {
+        match family {
+            Some(family) => family.create_var(value).map(Self),
+            None => Err(PushError::NotAParent),
+        }
     }
 
     /// Creates another handle to the variable of `entry`.

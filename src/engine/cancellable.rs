@@ -68,7 +68,7 @@ pub struct Place {
     lane: AtomicU8,
     /// The task of the operation, or null. The pointer is compared, and never read.
     task: AtomicPtr<()>,
-    /// What keeps the operation from entering a queue, or null. The pointer is compared, and never read.
+    /// The task of the operation that keeps this one from entering a queue, or null. The pointer is compared, and never read.
     held_back_by: AtomicPtr<()>,
 }
 
@@ -93,26 +93,28 @@ impl Place {
         NonNull::new(self.task.load(Relaxed))
     }
 
-    /// Notes that `by` keeps the operation from entering a queue.
+    /// Notes that the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn hold_back(&self, by: NonNull<()>) {
-        // Relaxed: only the thread that holds the operation back must see it.
+        // Relaxed: set before the push returns the handle, which is handed over to other threads.
         self.held_back_by.store(by.as_ptr(), Relaxed);
     }
 
     /// Notes that nothing keeps the operation from entering a queue any more.
     pub(super) fn let_go(&self) {
-        // Relaxed: only the thread that holds the operation back must see it.
+        // Relaxed: see `is_held_back_by`.
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
     }
 
-    /// What keeps the operation from entering a queue, or null. The pointer is to be compared.
+    /// The task of the operation that keeps this one from entering a queue, or null. The pointer is to be compared.
     pub(super) fn held_back_by(&self) -> &AtomicPtr<()> {
         &self.held_back_by
     }
 
-    /// Whether `by` keeps the operation from entering a queue.
+    /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
-        // Relaxed: only the thread that holds the operation back must see it.
+        // Relaxed: exact for the work that holds the operation back, and for the operations that are let go together with this
+        // one, which enter a queue after that. Other threads read an earlier value at worst, and do not run while the operation
+        // that it names does.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }

@@ -8,7 +8,7 @@
 //! | an operation | those that stand behind it | they start when it is complete |
 //! | an operation | a waiter that waits for it, for its group, or for all operations of its engine | its wait ends when the operation has ended |
 //! | an operation whose epilogue runs | a waiter that waits for its group, or for all operations of its engine | it is counted out after the epilogue |
-//! | the function of a parent | a waiter that waits for one of its children | they enter their queues when it has returned |
+//! | a parent | a waiter that waits for one of its children, which is not in a queue yet | it enters its queues when the parent's own work has ended |
 //! | a waiter | what its thread is inside of | that goes on when the wait is over |
 //!
 //! If it comes to its own wait, none of these can go on.
@@ -48,7 +48,6 @@ use crate::{
     },
     memory::epoch,
     notify::{
-        async_state::AsyncState,
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
         waiters::{Goal, Inside, IsOver, Kind, Ops, Waiter, Waiters},
@@ -88,7 +87,7 @@ pub(super) struct Target<'a> {
     /// The task of the operation. The pointer identifies the operation until the operation is complete, and is never
     /// read.
     pub(super) task: NonNull<()>,
-    /// What keeps the operation from entering a queue, if anything may.
+    /// What keeps the operation from entering a queue, if it has a handle.
     pub(super) held_back_by: Option<&'a AtomicPtr<()>>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
 }
@@ -132,8 +131,7 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Task>>> {
     let is_over = |op: &NonNull<Op<Task>>| {
         // SAFETY: (1).
-        let op = unsafe { op.as_ref() };
-        op.task().async_state().is_some_and(AsyncState::is_resolved)
+        unsafe { op.as_ref() }.task().is_over()
     };
     ops.iter().map(|op| op.cast()).filter(move |op| !is_over(op))
 }
@@ -249,10 +247,6 @@ impl Walk {
                 };
                 self.reach(op, step, reaches, &mut todo);
             }
-            for &family in &inside.families {
-                // The operation is not needed: the goal is one operation.
-                self.reach(NonNull::dangling(), step, |goal| goal.is_held_back_by(family), &mut todo);
-            }
         }
     }
 
@@ -286,7 +280,8 @@ impl Walk {
         let Some(task) = identity(op) else { return };
         let mut todo = Vec::new();
         // SAFETY: (1): it was not complete at some moment since this thread was pinned.
-        let reaches = |goal: &Goal<'_>| goal.is_op(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
+        let reaches =
+            |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
         self.reach(NonNull::from(op), from, reaches, &mut todo);
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
     }
@@ -441,7 +436,7 @@ impl Core {
         unsafe {
             op.with_membership(|membership| {
                 let kin = membership.and_then(|membership| membership.family.as_ref());
-                kin.into_iter().for_each(|kin| kin.each_parent(&mut |parent| ops.push(parent)));
+                kin.into_iter().for_each(|share| share.kin().each_parent(&mut |parent| ops.push(parent)));
             });
         }
         // SAFETY: (1): this thread owns the operation, and its parents, or the functions around its scope, end after
@@ -451,7 +446,7 @@ impl Core {
             let Some(task) = identity(op) else { return false };
             // SAFETY: (1): it was not complete at some moment since this thread was pinned.
             let reaches =
-                |goal: &Goal<'_>| goal.is_op(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
+                |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
             waiters().each_for(None, reaches, |_, _, inside| {
                 // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not returned.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));

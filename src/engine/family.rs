@@ -1,32 +1,37 @@
-//! Operations with children: such a parent is complete when its function has returned and all its children are
-//! complete.
+//! Operations with children: such a parent is complete when its own work has ended and all its children are complete.
 //!
 //! Children take the place of their parent in the order of operations. Each variable of the parent that a child names
 //! is represented by a variable of the family, whose queue orders the children among themselves, under the parent's
-//! access. The value stays in the parent's variable.
+//! access. The value stays in the parent's variable. A family also has variables of its own, with values, which only its
+//! children name.
 //!
 //! # States
 //!
-//! 1. *Open*: the function of the parent runs. A child is counted as pending and has a record, but is not in a queue
-//!    yet, so it shares no value with that function.
-//! 2. *Released* ([`Family::release`]): the function has returned or failed. The children have entered the queues, in
-//!    the order in which they were pushed. If the function has failed, the variables that the parent mutates have
-//!    failed for the children as well.
-//! 3. *Over*: the last child has ended, and the parent completes.
+//! 1. *Working*: the parent's own work goes on: its function runs, or its future or a guard of that is left. A child is
+//!    counted as pending and has a record, but is not in a queue yet, so it shares no value with that work.
+//! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues, in the order in which
+//!    they were pushed. If the work has failed, the variables that the parent mutates have failed for the children as
+//!    well, and so have the variables of the family. The drop of the value of each variable of the family comes after the
+//!    children, and has a share. The completion of an asynchronous parent has a share as well.
+//! 3. *Over* ([`Family::end`]): the last share was dropped, and the parent completes.
+//!
+//! [`FamilyCount`] decides which thread makes each of these steps.
 //!
 //! # Who may touch what
 //!
 //! * `plan`: set by the thread that starts the parent, before its function is called; then constant.
-//! * `stand_ins` and `children`: under their locks.
-//! * `op` and `own`: set before the function returns; taken by the thread that drops the last share of the family. The
-//!   function has one share, and each child has one.
+//! * `identity`: constant. The pointers are compared, and never read.
+//! * `is_future`: set by the thread that starts the parent, before there is a future.
+//! * `parent`: set by the thread that starts the parent, or by the thread that uses its completion; taken by the thread
+//!   that drops the last share.
+//! * `stand_ins`, `variables`, `children` and `own`: under their locks.
 //! * In a forked child: nothing. The operations belong to the parent process.
 //!
-//! There are no edges here: the shares are those of an [`Arc`].
+//! There are no edges here: see [`FamilyCount`].
 
 use std::{
     any::Any,
-    mem,
+    iter, mem,
     panic::Location,
     ptr::NonNull,
     sync::{Arc, OnceLock, Weak},
@@ -37,14 +42,15 @@ use crate::{
     engine::{
         cancellable::Place,
         core::Core,
-        ending::{Epilogues, FnState},
+        ending::{Epilogue, Epilogues, FnState},
         frame::{Call, Frame},
         group::Group,
-        kin::Kin,
+        kin::{Kin, KinShare},
         limited_job::LimitedJob,
-        push,
+        push, ready_loop,
+        right::Observers,
         spec::{Entries, Entry, Spec},
-        task::{Claimed, Cleanup, Job, Task},
+        task::{Claimed, Cleanup, Job, Task, flag},
         variable::VarCell,
         variables::OwnedVar,
     },
@@ -52,8 +58,10 @@ use crate::{
         op::{Cause, OpError},
         push::PushError,
     },
+    notify::family_count::FamilyCount,
     sync::{Mutex, lock},
-    tracker::{Mode, OpRef, ReadyList},
+    tracker::{Mode, Op, OpRef, ReadyList},
+    values::name::Name,
 };
 
 /// What is needed to create the children of an operation.
@@ -65,8 +73,8 @@ pub(crate) struct Plan {
     deadline: Option<Instant>,
     /// The group of the children, inside the group of the operation if it has one.
     group: Arc<Group>,
-    /// The family that the operation belongs to, if it is itself a child.
-    within: Option<Arc<Family>>,
+    /// The family of an operation that is a child itself. That is not over before this one is.
+    within: Option<Weak<Family>>,
 }
 
 // SAFETY: the pointers are to variables that the operation holds, or is about to hold, and a `VarCell` is `Send` and
@@ -90,7 +98,7 @@ impl Plan {
             priority,
             deadline,
             group: Group::new(group.cloned()),
-            within: within.and_then(|family| family.this.upgrade()),
+            within: within.map(|family| Weak::clone(&family.this)),
         })
     }
 }
@@ -105,16 +113,50 @@ struct Child {
 // SAFETY: the place is in what the operation shares with its handle, and has only atomics.
 unsafe impl Send for Child {}
 
+/// What identifies the parent.
+struct Identity {
+    op: NonNull<()>,
+    /// What identifies the parent to waiters.
+    task: NonNull<()>,
+}
+
+// SAFETY: the pointers are compared, and never read.
+unsafe impl Send for Identity {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Identity {}
+
+/// The failures of the parent itself.
+#[derive(Default)]
+struct Own {
+    /// The failure of its function, or of its future.
+    work: Option<OpError>,
+    /// The failure that its completion has reported.
+    completion: Option<OpError>,
+}
+
+/// The right to complete the parent, and its observers.
+struct Parent {
+    op: OpRef<Task>,
+    observers: Option<Box<Observers>>,
+}
+
 /// An operation with children.
 pub(crate) struct Family {
     this: Weak<Family>,
     core: Arc<Core>,
-    op: Mutex<Option<OpRef<Task>>>,
+    identity: Identity,
+    /// The parent is a clean-up.
+    is_kept: bool,
+    is_future: OnceLock<()>,
+    count: FamilyCount,
     plan: OnceLock<Box<Plan>>,
-    /// The failure of the parent's function.
-    own: Mutex<Option<OpError>>,
-    /// The variables of the family, each with the index in the plan of the variable that it stands for.
+    parent: Mutex<Option<Parent>>,
+    own: Mutex<Own>,
+    /// The variables of the family that stand for others, each with the index in the plan of the variable that it stands
+    /// for.
     stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
+    /// The variables of the family that have values of their own.
+    variables: Mutex<Vec<OwnedVar>>,
     /// `None` when the children have entered the queues.
     children: Mutex<Option<Vec<Child>>>,
 }
@@ -126,23 +168,56 @@ impl std::fmt::Debug for Family {
 }
 
 impl Family {
-    /// Creates the family of an operation that is about to start. The returned share is that of the operation's
-    /// function.
-    pub(super) fn new(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
+    /// Creates the family of `op`, which is about to start.
+    fn new(core: &Arc<Core>, op: &Op<Task>, parent: Option<Parent>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             core: Arc::clone(core),
-            op: Mutex::new(Some(op)),
+            identity: Identity { op: NonNull::from(op).cast(), task: NonNull::from(op.task()).cast() },
+            is_kept: op.task().has(flag::KEPT),
+            is_future: OnceLock::new(),
+            count: FamilyCount::new(),
             plan: OnceLock::new(),
-            own: Mutex::new(None),
+            parent: Mutex::new(parent),
+            own: Mutex::default(),
             stand_ins: Mutex::default(),
+            variables: Mutex::default(),
             children: Mutex::new(Some(Vec::new())),
         })
+    }
+
+    /// Creates the family of an operation that is about to start, and that is complete without a completion.
+    pub(super) fn of_sync(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
+        let hold = op.hold();
+        Self::new(core, &hold, Some(Parent { op, observers: None }))
+    }
+
+    /// Creates the family of an asynchronous operation that is about to start. The right to complete it has a share.
+    pub(super) fn of_async(core: &Arc<Core>, op: &Op<Task>) -> Arc<Self> {
+        let family = Self::new(core, op, None);
+        family.count.enter();
+        family
+    }
+
+    /// Returns `kin` as a family, unless it is a scope.
+    pub(crate) fn from_kin(kin: &Arc<dyn Kin>) -> Option<Arc<Self>> {
+        kin.as_any().downcast_ref::<Self>()?.this.upgrade()
     }
 
     /// Returns the family of the operation whose function runs in `frame`, if the operation has children.
     pub(crate) fn of(frame: &Frame) -> Option<&Self> {
         frame.family()?.as_any().downcast_ref()
+    }
+
+    /// Whether children are clean-ups, as their parent is.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    /// Returns the owner of the queues of the family's own variables, in the place of an engine. It is odd, so no engine has
+    /// it. No other family has it while this one exists, and later the variables are closed.
+    fn owner(&self) -> usize {
+        std::ptr::from_ref(self).addr() + 1
     }
 
     fn plan(&self) -> &Plan {
@@ -165,29 +240,79 @@ impl Family {
         self.plan().deadline
     }
 
-    /// Returns the entries of a child, with the variables of the family that stand for those in `entries`.
+    /// Begins a push of a child, or the creation of a variable. The parent's work does not end before the returned value
+    /// is dropped.
+    fn admit(&self) -> Result<Admitted<'_>, PushError> {
+        if self.core.is_forked() {
+            return Err(PushError::Forked);
+        }
+        if self.count.admit() { Ok(Admitted(self)) } else { Err(PushError::ParentEnded) }
+    }
+
+    /// Creates a variable of the family, and returns a handle to it.
+    ///
+    /// # Errors
+    /// Returns [`PushError::ParentEnded`] if the parent's work has ended.
+    pub(crate) fn create_var<T: Send + 'static>(&self, value: T) -> Result<NonNull<VarCell>, PushError> {
+        let admitted = match self.admit() {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                // `?` is not used, for the reason given in `Core::push`.
+                drop(value);
+                return Err(error);
+            }
+        };
+        let cell = VarCell::of_family(&self.core, self.owner(), value);
+        // SAFETY: the family takes the only handle; the one that is returned is another.
+        let var = unsafe { OwnedVar::new(cell) };
+        var.cell().add_handle();
+        lock(&self.variables).push(var);
+        drop(admitted);
+        Ok(cell)
+    }
+
+    /// Whether the variable belongs to this family, or to one around it.
+    fn is_within_owner(&self, cell: &VarCell) -> bool {
+        let owner = cell.queue().owner();
+        self.owner() == owner || iter::successors(self.within(), |family| family.within()).any(|at| at.owner() == owner)
+    }
+
+    /// The family of a parent that is a child itself.
+    fn within(&self) -> Option<Arc<Self>> {
+        self.plan.get()?.within.as_ref()?.upgrade()
+    }
+
+    /// Returns the entries of a child, with the variables of the family that stand for those in `entries`. A variable of
+    /// the family itself stays.
     ///
     /// # Errors
     /// [`PushError::NotHeld`] if the parent does not name a variable, or only reads one that the child mutates.
     fn stand_in(
         &self,
         entries: &[Entry],
-        spec: &Spec,
+        name: &Name,
         location: &'static Location<'static>,
     ) -> Result<Entries, PushError> {
         let held = &self.plan().names;
         let mut stand_ins = lock(&self.stand_ins);
         let mut replace = |entry: &Entry| {
+            // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
+            let named = unsafe { entry.cell.as_ref() };
+            if named.queue().owner() == self.owner() && !named.queue().is_closed() {
+                return Ok(*entry);
+            }
             let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
             let Some(index) = held.iter().position(fits) else {
-                // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
-                let cell = unsafe { entry.cell.as_ref() };
-                return Err(PushError::NotHeld(cell.refused_access(&spec.name, location)));
+                let owner = named.queue().owner();
+                return Err(if owner == self.core.tag() || self.is_within_owner(named) {
+                    PushError::NotHeld(named.refused_access(name, location))
+                } else {
+                    self.core.not_owned(named, name, location)
+                });
             };
             let known = stand_ins.iter().find(|(of, _)| *of == index).map(|(_, var)| var.ptr());
             let cell = known.unwrap_or_else(|| {
-                // SAFETY: the parent holds the variable.
-                let var = OwnedVar::standing_for(unsafe { entry.cell.as_ref() });
+                let var = OwnedVar::standing_for(named);
                 let cell = var.ptr();
                 stand_ins.push((index, var));
                 cell
@@ -206,11 +331,15 @@ impl Family {
         deadline: Option<Instant>,
         mut job: impl Job,
     ) -> Result<(), PushError> {
-        let place = job.place();
-        // A variable that was deleted since the push of the parent is accepted: the deletion is behind the parent.
-        let sorted = push::sort(entries, &spec.name, location);
-        let mut entries = match sorted.and_then(|entries| self.stand_in(entries, spec, location)) {
-            Ok(entries) => entries,
+        let place = job.place_of_handle();
+        let mut replaced = || {
+            let admitted = self.admit()?;
+            // A variable that was deleted since the push of the parent is accepted: the deletion is behind the parent.
+            let sorted = push::sort(entries, &spec.name, location)?;
+            Ok((self.stand_in(sorted, &spec.name, location)?, admitted))
+        };
+        let (mut entries, admitted) = match replaced() {
+            Ok(replaced) => replaced,
             Err(error) => {
                 // `?` is not used, for the reason given in `Core::push`.
                 drop(job);
@@ -218,61 +347,107 @@ impl Family {
             }
         };
         let mutates = entries.iter().any(|entry| entry.mode.is_write());
-        let Some(share) = self.this.upgrade() else { unreachable!("the function of the parent has a share") };
+        self.count.enter();
+        let Some(share) = self.this.upgrade() else { unreachable!("the caller has a reference") };
         let job = LimitedJob::with_kin(job, self.group(), share, deadline, mutates);
-        let entries = self.core.check_and_sort(&mut entries, &spec.name, location)?;
+        let entries = push::sort(&mut entries, &spec.name, location)?;
         let op = self.core.create(spec, spec.priority, location, entries, job)?;
-        let mut children = lock(&self.children);
-        match &mut *children {
-            Some(children) => {
-                if let Some(place) = place {
-                    // SAFETY: the place is valid until the operation has started.
-                    unsafe { place.as_ref() }.hold_back(NonNull::from(self).cast());
-                }
-                children.push(Child { op, place });
-                Ok(())
+        if let Some(children) = &mut *lock(&self.children) {
+            if let Some(place) = place {
+                // SAFETY: the place is valid until the operation has started.
+                unsafe { place.as_ref() }.hold_back(self.identity.task);
             }
-            None => unreachable!("only the function of the parent pushes children"),
+            children.push(Child { op, place });
+        } else {
+            unreachable!("the parent's work has not ended");
+        }
+        drop(admitted);
+        self.core.end_push();
+        Ok(())
+    }
+
+    /// Notes the end of the parent's function, with `result`.
+    pub(super) fn end_function(&self, result: Result<(), OpError>) {
+        if self.core.is_forked() {
+            // The parent process completes the operation.
+            return mem::forget(result);
+        }
+        self.end_work(result);
+    }
+
+    /// Ends a part of the parent's work with `result`. The end of the last part releases the children.
+    fn end_work(&self, result: Result<(), OpError>) {
+        if let Err(failure) = result {
+            let second = lock(&self.own).work.replace(failure);
+            debug_assert!(second.is_none(), "a future that has begun has no other failure");
+        }
+        if self.count.end_part() {
+            self.release();
         }
     }
 
-    /// Lets the children enter the queues, after the function of the parent has ended with `result`.
-    pub(super) fn release(self: Arc<Self>, result: Result<(), OpError>) {
-        if self.core.is_forked() {
-            // The parent process completes the operation.
-            return mem::forget((self, result));
+    /// Notes that the completion of the parent was used with `result`, or that its future has ended with it. `op` is the
+    /// right to complete the parent.
+    pub(super) fn end_completion(
+        &self,
+        op: OpRef<Task>,
+        mut observers: Option<Box<Observers>>,
+        result: Result<(), OpError>,
+    ) {
+        observers.iter_mut().for_each(|observers| observers.parent_of = None);
+        let before = lock(&self.parent).replace(Parent { op, observers });
+        debug_assert!(before.is_none(), "an operation is completed once");
+        if self.is_future.get().is_some() {
+            self.end_work(result);
+        } else {
+            lock(&self.own).completion = result.err();
         }
-        if let Err(failure) = result {
+        self.leave();
+    }
+
+    /// Lets the children enter the queues, after the parent's work has ended.
+    #[cold]
+    fn release(&self) {
+        let failure = lock(&self.own).work.clone();
+        let stand_ins = lock(&self.stand_ins).iter().map(|(index, var)| (*index, var.ptr())).collect::<Vec<_>>();
+        let variables = lock(&self.variables).iter().map(OwnedVar::ptr).collect::<Vec<_>>();
+        if let Some(failure) = failure {
             let names = &self.plan().names;
-            for (index, var) in &*lock(&self.stand_ins) {
-                if names[*index].1.is_write() {
-                    // SAFETY: no operation has entered the queue of this variable, and no other thread uses it.
-                    let none = unsafe { var.cell().fault().set_failure(Some(failure.clone())) };
-                    debug_assert!(none.is_none(), "the variable is new");
-                }
+            let mutated = stand_ins.iter().filter(|(index, _)| names[*index].1.is_write()).map(|(_, cell)| cell);
+            for cell in mutated.chain(&variables) {
+                // SAFETY: the family has a handle of the variable until it is over, and it is not yet.
+                let fault = unsafe { cell.as_ref() }.fault();
+                // SAFETY: no operation has entered the queue of this variable, and no other thread uses it.
+                let none = unsafe { fault.set_failure(Some(failure.clone())) };
+                debug_assert!(none.is_none(), "the variable is new");
             }
-            *lock(&self.own) = Some(failure);
         }
-        let children = lock(&self.children).take();
-        for Child { op, place } in children.into_iter().flatten() {
-            if let Some(place) = place {
-                // SAFETY: the operation has not started, so the place is valid.
-                unsafe { place.as_ref() }.let_go();
-            }
+        let children = lock(&self.children).take().unwrap_or_default();
+        // All of them before the first one may run, which may wait for another one.
+        for place in children.iter().filter_map(|child| child.place) {
+            // SAFETY: the operation has not started, so the place is valid.
+            unsafe { place.as_ref() }.let_go();
+        }
+        for Child { op, .. } in children {
             let pushed = self.core.enqueue(op);
             debug_assert!(pushed.is_ok(), "a variable of a family is never deleted");
         }
+        for cell in variables {
+            self.count.enter();
+            let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };
+            // SAFETY: (1): the family has a handle of the variable. (2): every child that names it has entered its queue, and
+            // everything else is refused.
+            unsafe { self.core.empty_variable(cell, KinShare::new(this)) };
+        }
+        self.leave();
     }
 
-    /// Returns the failure of the parent: that of its function, or else that of the child that was pushed first among
-    /// those that have failed, unless a later child has cleared it.
-    fn failure(&mut self) -> Option<OpError> {
-        if let Some(own) = lock(&self.own).take() {
-            return Some(own);
-        }
-        let stand_ins = lock(&self.stand_ins);
+    /// Returns the failure that the children have left: that of the child that was pushed first among those that have
+    /// failed, unless a later child has cleared it.
+    fn failure_of_children(&self) -> Option<OpError> {
+        let (stand_ins, variables) = (lock(&self.stand_ins), lock(&self.variables));
         let failures = || {
-            stand_ins.iter().filter_map(|(_, var)| {
+            stand_ins.iter().map(|(_, var)| var).chain(&*variables).filter_map(|var| {
                 // SAFETY: every operation on the variable has ended.
                 unsafe { var.cell().fault().failure() }
             })
@@ -281,18 +456,58 @@ impl Family {
         let is_left = |failure: &OpError| failures().any(|left| left.ptr_eq(failure));
         plan.group.first_failure(is_left).or_else(|| failures().next())
     }
+
+    /// Completes the parent.
+    #[cold]
+    fn end(&self) {
+        let Own { work, completion } = mem::take(&mut *lock(&self.own));
+        let (failure, second) = match (work, completion) {
+            (Some(work), second) => (Some(work), second),
+            (None, Some(failure)) => (Some(failure), None),
+            (None, None) => (self.failure_of_children(), None),
+        };
+        // The second failure must not get lost.
+        second.iter().for_each(|second| second.record(&self.core.failures));
+        let Some(Parent { op, observers }) = lock(&self.parent).take() else { return };
+        // The variables of the family are dropped before a wait for the parent can return.
+        drop((mem::take(&mut *lock(&self.stand_ins)), mem::take(&mut *lock(&self.variables))));
+        // The end of an asynchronous operation does not touch its job.
+        let function = if op.task().has(flag::ASYNC) { FnState::MayRun } else { FnState::Called };
+        let mut ready = ReadyList::default();
+        let mut epilogue = self.core.complete(op, failure.map_or(Ok(()), Err), function, &mut ready);
+        if let Epilogue::CleanUp(completed) = &mut epilogue {
+            observers.into_iter().for_each(|observers| completed.report_to(*observers));
+            completed.ended.extend(second);
+        }
+        let epilogue = self.core.defer_epilogue(epilogue);
+        self.core.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+    }
+}
+
+/// A push of a child that has begun.
+struct Admitted<'f>(&'f Family);
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        if !self.0.core.is_forked() && self.0.count.end_part() {
+            let _running = self.0.core.run_without_worker();
+            self.0.release();
+        }
+    }
 }
 
 impl Kin for Family {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
         let Some(plan) = self.plan.get() else { return };
         plan.names.iter().for_each(|&(cell, _)| look(VarCell::queue_ptr(cell).cast()));
-        plan.within.iter().for_each(|family| family.each_held(look));
+        self.within().iter().for_each(|family| family.each_held(look));
     }
 
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
-        lock(&self.op).iter().for_each(|op| look(NonNull::from(&**op).cast()));
-        self.plan.get().and_then(|plan| plan.within.as_ref()).iter().for_each(|family| family.each_parent(look));
+        if !self.count.is_over() {
+            look(self.identity.op);
+        }
+        self.within().iter().for_each(|family| family.each_parent(look));
     }
 
     fn known_from(&self) -> Option<*const ()> {
@@ -300,29 +515,28 @@ impl Kin for Family {
     }
 
     fn holds_back(&self, place: &Place) -> bool {
-        place.is_held_back_by(NonNull::from(self).cast())
+        place.is_held_back_by(self.identity.task)
+    }
+
+    fn begin_future(&self) {
+        let _ = self.is_future.set(());
+        let begun = self.count.admit();
+        debug_assert!(begun, "the function of the parent runs");
+    }
+
+    fn leave(&self) {
+        if self.core.is_forked() || !self.count.leave() {
+            return;
+        }
+        match self.this.upgrade() {
+            // Many families may end one after the other, each with its only child.
+            Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
+            _ => self.end(),
+        }
     }
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl Drop for Family {
-    fn drop(&mut self) {
-        if self.core.is_forked() {
-            // The parent process completes the operation.
-            return;
-        }
-        let failure = self.failure();
-        let Some(op) = lock(&self.op).take() else { return };
-        // The variables of the family are dropped before a wait for the parent can return.
-        let stand_ins = mem::take(&mut *lock(&self.stand_ins));
-        drop(stand_ins);
-        let mut ready = ReadyList::default();
-        let epilogue = self.core.complete(op, failure.map_or(Ok(()), Err), FnState::Called, &mut ready);
-        let epilogue = self.core.defer_epilogue(epilogue);
-        self.core.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
     }
 }
 
@@ -348,6 +562,14 @@ impl<W: Job> Job for ParentJob<W> {
 
     fn place(&mut self) -> Option<NonNull<Place>> {
         self.job.place()
+    }
+
+    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
+        self.job.place_of_handle()
+    }
+
+    fn started(&mut self) -> Cleanup {
+        self.job.started()
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {

@@ -8,7 +8,7 @@
 //! | the frame | its operation |
 //! |---|---|
 //! | [`Holds::Variables`] | has not released its variables: its function runs, or a device completes it |
-//! | [`Holds::Variables`], and the [`AsyncState`] is resolved | is complete, although its function still runs |
+//! | [`Holds::Variables`], and the task [is over](Task::is_over) | is complete, although its function still runs |
 //! | [`Holds::Nothing`] | has released its variables: its epilogue runs |
 //! | [`Holds::AcquiredVariables`] | holds its variables for program code that is not part of one of the program's operations |
 //! | without an operation | was counted out |
@@ -50,7 +50,6 @@ use crate::{
     },
     error::deadlock::Pushed,
     notify::{
-        async_state::AsyncState,
         claim::Claim,
         waiters::{Inside, Ops},
     },
@@ -103,8 +102,7 @@ impl Frame {
     /// used.
     fn is_over(&self) -> bool {
         // Only while the function runs: the program code of an epilogue is a part of the operation.
-        self.holds == Holds::Variables
-            && self.op().and_then(|op| op.task().async_state()).is_some_and(AsyncState::is_resolved)
+        self.holds == Holds::Variables && self.op().is_some_and(|op| op.task().is_over())
     }
 
     /// Takes the right to the operation out of the frame.
@@ -441,18 +439,47 @@ pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option
     found
 }
 
-/// The queues of variables that operations hold. The pointers are only compared.
-pub(super) type HeldQueues = SmallVec<[NonNull<()>; 4]>;
+/// What the operation of a frame holds, seen from a scope inside the frame.
+pub(super) struct HeldAround {
+    /// The operation, if it is asynchronous and so may end before its function returns.
+    ends: Option<NonNull<Op<Task>>>,
+    /// The queues of its variables. The pointers are only compared.
+    queues: SmallVec<[NonNull<()>; 4]>,
+    /// The family or the scope that the operation belongs to.
+    kin: Option<Arc<dyn Kin>>,
+}
 
-/// Returns the queues of the variables held by the operations that run on this thread.
-pub(super) fn held_queues() -> HeldQueues {
-    let mut held = HeldQueues::new();
+impl HeldAround {
+    /// Calls `look` with the queue of each variable that the operation holds, itself or through its parents.
+    ///
+    /// # Safety
+    /// 1. The frame has not ended.
+    pub(super) unsafe fn each(&self, look: &mut dyn FnMut(NonNull<()>)) {
+        // SAFETY: (1): the operation of the frame is alive.
+        if self.ends.is_some_and(|op| unsafe { op.as_ref() }.task().is_over()) {
+            return;
+        }
+        self.queues.iter().for_each(|queue| look(*queue));
+        self.kin.iter().for_each(|kin| kin.each_held(look));
+    }
+}
+
+/// Returns what the operations that run on this thread hold.
+pub(super) fn held_around() -> Box<[HeldAround]> {
+    let mut held = Vec::new();
     let look = |frame: &Frame| {
-        frame.each_held(|queue| held.push(queue));
+        if let Some(op) = frame.op().filter(|_| frame.holds != Holds::Nothing && !frame.is_over()) {
+            // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
+            // family.
+            let kin = frame.limits().child_of.map(|kin| Arc::clone(unsafe { kin.as_ref() }));
+            let queues = op.accesses().iter().map(|access| access.queue_ptr().cast()).collect();
+            let ends = (frame.holds == Holds::Variables && op.task().has(flag::ASYNC)).then(|| NonNull::from(op));
+            held.push(HeldAround { ends, queues, kin });
+        }
         true
     };
     each_unknown(look);
-    held
+    held.into()
 }
 
 /// The operations that run on this thread, for any engine, and have not released their variables; also the parents of
@@ -487,7 +514,6 @@ pub(super) fn inside() -> Inside {
                 inside.ended.push((op.cast(), in_group));
             }
         }
-        inside.families.extend(frame.family().map(|family| NonNull::from(family.as_any()).cast()));
         false
     });
     inside

@@ -29,13 +29,14 @@ use std::{
     future::Future,
     panic::Location,
     pin::Pin,
+    ptr::NonNull,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
 };
 
 use crate::{
     engine::{
-        cancellable::{Cancellable, Handled},
+        cancellable::{Cancellable, Handled, Place},
         core::Core,
         frame::{self, Call, Frame, Holds},
         held::Share,
@@ -148,7 +149,13 @@ impl Started {
         f: impl FnOnce(Pin<&mut dyn Polled>, &Frame) -> R,
     ) -> Result<R, panics::Payload> {
         let Self { future, share } = self;
-        let run = |frame: &Frame| frame.in_group(share.group(), share.family(), || f(future.as_mut(), frame));
+        let run = |frame: &Frame| {
+            let f = || f(future.as_mut(), frame);
+            frame.in_group(share.group(), share.family(), || match share.parent_of() {
+                Some(family) => frame.in_family(family, f),
+                None => f(),
+            })
+        };
         panics::catch(|| frame::enter(core, share.op(), Holds::Variables, run))
     }
 
@@ -295,6 +302,7 @@ where
 {
     let Some(right) = call.take_right() else { return Ok(()) };
     let core = call.core();
+    right.parent_of().iter().for_each(|family| family.begin_future());
     let share = Share::new(right, core);
     let delivery = handle.clone().map(|handle| Delivery { handle, value: None });
     let future = Box::pin(Running { future: Some(make(&share)), delivery });
@@ -335,6 +343,10 @@ where
 
     fn claim(&mut self, _: &Task) -> Claimed {
         self.0.claim()
+    }
+
+    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
+        self.0.place()
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {

@@ -29,7 +29,7 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    engine::kin::Kin,
+    engine::kin::KinShare,
     error::{op::OpError, wait::WaitError},
     memory::epoch,
     notify::{
@@ -176,7 +176,7 @@ pub(crate) struct Membership {
     pub(super) mutates: bool,
     /// The family or scope of the member. This share of it is dropped after the member has been counted out of the
     /// group.
-    pub(super) family: Option<Arc<dyn Kin>>,
+    pub(super) family: Option<KinShare>,
 }
 
 impl Membership {

@@ -188,6 +188,11 @@ impl Share {
         self.right().family()
     }
 
+    /// The family of an operation with children.
+    pub(crate) fn parent_of(&self) -> Option<&Arc<dyn Kin>> {
+        self.right().parent_of()
+    }
+
     /// Notes that the guards were taken. They keep the engine open.
     pub(super) fn take(&self, keeps_open: KeepsOpen) {
         *lock(&self.held.ending) = Ending::Taken(keeps_open);

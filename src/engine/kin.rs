@@ -1,7 +1,7 @@
 //! What an operation knows about those that cannot complete before it: the [parent](super::family) of a child, and the
 //! operations around a [scope](super::scope).
 
-use std::{any::Any, ptr::NonNull};
+use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use crate::engine::cancellable::Place;
 
@@ -15,7 +15,32 @@ pub(crate) trait Kin: Send + Sync {
     /// Returns the frame in which the scope was opened, if that was on the calling thread. The pointer is only
     /// compared. `each_held` and `each_parent` cover that frame and those around it.
     fn known_from(&self) -> Option<*const ()>;
-    /// Whether a child with this place waits for the function of the parent to return.
+    /// Whether a child with this place waits for the parent's work to end.
     fn holds_back(&self, place: &Place) -> bool;
+    /// Notes, in the parent's function, that the parent is a future, so that its work ends when that and its guards have. Not
+    /// called for a scope.
+    fn begin_future(&self);
+    /// Drops a share of the family. A scope has none.
+    fn leave(&self);
     fn as_any(&self) -> &dyn Any;
+}
+
+/// A share of a family, or an operation of a scope. The parent is not complete before it is dropped.
+pub(super) struct KinShare(Arc<dyn Kin>);
+
+impl KinShare {
+    /// The caller has counted the share.
+    pub(super) fn new(kin: Arc<dyn Kin>) -> Self {
+        Self(kin)
+    }
+
+    pub(super) fn kin(&self) -> &Arc<dyn Kin> {
+        &self.0
+    }
+}
+
+impl Drop for KinShare {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }

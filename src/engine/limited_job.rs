@@ -14,7 +14,7 @@ use crate::{
         cancellable::Place,
         frame::Call,
         group::{Group, Joined, Membership},
-        kin::Kin,
+        kin::{Kin, KinShare},
         task::{Claimed, Cleanup, Job, Task, flag},
     },
     error::op::{Cause, OpError},
@@ -38,7 +38,8 @@ impl<W> LimitedJob<W> {
     }
 
     /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. The operation
-    /// has a share of `kin` until it has ended. `mutates` says whether it mutates a variable.
+    /// has a share of `kin`, which the caller has counted, until it has ended. `mutates` says whether it mutates a
+    /// variable.
     pub(crate) fn with_kin(
         job: W,
         group: &Arc<Group>,
@@ -49,7 +50,7 @@ impl<W> LimitedJob<W> {
         let mut limited = Self::new(job, Some(group), deadline);
         if let Some(membership) = &mut limited.membership {
             membership.mutates = mutates;
-            membership.family = Some(kin);
+            membership.family = Some(KinShare::new(kin));
         }
         limited
     }
@@ -108,13 +109,18 @@ impl<W: Job> Job for LimitedJob<W> {
         self.job.place()
     }
 
+    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
+        self.job.place_of_handle()
+    }
+
     fn membership(&self) -> Option<&Membership> {
         self.membership.as_ref()
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         self.will_fail_itself();
-        let family = self.membership.as_ref().and_then(|membership| membership.family.clone());
+        let family = self.membership.as_ref().and_then(|membership| membership.family.as_ref());
+        let family = family.map(|share| Arc::clone(share.kin()));
         if cx.op().task().has(flag::ASYNC) {
             if let Some(membership) = self.membership.take() {
                 cx.with_right(|right| right.observers().membership = Some(membership));

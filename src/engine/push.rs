@@ -164,12 +164,23 @@ impl Core {
         location: &'static Location<'static>,
     ) -> Result<(), PushError> {
         if cell.queue().owner() != self.tag() {
-            return Err(PushError::ForeignVariable(cell.refused_access(name, location)));
+            return Err(self.not_owned(cell, name, location));
         }
         if cell.queue().is_closed() {
             return Err(PushError::DeletedVariable(cell.refused_access(name, location)));
         }
         Ok(())
+    }
+
+    /// The error for a variable that does not belong to this engine, or belongs to the children of an operation.
+    #[cold]
+    pub(super) fn not_owned(&self, cell: &VarCell, name: &Name, location: &'static Location<'static>) -> PushError {
+        let access = cell.refused_access(name, location);
+        if std::ptr::eq(&raw const **cell.core(), self) {
+            PushError::FamilyVariable(access)
+        } else {
+            PushError::ForeignVariable(access)
+        }
     }
 
     /// Checks every variable, sorts the entries by variable and merges those of one variable: a variable that is both
@@ -279,7 +290,7 @@ impl Core {
                 true
             }
             phase::BOUNDED => self.may_push_counted(),
-            phase::DRAINING => frame::in_operation_of(self),
+            phase::DRAINING => spec.is_child || frame::in_operation_of(self),
             _ => false,
         };
         if is_observing() && self.is_observed() && spec.flags & flag::INTERNAL == 0 {

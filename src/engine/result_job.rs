@@ -52,7 +52,7 @@ impl<F, R> Shared<F, R> {
     }
 
     /// Returns where waiters find the operation.
-    fn place(&self) -> Option<NonNull<Place>> {
+    pub(super) fn place(&self) -> Option<NonNull<Place>> {
         self.0.as_ref().map(|oneshot| NonNull::from(oneshot.beside().place()))
     }
 
@@ -159,6 +159,10 @@ where
 
     fn claim(&mut self, _: &Task) -> Claimed {
         self.0.claim()
+    }
+
+    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
+        self.0.place()
     }
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {

@@ -15,7 +15,7 @@ use crate::{
     engine::{
         cancellable::Handled,
         group::{Group, Membership},
-        kin::Kin,
+        kin::{Kin, KinShare},
     },
     error::op::OpError,
     notify::wakers::Wakers,
@@ -33,6 +33,8 @@ pub(crate) struct Right<T> {
 pub(super) struct Observers {
     pub(super) handle: Option<Arc<Handled<()>>>,
     pub(super) membership: Option<Membership>,
+    /// The family of an operation with children, which completes the operation.
+    pub(super) parent_of: Option<Arc<dyn Kin>>,
     /// Delivers the value of a future to the handle of its operation. In a mutex, since the value need not be `Sync`.
     pub(super) deliver: Option<Mutex<Box<dyn Deliver>>>,
 }
@@ -71,7 +73,12 @@ impl<T> Right<T> {
 
     /// Returns the family that the operation belongs to, if it is a child.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
-        self.observers.as_ref()?.membership.as_ref()?.family.as_ref()
+        self.observers.as_ref()?.membership.as_ref()?.family.as_ref().map(KinShare::kin)
+    }
+
+    /// The family of an operation with children.
+    pub(super) fn parent_of(&self) -> Option<&Arc<dyn Kin>> {
+        self.observers.as_ref()?.parent_of.as_ref()
     }
 
     pub(super) fn into_parts(self) -> (OpRef<T>, Option<Box<Observers>>) {

@@ -16,14 +16,14 @@ use crate::{
         kin::Kin,
         no_wait::{self, NoWait},
         right::Right,
-        task::{Task, flag},
+        task::{Cleanup, Task, flag},
     },
     error::op::{Cause, OpError},
     notify::{async_state::AsyncState, pending::Ticket},
     system::panics,
     testing::weaken::{Step, removed},
     trace::event::Outcome,
-    tracker::{self, Op, OpRef, ReadyList},
+    tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
 };
 
@@ -168,7 +168,7 @@ impl Core {
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
         op.mark(self.started_mark());
         let hold = op.hold();
-        let family = Family::new(self, op);
+        let family = Family::of_sync(self, op);
         let kin: Arc<dyn Kin> = Arc::<Family>::clone(&family);
         let result = panics::catch(|| {
             frame::enter(self, &hold, Holds::Variables, |frame| {
@@ -179,7 +179,7 @@ impl Core {
         let result = self.result_of(&hold, result);
         self.record_return(&hold);
         drop((hold, kin));
-        family.release(result);
+        family.end_function(result);
     }
 
     // --------------------------------------------------------------------------------- asynchronous operations ----
@@ -189,9 +189,15 @@ impl Core {
         op.mark(self.started_mark());
         // The completion may end the operation while its function still runs.
         let hold = op.hold();
+        let family = op.task().has(flag::PARENT).then(|| Family::of_async(self, &hold));
+        let kin = family.as_ref().map(|family| Arc::<Family>::clone(family) as Arc<dyn Kin>);
+        let mut right = Right::new(op);
+        if let Some(kin) = &kin {
+            right.observers().parent_of = Some(Arc::clone(kin));
+        }
         let mut lost = None;
         let result = panics::catch(|| {
-            frame::enter_async(self, &hold, Right::new(op), |frame| {
+            frame::enter_async(self, &hold, right, |frame| {
                 struct TakeRight<'a>(&'a Frame, &'a mut Option<Right<Task>>);
                 impl Drop for TakeRight<'_> {
                     fn drop(&mut self) {
@@ -200,7 +206,11 @@ impl Core {
                 }
                 let _take = TakeRight(frame, &mut lost);
                 // SAFETY: this thread owns the ready operation, and starts it only here.
-                unsafe { hold.start(&Call::new(frame, self, None)) }
+                let start = || unsafe { hold.start(&Call::new(frame, self, None)) };
+                match &kin {
+                    Some(kin) => frame.in_family(kin, start),
+                    None => start(),
+                }
             })
         });
         let failure = match result {
@@ -210,11 +220,14 @@ impl Core {
         };
         if self.is_forked() {
             // The parent process completes the operation.
-            std::mem::forget((hold, failure));
+            std::mem::forget((hold, failure, family, kin));
             return Epilogue::Nothing;
         }
         if lost.is_none() {
             self.record_return(&hold);
+        }
+        if let Some(family) = family {
+            return self.return_from_parent(&family, hold, lost, failure);
         }
         match (lost, failure) {
             (None, None) if hold.task().has(flag::REPORTS) => {
@@ -234,6 +247,35 @@ impl Core {
                 self.complete_by_right(right, Err(failure), FnState::Called, ready)
             }
         }
+    }
+
+    /// Notes that the asynchronous function of an operation with children has ended.
+    fn return_from_parent(
+        self: &Arc<Self>,
+        family: &Family,
+        op: Hold<Task>,
+        lost: Option<Right<Task>>,
+        failure: Option<OpError>,
+    ) -> Epilogue {
+        let mut cleanup = Cleanup::default();
+        let result = match (lost, failure) {
+            (None, None) => {
+                if op.task().has(flag::REPORTS) {
+                    // SAFETY: this thread has started the operation, and its end does not touch the body.
+                    cleanup = unsafe { op.started() };
+                }
+                Ok(())
+            }
+            (None, Some(failure)) => Err(failure),
+            (Some(right), failure) => {
+                let failure = failure.unwrap_or_else(|| op.task().failed_by(Cause::LostCompletion));
+                let (right, observers) = right.into_parts();
+                family.end_completion(right, observers, Ok(()));
+                Err(failure)
+            }
+        };
+        family.end_function(result);
+        if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(op, cleanup) }
     }
 
     /// Keeps the failure of an asynchronous function for its completion, or reports it if the completion has already
@@ -258,7 +300,12 @@ impl Core {
         function: FnState,
         ready: &mut ReadyList<Task>,
     ) -> Epilogue {
+        let family = right.parent_of().and_then(Family::from_kin);
         let (op, observers) = right.into_parts();
+        if let Some(family) = family {
+            family.end_completion(op, observers, result);
+            return Epilogue::Nothing;
+        }
         let mut epilogue = self.complete(op, result, function, ready);
         if let (Some(observers), Epilogue::CleanUp(completed)) = (observers, &mut epilogue) {
             completed.report_to(*observers);
@@ -296,7 +343,13 @@ impl Core {
 
     /// Completes an asynchronous operation whose guards were never taken. Its variables stay as they are.
     pub(super) fn release(self: &Arc<Self>, right: Right<Task>) {
-        let (op, _) = right.into_parts();
+        let family = right.parent_of().and_then(Family::from_kin);
+        let (op, observers) = right.into_parts();
+        if let Some(family) = family {
+            // A panic has dropped the guards before there was a future.
+            let _running = self.run_without_worker();
+            return family.end_completion(op, observers, Ok(()));
+        }
         let _ = op.task().async_state().map(AsyncState::resolve);
         let ticket = op.task().ticket;
         let _running = self.run_without_worker();

@@ -12,7 +12,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `held`: constant. The pointers are compared, and never read.
+//! * `held`: constant. What it refers to is read while the operations around the scope run: by the function that has opened
+//!   the scope, and by operations of the scope that are not abandoned.
 //! * `around`, `members`, `variables` and `emptied`: under their locks.
 //!
 //! There are no edges here: the count of the group hands over what the operations did.
@@ -36,6 +37,7 @@
 
 use std::{
     any::Any,
+    fmt,
     ptr::NonNull,
     sync::Arc,
     thread::{self, ThreadId},
@@ -47,7 +49,7 @@ use crate::{
         cancellable::{Handled, Place},
         core::Core,
         deadlock::{Cycle, Looks, blocked_members, find_cycle},
-        frame::{self, HeldQueues},
+        frame::{self, HeldAround},
         group::Group,
         kin::Kin,
         variable::VarCell,
@@ -91,14 +93,13 @@ fn is_gone(handled: &Handled<()>) -> bool {
 }
 
 /// An open scope.
-#[derive(Debug)]
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
     /// The operations around the scope, which cannot complete before it ends, and the variables that they hold. None are known
     /// when an operation of the scope was abandoned.
     around: Mutex<Ops>,
-    held: HeldQueues,
+    held: Box<[HeldAround]>,
     /// The thread that has opened the scope, and its innermost frame at that time, or null.
     thread: ThreadId,
     opened_in: *const (),
@@ -112,15 +113,23 @@ pub(crate) struct Scoped {
     is_listed: bool,
 }
 
-// SAFETY: `opened_in` and the pointers in `held` are compared, and never read. The pointers in `around` are given only
-// to operations of the scope, while the operations around it run.
+impl fmt::Debug for Scoped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scoped").field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: `opened_in` is compared, and never read. The pointers in `held` and `around` are used only by operations of the
+// scope that are not abandoned, and by the function that has opened it, while the operations around it run.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
 
 impl Kin for Scoped {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
-        self.held.iter().for_each(|queue| look(*queue));
+        // SAFETY: (1): operations of the scope call this, or the function that has opened it, and the frames around it end after
+        // them. An operation that was abandoned does not: its function is dropped before.
+        self.held.iter().for_each(|held| unsafe { held.each(look) });
     }
 
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
@@ -134,6 +143,10 @@ impl Kin for Scoped {
     fn holds_back(&self, _: &Place) -> bool {
         false
     }
+
+    fn begin_future(&self) {}
+
+    fn leave(&self) {}
 
     fn as_any(&self) -> &dyn Any {
         self
@@ -160,7 +173,7 @@ impl Scoped {
             core: Arc::clone(core),
             group,
             around: Mutex::new(around),
-            held: frame::held_queues(),
+            held: frame::held_around(),
             thread: thread::current().id(),
             opened_in: frame::innermost().cast(),
             members: (frame::in_program() || worker_thread::lane_of(core).is_some()).then(Mutex::default),
@@ -182,7 +195,9 @@ impl Scoped {
     /// Whether an operation around the scope holds the variable, so that an operation of the scope would wait for it
     /// for ever.
     pub(crate) fn is_held_around(&self, cell: NonNull<VarCell>) -> bool {
-        self.held.contains(&VarCell::queue_ptr(cell).cast())
+        let mut is_held = false;
+        self.each_held(&mut |queue| is_held |= queue == VarCell::queue_ptr(cell).cast());
+        is_held
     }
 
     /// Makes the scope the owner of a variable's only handle.

@@ -42,6 +42,9 @@ pub(crate) struct Spec {
     pub(crate) lane: u8,
     /// Whether there is room for the operation, or it needs none: its push is then not held back.
     pub(crate) is_admitted: bool,
+    /// Whether the operation is a child, so that its parent is pending. It may then be pushed while the engine drains, on
+    /// any thread.
+    pub(crate) is_child: bool,
     /// Whether closed variables accept the operation: it deletes, frees or awaits the variable.
     pub(crate) passes_closed: bool,
 }
@@ -52,7 +55,7 @@ impl Spec {
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         let flags = if name.is_shared() { flags | flag::OWNS_NAME } else { flags };
-        Self { name, priority: 0, flags, lane: 0, is_admitted: false, passes_closed: false }
+        Self { name, priority: 0, flags, lane: 0, is_admitted: false, is_child: false, passes_closed: false }
     }
 
     /// Returns the name, if the operation has no other property and the name owns no memory.

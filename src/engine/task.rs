@@ -152,7 +152,7 @@ impl Task {
     #[inline]
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, mut work: W) {
         if W::CLAIMS {
-            if let (Some(place), Some(task)) = (work.place(), NonNull::new(task.cast())) {
+            if let (Some(place), Some(task)) = (work.place_of_handle(), NonNull::new(task.cast())) {
                 // SAFETY: the place is valid until the operation has started.
                 unsafe { place.as_ref() }.set_task(task);
             }
@@ -228,6 +228,12 @@ impl Task {
     pub(crate) fn async_state(&self) -> Option<&AsyncState<OpError>> {
         // SAFETY: with this flag, `begin` has initialised the state.
         self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
+    }
+
+    /// Whether the operation is complete, if its function still runs or it has children that are not complete: it is
+    /// asynchronous, has no children, and its completion was used.
+    pub(super) fn is_over(&self) -> bool {
+        !self.has(flag::PARENT) && self.async_state().is_some_and(AsyncState::is_resolved)
     }
 
     /// Returns the error of this operation, which failed because of `cause`.
@@ -475,6 +481,10 @@ pub(crate) trait Job: Send + 'static {
     }
     /// Calls the function. Called at most once.
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause>;
+    /// Returns the place of an operation with a handle, even if no waiter can take the operation.
+    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
+        self.place()
+    }
     /// Returns the program code that the start of an asynchronous operation has left to run. Called by the thread that
     /// has started the operation, if the job reports and its start has succeeded. The operation may have ended by then.
     fn started(&mut self) -> Cleanup {
@@ -720,6 +730,9 @@ impl<W: Job> Job for Box<W> {
     }
     fn place(&mut self) -> Option<NonNull<Place>> {
         W::place(self)
+    }
+    fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
+        W::place_of_handle(self)
     }
     fn membership(&self) -> Option<&Membership> {
         W::membership(self)

@@ -159,6 +159,15 @@ impl VarCell {
         unsafe { Self::with_borrowing_value(core, value, memory) }
     }
 
+    /// [`with_value`](Self::with_value), for a variable of the family that `owner` identifies. Its engine refuses it, as
+    /// it refuses variables of other engines.
+    pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
+        // A zero-sized value is in no memory.
+        let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
+        // SAFETY: (1): the value is valid for ever.
+        unsafe { Self::owned_by(core, owner, value, memory) }
+    }
+
     /// [`with_value`](Self::with_value), for a value that may borrow.
     ///
     /// # Safety
@@ -168,13 +177,20 @@ impl VarCell {
         value: T,
         memory: ValueMemory,
     ) -> NonNull<Self> {
+        // SAFETY: (1).
+        unsafe { Self::owned_by(core, core.tag(), value, memory) }
+    }
+
+    /// # Safety
+    /// 1. The value is [emptied](Self::empty) while it is valid.
+    unsafe fn owned_by<T: Send>(core: &Arc<Core>, owner: usize, value: T, memory: ValueMemory) -> NonNull<Self> {
         let info = match memory {
             ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
             ValueMemory::Elsewhere => const { &ValueInfo::of::<T>(ValueMemory::Elsewhere) },
         };
         let cell = Box::new(TypedCell {
             cell: VarCell {
-                queue: VarQueue::with_owner(core.next_id(), core.tag()),
+                queue: VarQueue::with_owner(core.next_id(), owner),
                 core: ManuallyDrop::new(Arc::clone(core)),
                 handles: AtomicU64::new(1),
                 value: info,

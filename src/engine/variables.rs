@@ -10,6 +10,7 @@ use crate::{
     engine::{
         core::Core,
         frame::Call,
+        kin::KinShare,
         no_wait::{self, NoWait},
         spec::{Entry, Refs, Spec},
         task::{Cleanup, FnJob, Job, flag},
@@ -103,6 +104,51 @@ impl Core {
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let pushed = core.push_sorted(&spec, spec.priority, location, &[entry], FreeJob::new(cell));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+impl Core {
+    /// Closes a variable of a family, and drops its value, and then `share`, after the pending operations on it.
+    ///
+    /// # Safety
+    /// 1. The variable has a handle until `share` is dropped.
+    /// 2. No operation that uses the value enters its queue any more.
+    pub(super) unsafe fn empty_variable(self: &Arc<Self>, cell: NonNull<VarCell>, share: KinShare) {
+        // SAFETY: (1).
+        let var = unsafe { cell.as_ref() };
+        var.queue().close();
+        if !var.needs_drop() {
+            return drop(share);
+        }
+        let spec = Spec::internal("drop", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
+        let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
+        let job = EmptyJob(Some(share));
+        let pushed = self.push_sorted(&spec, spec.priority, Location::caller(), &[entry], job);
+        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+    }
+}
+
+/// The last operation on a variable of a family that uses its value. It drops the value.
+struct EmptyJob(Option<KinShare>);
+
+impl Job for EmptyJob {
+    const REPORTS: bool = true;
+
+    fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
+        for access in cx.op().accesses() {
+            // SAFETY: (1): the operation holds the variable for writing. (2): that of `empty_variable`.
+            no_wait::without_waits(NoWait::Deletion, || unsafe { VarCell::of(access).empty() });
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self) {}
+
+    /// The end of the family may run program code.
+    fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
+        let mut cleanup = Cleanup::default();
+        self.0.take().into_iter().for_each(|share| cleanup.and_drop(share));
+        cleanup
     }
 }
 

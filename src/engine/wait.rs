@@ -77,7 +77,7 @@ impl Core {
         self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.tag() {
-            return Err(PushError::ForeignVariable(cell.refused_access(&Name::from(WAIT), location)).into());
+            return Err(self.not_owned(cell, &Name::from(WAIT), location).into());
         }
         if frame::holds(VarCell::queue_ptr(var.ptr())) {
             return Err(Self::would_deadlock(cell.awaited()));
@@ -136,8 +136,9 @@ impl Core {
     ) -> Result<R, WaitError> {
         let beside = handled.beside();
         let describe = || Awaited::Operation(beside.pushed());
-        let held_back_by = Some(beside.place().held_back_by());
-        let target = beside.place().task().map(|task| Target { task, held_back_by, describe: &describe });
+        let place = beside.place();
+        let held_back_by = Some(place.held_back_by());
+        let target = place.task().map(|task| Target { task, held_back_by, describe: &describe });
         self.wait_by(handled, target, deadline, Oneshot::wait)
     }
 
@@ -149,13 +150,23 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         let beside = handled.beside();
-        if !handled.is_done() && (frame::runs(beside.claim()) || frame::holds_back(beside.place())) {
+        if !handled.is_done() && frame::runs(beside.claim()) {
             return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
         }
+        Self::check_held_back(handled)?;
         if deadline.is_none() && !handled.is_done() {
             self.run_in_place(handled);
         }
         self.wait_for_result(handled, deadline)
+    }
+
+    /// Returns an error if the operation of the handle is a child that waits for work on this thread to end.
+    pub(crate) fn check_held_back<R>(handled: &Handled<R>) -> Result<(), WaitError> {
+        let beside = handled.beside();
+        if !handled.is_done() && frame::holds_back(beside.place()) {
+            return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
+        }
+        Ok(())
     }
 
     /// Waits for `target` by calling `wait`, which blocks until the deadline that it is given.

@@ -42,12 +42,19 @@ pub enum PushError {
     /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its
     /// parent only reads. The child would have to wait for its parent, which waits for its children.
     NotHeld(RefusedAccess),
+    /// The variable belongs to the children of an operation: [`OpContext::child_var`](crate::OpContext::child_var) or
+    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it, and their own
+    /// children if they do.
+    FamilyVariable(RefusedAccess),
     /// [`OpContext::child`](crate::OpContext::child) was called in the function of an operation that was pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
     NotAParent,
-    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) is for operations of the CPU that end when their
-    /// function returns: not for asynchronous ones, futures, operators or those of a device. Nor can an operator be a
-    /// child.
+    /// [`FutureContext::child`](crate::FutureContext::child) was called after the future had ended and its guards were
+    /// dropped. The children have started, and no others can join them.
+    ParentEnded,
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) is for operations of the CPU. A device operation
+    /// releases its variables when its work has been issued, so its children would come too late. Nor can an operator be
+    /// a child, since it can be pushed after its parent has ended.
     UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
@@ -98,9 +105,13 @@ impl fmt::Display for PushError {
             Self::NotHeld(access) => {
                 write!(f, "{access}, which its parent does not hold, or only reads; declare it on the parent as well")
             }
+            Self::FamilyVariable(access) => {
+                write!(f, "{access}, which belongs to the children of another operation; name it in these children only")
+            }
+            Self::ParentEnded => f.write_str("the work of the parent has ended; push its children before"),
             Self::NotAParent => f.write_str("the operation was pushed without `with_children`; add that to its description"),
             Self::UnfitForFamily => f.write_str(
-                "only an operation of the CPU that ends when its function returns can have children, and an operator cannot be a child; use another call to push it",
+                "only an operation of the CPU can have children, and an operator cannot be a child; use another call to push it",
             ),
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::Full => f.write_str(

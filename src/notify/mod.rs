@@ -2,6 +2,7 @@
 
 pub(crate) mod async_state;
 pub(crate) mod claim;
+pub(crate) mod family_count;
 pub(crate) mod oneshot;
 pub(crate) mod pending;
 pub(crate) mod poll_state;

@@ -10,8 +10,8 @@
 //! * What an entry refers to: while it is in the list, under the lock. Its thread has borrowed it for as long.
 //! * In a forked child: nothing. A thread of the parent may hold the lock.
 //!
-//! The pointers are those of operations, and of families of children. An entry is in the list while its thread waits inside
-//! them, so they exist as long as it is there. There are no edges.
+//! The pointers are those of operations. An entry is in the list while its thread waits inside them, so they exist as long
+//! as it is there. There are no edges.
 //!
 //! A thread may still be in the list when its wait is over, since it has yet to run. The operation that it waited for
 //! is then complete, and its record may be that of another operation, so such an entry does not count any more.
@@ -36,14 +36,12 @@ pub struct Inside {
     /// The operations whose epilogues run on the thread: they are complete, and not counted out. With each, whether it is
     /// still counted in its groups.
     pub ended: SmallVec<[(NonNull<()>, bool); 1]>,
-    /// The families of the parents whose functions run on the thread, and which hold their children back until then.
-    pub families: SmallVec<[NonNull<()>; 1]>,
 }
 
 impl Inside {
     /// Whether nothing depends on the thread.
     pub fn is_empty(&self) -> bool {
-        self.ops.is_empty() && self.ended.is_empty() && self.families.is_empty()
+        self.ops.is_empty() && self.ended.is_empty()
     }
 }
 
@@ -54,7 +52,7 @@ pub enum Goal<'g> {
     Op {
         /// What identifies the operation. Never read.
         task: NonNull<()>,
-        /// What keeps it from entering a queue, or null; if anything may. Never read.
+        /// What identifies the operation that keeps it from entering a queue, or null; if one may. Never read.
         held_back_by: Option<&'g AtomicPtr<()>>,
     },
     /// The operations of this count that the wait covers, or all of them.
@@ -62,15 +60,15 @@ pub enum Goal<'g> {
 }
 
 impl Goal<'_> {
-    /// Whether this is the operation that `task` identifies.
-    pub fn is_op(&self, task: NonNull<()>) -> bool {
-        matches!(self, Self::Op { task: own, .. } if *own == task)
-    }
-
-    /// Whether this is an operation that `by` keeps from entering a queue.
-    pub fn is_held_back_by(&self, by: NonNull<()>) -> bool {
-        // Relaxed: what has let the operation go since has left the list of waiters first.
-        matches!(self, Self::Op { held_back_by: Some(held), .. } if held.load(Relaxed) == by.as_ptr())
+    /// Whether this is the operation that `task` identifies, or one that it keeps from entering a queue.
+    pub fn depends_on(&self, task: NonNull<()>) -> bool {
+        match self {
+            // Relaxed: see `Place::is_held_back_by`. The caller has found the operation of `task` to be incomplete.
+            Self::Op { task: own, held_back_by } => {
+                *own == task || held_back_by.is_some_and(|by| by.load(Relaxed) == task.as_ptr())
+            }
+            Self::Counted(..) => false,
+        }
     }
 
     /// Whether an operation is among these that has entered the counts of which `ticket_in` returns its tickets, and has not
@@ -148,7 +146,7 @@ impl Entry {
     }
 }
 
-// SAFETY: the list does not read through the pointers to operations and families, a `Goal` refers to what is `Sync`, and the
+// SAFETY: the list does not read through the pointers to operations, a `Goal` refers to what is `Sync`, and the
 // function may be called on any thread.
 unsafe impl Send for Entry {}
 

@@ -88,6 +88,12 @@ pub enum Step {
     LookPops,
     /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
     PinBeforeTake,
+    /// The work of a parent has a share of the family until the children have started (`FamilyCount::new`).
+    WorkHasAShare,
+    /// Children start when every part of their parent's work has ended (`FamilyCount::end_part`).
+    EveryPartCounts,
+    /// No child is pushed once its parent's work has ended (`FamilyCount::admit`).
+    AdmitWhileWorking,
     /// A thread that waits for room watches the count before it looks again (`PendingOps::watch`).
     WatchForRoom,
 }

@@ -20,8 +20,8 @@ use std::{
 };
 
 use raddle::{
-    BoxError, Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, Group, OpBuilder, OpError,
-    Operator, PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
+    BoxError, Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, Group, OpBuilder, OpContext,
+    OpError, Operator, PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
 };
 
 use super::{
@@ -90,7 +90,8 @@ enum Bound {
     PassedOver,
     /// A scope of its own, which waits for it.
     Scope,
-    /// A parent of its own, which declares the same variables and does nothing else.
+    /// A parent of its own, which declares the same variables and does nothing else, apart from a child that fills a
+    /// variable of the family.
     Parent,
     /// Its handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise it may start
     /// first.
@@ -885,6 +886,7 @@ struct World {
 }
 
 /// The function of an operation.
+#[derive(Clone)]
 pub struct Run {
     world: Arc<World>,
     id: usize,
@@ -1052,6 +1054,81 @@ impl Run {
     }
 }
 
+/// The only child of an operation that names the same.
+struct Child {
+    tokens: Vec<(Token, Access)>,
+    no_skip: bool,
+    run: Run,
+    drops: Drops,
+}
+
+/// A variable of a family: whether a child has filled it, and its drop.
+type Filled = (bool, Droppable);
+
+impl Child {
+    /// Pushes the parent by `builder`. It is of one of all kinds that have children, which `kind` chooses.
+    fn push_with_parent(self, builder: OpBuilder<'_>, kind: usize) -> Result<(), PushError> {
+        let builder = builder.with_children();
+        match kind % 6 {
+            0 => builder.try_push(raddle::cx(), move |cx| self.push_by_cx(cx, false)),
+            1 => builder.try_push(raddle::cx(), move |cx| self.push_by_cx(cx, true)),
+            2 => builder.try_push_async(raddle::cx(), move |cx, done| {
+                done.complete();
+                self.push_by_cx(cx, true)
+            }),
+            3 => builder.try_push_async(raddle::cx(), move |cx, done| {
+                elsewhere(move || done.complete());
+                self.push_by_cx(cx, true)
+            }),
+            4 => builder.try_push_future(raddle::cx(), move |cx| async move {
+                let own = cx.child_var((false, self.drops.make()))?;
+                yield_now().await;
+                self.push(cx.child("fill"), cx.child(format!("#{}", self.run.id)), Some(&own))
+            }),
+            _ => builder.try_operator(raddle::cx(), move |cx| self.push_by_cx(cx, true))?.push(),
+        }
+    }
+
+    fn push_by_cx(&self, cx: &OpContext<'_>, with_variable: bool) -> Result<(), BoxError> {
+        let own = if with_variable { Some(cx.child_var((false, self.drops.make()))?) } else { None };
+        self.push(cx.child("fill"), cx.child(cx.name().to_owned()), own.as_ref())
+    }
+
+    /// Pushes the child by `child`, and before it one by `fill` that fills the variable `own`, which the child then reads.
+    fn push<'c>(
+        &'c self,
+        fill: OpBuilder<'c>,
+        mut child: OpBuilder<'c>,
+        own: Option<&'c Var<Filled>>,
+    ) -> Result<(), BoxError> {
+        if self.no_skip {
+            child = child.run_always();
+        }
+        for (token, access) in &self.tokens {
+            child = match access {
+                Access::Read => child.reads([token]),
+                Access::Write => child.writes([token]),
+                Access::Overwrite => child.overwrites([token]),
+            };
+        }
+        let run = self.run.clone();
+        match own {
+            Some(own) => {
+                fill.push(own.write(), |(is_filled, _)| *is_filled = true)?;
+                child.try_push(own.read(), move |(is_filled, drop)| {
+                    drop.touch();
+                    if !is_filled {
+                        run.violation("ran before the child before it");
+                    }
+                    Ok(run.untyped()?)
+                })?;
+            }
+            None => child.push_sync(move |_| run.untyped())?,
+        }
+        Ok(())
+    }
+}
+
 /// The state of the thread that runs a program.
 struct Runner {
     world: Arc<World>,
@@ -1204,24 +1281,9 @@ impl Runner {
             Kind::Sync if operation.bound == Bound::Scope => return self.push_in_scope(id),
             Kind::Sync if operation.bound == Bound::Parent => {
                 let untyped = operation.untyped.iter();
-                let tokens: Vec<_> =
-                    untyped.map(|&(at, access)| (self.variables[at].token().clone(), access)).collect();
-                let no_skip = operation.no_skip;
-                return builder.with_children().try_push(raddle::cx(), move |cx| {
-                    let mut child = cx.child(cx.name().to_owned());
-                    if no_skip {
-                        child = child.run_always();
-                    }
-                    for (token, access) in &tokens {
-                        child = match access {
-                            Access::Read => child.reads([token]),
-                            Access::Write => child.writes([token]),
-                            Access::Overwrite => child.overwrites([token]),
-                        };
-                    }
-                    child.push_sync(move |_| run.untyped())?;
-                    Ok(())
-                });
+                let tokens = untyped.map(|&(at, access)| (self.variables[at].token().clone(), access)).collect();
+                let child = Child { tokens, no_skip: operation.no_skip, run, drops: self.world.drops.clone() };
+                return child.push_with_parent(builder, id + operation.yields);
             }
             Kind::Sync => return builder.push_sync(move |_| run.untyped()),
             Kind::Future => return builder.try_push_future((), move |()| run.future()),

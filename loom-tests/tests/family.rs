@@ -1,0 +1,263 @@
+//! Families: when children start, and when their parent is complete.
+#![cfg(raddle_loom)]
+
+use std::sync::{
+    // From `std`, so that they add no interleavings.
+    Arc,
+    atomic::{AtomicUsize as Counter, Ordering::Relaxed},
+};
+
+use loom::{cell::UnsafeCell, sync::Mutex, thread};
+use raddle::{
+    Completion, Engine, EngineKind,
+    internals::{FamilyCount, Flavour, Step},
+};
+use raddle_loom_tests::{COMPLETE, model, must_fail, without};
+
+/// A value whose cell reports concurrent accesses.
+struct Data(UnsafeCell<usize>);
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Sync for Data {}
+// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+unsafe impl Send for Data {}
+
+impl Data {
+    fn new() -> Self {
+        Self(UnsafeCell::new(0))
+    }
+
+    fn get(&self) -> usize {
+        // SAFETY: the counts order the accesses, which is what the models check.
+        self.0.with(|data| unsafe { *data })
+    }
+
+    fn add(&self) {
+        // SAFETY: the counts order the accesses, which is what the models check.
+        self.0.with_mut(|data| unsafe { *data += 1 });
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ counts ----
+
+/// The family of a parent with two parts, each of which changes a value of its own.
+struct TwoParts {
+    count: FamilyCount,
+    parts: [Data; 2],
+    releases: Counter,
+    ends: Counter,
+}
+
+impl TwoParts {
+    fn work(&self, part: usize) {
+        self.parts[part].add();
+        if self.count.end_part() {
+            // A child reads what both parts have done.
+            assert_eq!(self.parts.each_ref().map(Data::get), [1, 1], "a child has started during a part");
+            self.releases.fetch_add(1, Relaxed);
+            if self.count.leave() {
+                self.ends.fetch_add(1, Relaxed);
+            }
+        }
+    }
+}
+
+/// The function of a parent that is a future returns while the future ends elsewhere.
+fn the_parts_of_a_parent_end() {
+    let parts = [Data::new(), Data::new()];
+    let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
+    let family = Arc::new(family);
+    assert!(family.count.admit(), "the function runs");
+    let other = Arc::clone(&family);
+    let future = thread::spawn(move || other.work(1));
+    family.work(0);
+    future.join().unwrap();
+    assert_eq!((family.releases.load(Relaxed), family.ends.load(Relaxed)), (1, 1));
+}
+
+#[test]
+fn children_start_when_every_part_of_the_work_of_their_parent_has_ended() {
+    model(COMPLETE, Flavour::Contract, the_parts_of_a_parent_end);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_counting_parts() {
+    without(Step::EveryPartCounts, || {
+        model(COMPLETE, Flavour::Contract, the_parts_of_a_parent_end);
+    });
+}
+
+#[test]
+fn without_counting_parts_a_child_starts_during_one() {
+    must_fail("without_counting_parts", "a child has started during a part");
+}
+
+/// A parent whose work has ended, and children that change a value each.
+struct Children {
+    count: FamilyCount,
+    children: [Data; 2],
+    /// The variables of the family, which the thread that starts the children uses until all of them can start.
+    variables: Data,
+    ends: Counter,
+}
+
+impl Children {
+    fn leave(&self) {
+        if self.count.leave() {
+            self.variables.add();
+            assert_eq!(self.children.each_ref().map(Data::get), [1, 1], "the parent is complete before a child");
+            self.ends.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn run(&self, child: usize) {
+        self.children[child].add();
+        self.leave();
+    }
+}
+
+/// One thread starts two children, uses the variables of the family in between, and runs the second one itself.
+fn children_end() {
+    let (children, variables) = ([Data::new(), Data::new()], Data::new());
+    let family = Arc::new(Children { count: FamilyCount::new(), children, variables, ends: Counter::new(0) });
+    family.count.enter();
+    assert!(family.count.end_part(), "there is one part");
+    let other = Arc::clone(&family);
+    let child = thread::spawn(move || other.run(0));
+    // The drop of a value, behind the children, has a share of its own.
+    family.variables.add();
+    family.count.enter();
+    family.run(1);
+    family.leave();
+    child.join().unwrap();
+    assert_eq!(family.ends.load(Relaxed), 1);
+    assert_eq!(family.variables.get(), 2);
+}
+
+#[test]
+fn a_parent_is_complete_after_its_children_and_sees_what_they_did() {
+    model(COMPLETE, Flavour::Contract, children_end);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn without_a_share_of_the_work() {
+    without(Step::WorkHasAShare, || {
+        model(COMPLETE, Flavour::Contract, children_end);
+    });
+}
+
+#[test]
+fn without_a_share_of_the_work_a_parent_is_complete_while_its_children_are_started() {
+    must_fail("without_a_share_of_the_work", "the parent is complete before a child");
+}
+
+/// A parent whose children are pushed on another thread as well.
+struct Pushed {
+    count: FamilyCount,
+    children: Mutex<Option<usize>>,
+    /// What the parent, or a push, has done before.
+    before: Data,
+    started: Counter,
+}
+
+impl Pushed {
+    fn end_part(&self) {
+        if self.count.end_part() {
+            let children = self.children.lock().unwrap().take().expect("the children have started already");
+            let _ = self.before.get();
+            self.started.fetch_add(children, Relaxed);
+            for _ in 0..children {
+                assert!(!self.count.leave(), "the work has a share");
+            }
+            assert!(self.count.leave(), "a share was lost");
+        }
+    }
+
+    /// Returns whether the child was accepted.
+    fn push(&self) -> bool {
+        if !self.count.admit() {
+            return false;
+        }
+        self.count.enter();
+        let mut children = self.children.lock().unwrap();
+        *children.as_mut().expect("a child is pushed after the others have started") += 1;
+        drop(children);
+        self.end_part();
+        true
+    }
+}
+
+/// A thread that has kept the context of a future pushes a child while the work of the future ends.
+fn a_child_is_pushed_from_elsewhere() {
+    let (children, before, started) = (Mutex::new(Some(0)), Data::new(), Counter::new(0));
+    let family = Arc::new(Pushed { count: FamilyCount::new(), children, before, started });
+    let other = Arc::clone(&family);
+    let pushes = thread::spawn(move || other.push());
+    family.before.add();
+    family.end_part();
+    let accepted = pushes.join().unwrap();
+    assert_eq!(family.started.load(Relaxed), usize::from(accepted));
+}
+
+#[test]
+fn a_child_that_is_pushed_while_the_work_of_its_parent_ends_starts_or_is_refused() {
+    model(COMPLETE, Flavour::Contract, a_child_is_pushed_from_elsewhere);
+}
+
+#[test]
+#[ignore = "fails by design; run by the test below"]
+fn admitting_children_in_any_case() {
+    without(Step::AdmitWhileWorking, || {
+        model(COMPLETE, Flavour::Contract, a_child_is_pushed_from_elsewhere);
+    });
+}
+
+#[test]
+fn a_child_that_is_admitted_in_any_case_comes_after_the_others_have_started() {
+    must_fail("admitting_children_in_any_case", "a child is pushed after the others have started");
+}
+
+// ------------------------------------------------------------------------------------------------ whole engines ----
+
+/// The completion of a parent is used on one thread while its function returns on another, which runs the child. The operation
+/// behind the parent runs on either.
+#[test]
+fn a_child_sees_what_the_function_of_its_parent_did_and_what_is_behind_sees_all() {
+    model(Some(2), Flavour::Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let (token, data) = (engine.token(), Arc::new([Data::new(), Data::new(), Data::new()]));
+        let thread = Arc::new(std::sync::Mutex::new(None));
+        let (t, inside, out) = (token.clone(), Arc::clone(&data), Arc::clone(&thread));
+        engine
+            .op("parent")
+            .writes([&token])
+            .with_children()
+            .push_async(raddle::cx(), move |cx, done: Completion| {
+                let by_completion = Arc::clone(&inside);
+                let finishes = thread::spawn(move || {
+                    by_completion[1].add();
+                    done.complete();
+                });
+                *out.lock().unwrap() = Some(finishes);
+                inside[0].add();
+                let child = move || {
+                    assert_eq!(inside[0].get(), 1);
+                    inside[2].add();
+                };
+                cx.child("child").writes([&t]).push((), move |()| child()).unwrap();
+            })
+            .unwrap();
+        let behind = Arc::clone(&data);
+        engine
+            .op("behind")
+            .writes([&token])
+            .push((), move |()| assert_eq!(behind.each_ref().map(Data::get), [1; 3]))
+            .unwrap();
+        let finishes = thread.lock().unwrap().take().unwrap();
+        finishes.join().unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!(token.version(), 2);
+        drop(token);
+    });
+}

@@ -1,0 +1,101 @@
+//! The context of an operation for futures.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use super::{engine::Engine, token::Token, var::Var};
+use crate::{
+    engine::{family::Family, held::Share},
+    error::push::PushError,
+};
+
+/// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to the
+/// engine, and what the operation needs to push children.
+///
+/// The future receives it if the operation declares [`cx()`](crate::cx) among its accesses. It dereferences to a handle to
+/// the engine that does not keep the engine open; see [`Engine::downgrade`]. It may outlive the operation.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use raddle::cx;
+///
+/// let engine = raddle::Engine::builder().workers(1).build()?;
+/// let total = engine.var(1);
+/// let inside = total.clone();
+/// engine.op("outer").push_future((cx(), total.read()), |(cx, guard)| async move {
+///     let step = *guard;
+///     cx.op("inner").push(inside.write(), move |total| *total += step).expect("operations may push");
+/// })?;
+/// # engine.wait_for_all()?;
+/// assert_eq!(engine.get(&total)?, 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct FutureContext {
+    engine: Engine,
+    family: Option<Arc<Family>>,
+}
+
+impl fmt::Debug for FutureContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FutureContext").field("has_children", &self.family.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Deref for FutureContext {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl FutureContext {
+    /// Creates the context of the operation of `share`.
+    pub(super) fn new(share: &Share) -> Self {
+        let engine = Engine::uncounted(Arc::clone(share.core()));
+        Self { engine, family: share.parent_of().and_then(Family::from_kin) }
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(super) fn family(&self) -> Option<&Family> {
+        self.family.as_deref()
+    }
+
+    /// Creates a variable for the children of this operation; see [`OpContext::child_var`](crate::OpContext::child_var).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = raddle::Engine::builder().workers(1).build()?;
+    /// use raddle::cx;
+    ///
+    /// let sum = engine.var(0);
+    /// let inside = sum.clone();
+    /// engine.op("sum").with_children().try_push_future((cx(), sum.write()), |(cx, _sum)| async move {
+    ///     let parts = cx.child_var(vec![1, 2, 3])?;
+    ///     cx.child("add").push((parts.read(), inside.write()), |(parts, sum)| *sum = parts.iter().sum())?;
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(engine.get(&sum)?, 6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`OpContext::child_var`](crate::OpContext::child_var), and [`PushError::ParentEnded`] after the
+    /// future has ended and its guards were dropped.
+    pub fn child_var<T: Send + 'static>(&self, value: T) -> Result<Var<T>, PushError> {
+        Token::of_family(self.family.as_deref(), value).map(Var::new)
+    }
+
+    /// Creates a variable without a value for the children of this operation; see [`child_var`](Self::child_var).
+    ///
+    /// # Errors
+    /// Returns the errors of [`child_var`](Self::child_var).
+    pub fn child_token(&self) -> Result<Token, PushError> {
+        Token::of_family(self.family.as_deref(), ())
+    }
+}

@@ -1,0 +1,107 @@
+//! The counts of an operation with children: the parts of its work, and what of its family is not over.
+//!
+//! # States
+//!
+//! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work; a future with its guards is another
+//!    one, and so is each push of a child. Children wait.
+//! 2. *Released*: the last part has ended. The thread that has ended it starts the children, and has a share of the family
+//!    meanwhile.
+//! 3. *Over*: the last share is gone. The thread that has dropped it completes the parent.
+//!
+//! # Who may touch what
+//!
+//! * `parts`: raised by any thread while it is not zero ([`admit`](FamilyCount::admit)); lowered by the owner of a part.
+//! * `open`: raised by the owner of a part, or of a share; lowered by the owner of a share. The work of the parent has one
+//!   share, and so have the right to complete it, if it is asynchronous, and each child.
+//!
+//! # Edges
+//!
+//! | edge | release side | acquire side | hands over |
+//! |---|---|---|---|
+//! | `part` | `fetch_sub` in [`end_part`](FamilyCount::end_part) | [`acquire`] of the thread that ends the last part | what the parent did |
+//! | `share` | `fetch_sub` in [`leave`](FamilyCount::leave) | [`acquire`] of the thread that drops the last share | what the children did |
+//!
+//! # Progress
+//!
+//! Lock-free, but for the loop in `admit`: it goes round again only if another thread has begun or ended a part.
+
+use crate::{
+    sync::{
+        Ordering::{Relaxed, Release},
+        acquire,
+        atomic::AtomicU64,
+    },
+    testing::weaken::{Step, removed},
+};
+
+/// The counts of a family.
+#[derive(Debug)]
+pub struct FamilyCount {
+    parts: AtomicU64,
+    open: AtomicU64,
+}
+
+impl FamilyCount {
+    /// Creates the counts of a parent whose function is about to be called.
+    #[must_use]
+    pub fn new() -> Self {
+        let work = u64::from(!removed(Step::WorkHasAShare));
+        Self { parts: AtomicU64::new(1), open: AtomicU64::new(work) }
+    }
+
+    /// Begins another part of the parent's work, unless that is over. Returns whether it did.
+    #[must_use = "the part must be ended"]
+    pub fn admit(&self) -> bool {
+        // Relaxed: a guess for the exchange.
+        let mut parts = self.parts.load(Relaxed);
+        while parts != 0 || removed(Step::AdmitWhileWorking) {
+            // Relaxed: the caller reads nothing that other parts have written. The part that it begins keeps the last one
+            // from ending, and its own end releases.
+            match self.parts.compare_exchange_weak(parts, parts + 1, Relaxed, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => parts = now,
+            }
+        }
+        false
+    }
+
+    /// Ends a part of the parent's work. Returns whether it was the last one: the caller then starts the children, and
+    /// [leaves](Self::leave).
+    #[must_use = "the children must be started"]
+    pub fn end_part(&self) -> bool {
+        // Release (edge `part`): what this part did.
+        let last = self.parts.fetch_sub(1, Release) == 1;
+        if last {
+            // Acquire (edge `part`): what the other parts did.
+            acquire(&self.parts);
+        }
+        last || removed(Step::EveryPartCounts)
+    }
+
+    /// Counts a share. The caller owns a part or a share.
+    pub fn enter(&self) {
+        // Relaxed: the caller's part or share keeps the count above zero.
+        self.open.fetch_add(1, Relaxed);
+    }
+
+    /// Drops a share. Returns whether it was the last one: the caller then completes the parent.
+    #[must_use = "the parent must be completed"]
+    pub fn leave(&self) -> bool {
+        if removed(Step::WorkHasAShare) && self.is_over() {
+            return true;
+        }
+        // Release (edge `share`): what this child did.
+        let last = self.open.fetch_sub(1, Release) == 1;
+        if last {
+            // Acquire (edge `share`): what the other children did.
+            acquire(&self.open);
+        }
+        last
+    }
+
+    /// Whether every share is gone. Exact for the owner of a share; for others a hint.
+    pub fn is_over(&self) -> bool {
+        // Relaxed: nothing is read that the children have written.
+        self.open.load(Relaxed) == 0
+    }
+}
