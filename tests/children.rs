@@ -1263,9 +1263,9 @@ fn children_nest_a_thousand_deep() {
 #[test]
 fn children_that_are_pushed_by_many_threads_while_a_future_ends_run_or_are_refused() {
     on_kinds(&KINDS, 2, |engine| {
-        for round in 0..50 {
+        for round in 0..16 {
             let (value, kept) = (engine.var(0), Arc::new(Mutex::new(None::<raddle::FutureContext>)));
-            let (v, out) = (value.clone(), Arc::clone(&kept));
+            let out = Arc::clone(&kept);
             let ready = Arc::new(Barrier::new(4));
             let threads: Vec<_> = (0..3)
                 .map(|_| {
@@ -1305,7 +1305,7 @@ fn children_that_are_pushed_by_many_threads_while_a_future_ends_run_or_are_refus
                 .unwrap();
             let guard = receiver.recv().unwrap();
             ready.wait();
-            thread::sleep(Duration::from_micros(round * 20));
+            thread::sleep(Duration::from_micros(round * 50));
             drop(guard);
             let pushed: i32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
             parent.wait().unwrap();
