@@ -48,3 +48,8 @@ fn the_typed_corpus_finds_no_failure() {
 fn the_lifecycle_corpus_finds_no_failure() {
     replay("lifecycle");
 }
+
+#[test]
+fn the_waits_corpus_finds_no_failure() {
+    replay("waits");
+}

@@ -183,6 +183,11 @@ impl Looks {
         self.next
     }
 
+    /// Makes the next look due.
+    pub(super) fn look_now(&mut self) {
+        self.next = Instant::now();
+    }
+
     /// Calls `walk`, which searches for a cycle, if it is due.
     pub(super) fn look(&mut self, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
         let begun = Instant::now();
@@ -396,14 +401,39 @@ impl Core {
                 if is_over() {
                     continue;
                 }
-                let awaited = match (describe, cycle.through) {
-                    (Some(describe), _) => describe(),
-                    (None, Some(member)) => Awaited::Member(member),
-                    (None, None) => Awaited::All,
-                };
-                return Err(WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited)));
+                return Err(Self::refusal(describe, cycle));
             }
         })
+    }
+
+    /// Returns [`WaitError::WouldDeadlock`] if the calling thread would wait for `goal` forever, as far as one walk finds.
+    /// For a thread that is about to run other operations on top of those that it is inside of.
+    pub(super) fn refuse_cycle(
+        &self,
+        goal: Goal<'_>,
+        describe: Option<&dyn Fn() -> Awaited>,
+        is_over: &IsOver<'_>,
+    ) -> Result<(), WaitError> {
+        let inside = frame::inside();
+        if inside.is_empty() || cfg!(any(raddle_loom, raddle_shuttle)) {
+            return Ok(());
+        }
+        waiters().during(self.engine(), inside.clone(), goal, Kind::Refusable, is_over, |waiter| {
+            match find_cycle(waiter, &inside, describe.is_some()) {
+                Some(cycle) if !is_over() => Err(Self::refusal(describe, cycle)),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// The error of a wait that is to end a cycle.
+    fn refusal(describe: Option<&dyn Fn() -> Awaited>, cycle: Cycle) -> WaitError {
+        let awaited = match (describe, cycle.through) {
+            (Some(describe), _) => describe(),
+            (None, Some(member)) => Awaited::Member(member),
+            (None, None) => Awaited::All,
+        };
+        WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited))
     }
 
     /// What identifies this engine to waiters.

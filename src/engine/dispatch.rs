@@ -211,7 +211,7 @@ impl Core {
     /// Leaves the program's operations and all epilogues to `ready_loop`, a loop that runs on this thread already, and
     /// runs the engine's own operations.
     #[cold]
-    fn leave(
+    pub(super) fn leave(
         self: &Arc<Self>,
         ready_loop: &ReadyLoop,
         ready: &mut ReadyList<Task>,

@@ -428,10 +428,14 @@ impl Family {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
         }
+        // Without workers, all of them enter their queues before the first one runs.
+        let mut ready = ReadyList::default();
         for Child { op, .. } in children {
-            let pushed = self.core.enqueue(op);
+            let dispatch = |op| if self.core.has_workers() { self.core.dispatch(op) } else { ready.push(op) };
+            let pushed = self.core.enqueue_with(op, dispatch);
             debug_assert!(pushed.is_ok(), "a variable of a family is never deleted");
         }
+        self.core.dispatch_ready(&mut ready, Epilogues::new());
         for cell in variables {
             self.count.enter();
             let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };

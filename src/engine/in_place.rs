@@ -13,7 +13,7 @@
 //! the stack. It hands its worker over if it finds no such operation, if its stack is short, or if the wait has a time
 //! limit.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{iter, ptr::NonNull, sync::Arc};
 
 use crate::{
     engine::{
@@ -61,11 +61,17 @@ impl Core {
     }
 
     /// Runs operations from the deque of the calling thread's worker, as long as the calling wait is not over and
-    /// `leads` returns `true` for one of them: the wait cannot end before that one.
+    /// `leads` returns `true` for one of them: the wait cannot end before that one. Without workers, runs operations that
+    /// were left to ready loops of this thread.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, leads: impl Fn(&OpRef<Task>) -> bool) {
         while !is_over() && !ready_loop::is_stack_short() {
             // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.
-            let Some(op) = worker_thread::take_queued(self, |op| leads(op) && !is_over()) else { return };
+            let wanted = |op: &OpRef<Task>| leads(op) && !is_over();
+            let taken = match self.has_workers() {
+                true => worker_thread::take_queued(self, wanted),
+                false => ready_loop::take_deferred_if(self, wanted),
+            };
+            let Some(op) = taken else { return };
             let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
             op.into_iter().for_each(|op| self.run_on_this_stack(op));
         }
@@ -77,6 +83,11 @@ impl Core {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
             let epilogue = self.defer_epilogue(epilogue);
+            // Without workers, operations that are ready now are left to the loop around the wait, like those that it takes
+            // from there.
+            if !self.has_workers() {
+                ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
+            }
             self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
         });
     }

@@ -331,6 +331,17 @@ impl Core {
 
     /// Appends an operation, whose task is filled, to the queues of its variables, and dispatches it if it is ready.
     pub(super) fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), Rejected> {
+        self.enqueue_with(op, |op| self.dispatch(op))
+    }
+
+    /// Appends an operation, whose task is filled, to the queues of its variables, and calls `dispatch` with it if it is
+    /// ready.
+    #[inline(always)]
+    pub(super) fn enqueue_with(
+        self: &Arc<Self>,
+        op: OpRef<Task>,
+        dispatch: impl FnOnce(OpRef<Task>),
+    ) -> Result<(), Rejected> {
         if self.is_recorded() {
             self.record_push(&op);
             self.note_shuffled_push();
@@ -338,7 +349,7 @@ impl Core {
         op.mark(self.mark());
         let pushed = tracker::push(op);
         if let Some(op) = pushed.ready {
-            self.dispatch(op);
+            dispatch(op);
         }
         if self.is_bounded {
             self.end_push();

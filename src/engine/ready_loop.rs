@@ -37,6 +37,9 @@ use crate::{
 /// that nest on purpose, and few enough for any stack.
 const MAX_DEPTH: usize = 64;
 
+/// How many of the operations that were left to a loop a wait looks at. Not tuned: a look takes some microseconds.
+const MAX_LOOKS: usize = 32;
+
 /// A loop that runs ready operations on this thread.
 pub(crate) struct ReadyLoop {
     core: *const Arc<Core>,
@@ -213,6 +216,31 @@ pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
         None::<()>
     });
     (ready, epilogues)
+}
+
+/// Takes the first operation that is `wanted` from those that were left to loops of `core` on this thread. Looks at a
+/// limited number of them in each loop.
+pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
+    find_loop(|ready_loop| {
+        if !ready_loop.is_of(core) {
+            return None;
+        }
+        let (mut found, mut looked_at, mut kept) = (None, 0, ReadyList::default());
+        let mut deferred = ready_loop.deferred.borrow_mut();
+        if deferred.is_empty() {
+            return None;
+        }
+        while let Some(op) = deferred.pop() {
+            looked_at += 1;
+            if found.is_none() && looked_at <= MAX_LOOKS && wanted(&op) {
+                found = Some(op);
+            } else {
+                kept.push(op);
+            }
+        }
+        *deferred = kept;
+        found
+    })
 }
 
 /// Returns an engine with operations or epilogues that were left to loops on this thread.

@@ -255,7 +255,17 @@ impl Scoped {
                 left.push(handled);
             }
         }
-        Core::catch_up();
+        let pending = &self.group.pending;
+        let is_over = || pending.count() == 0;
+        if !self.core.has_workers() {
+            // SAFETY: (1): this thread owns the operation.
+            self.core.run_leading(is_over, |op| unsafe {
+                op.with_membership(|own| own.and_then(|own| own.ticket_in(&self.group)).is_some())
+            });
+        }
+        if self.core.has_workers() {
+            Core::catch_up();
+        }
         // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs what
         // it can, and tries again.
         let make_way = || {
@@ -264,8 +274,6 @@ impl Scoped {
                 Instant::now() + RETRY
             })
         };
-        let pending = &self.group.pending;
-        let is_over = || pending.count() == 0;
         let mut deadlock = None;
         let inside = frame::inside();
         let sleeps = Sleeps { awaits: Awaits::Scope, goal: Some(Goal::Counted(pending, None)) };
@@ -276,8 +284,11 @@ impl Scoped {
             self.core.sleep(None, sleeps, &is_over, || {
                 self.core.while_closing(&inside, pending, &is_over, |waiter| {
                     let (mut looks, mut vain) = (Looks::new(), 0u32);
+                    if !self.core.has_workers() {
+                        // Before operations run here that the scope does not wait for.
+                        looks.look_now();
+                    }
                     pending.wait_until_idle(|| {
-                        let again = waiter.suspend(make_way);
                         if let Some(cycle) = looks.look(|| find_cycle(waiter, &inside, false)) {
                             let blocked = blocked_members(waiter, &inside, pending);
                             waiter.suspend(|| {
@@ -293,6 +304,7 @@ impl Scoped {
                                 }
                             });
                         }
+                        let again = if is_over() { None } else { waiter.suspend(make_way) };
                         Some(again.map_or(looks.next(), |again| again.min(looks.next())))
                     });
                 });

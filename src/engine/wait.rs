@@ -184,12 +184,15 @@ impl Core {
         if oneshot.is_done() {
             return wait(oneshot, deadline);
         }
+        let is_over = is_done(oneshot);
+        if let (None, Some(target)) = (deadline, &target) {
+            self.check_before_others(target.goal(), Some(target.describe), &is_over)?;
+        }
         self.make_way()?;
         if self.is_forked() {
             // A deferred operation that ran on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
-        let is_over = is_done(oneshot);
         let goal = target.as_ref().map(Target::goal);
         self.sleep(deadline, Sleeps { awaits: Awaits::Operation, goal }, &is_over, || match &target {
             Some(target) => {
@@ -257,6 +260,20 @@ impl Core {
         }
     }
 
+    /// Returns an error if the calling thread would wait for `goal` forever, and is about to run operations that it does not
+    /// wait for, because the engine has no workers.
+    fn check_before_others(
+        &self,
+        goal: Goal<'_>,
+        describe: Option<&dyn Fn() -> Awaited>,
+        is_over: &IsOver<'_>,
+    ) -> Result<(), WaitError> {
+        if self.has_workers() || ready_loop::engine_with_deferred().is_none() {
+            return Ok(());
+        }
+        self.refuse_cycle(goal, describe, is_over)
+    }
+
     /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and hands its worker over to another
     /// thread.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
@@ -320,6 +337,10 @@ impl Core {
             return Err(PushError::Forked.into());
         }
         if !group.pending.is_over(&covered) {
+            if deadline.is_none() {
+                let goal = Goal::Counted(&group.pending, Some(&covered));
+                self.check_before_others(goal, None, &|| group.pending.is_over(&covered))?;
+            }
             self.make_way()?;
             if self.is_forked() {
                 return Err(PushError::Forked.into());

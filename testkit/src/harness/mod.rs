@@ -9,6 +9,7 @@ pub mod concurrent_push;
 pub mod lifecycle;
 pub mod serial;
 pub mod shapes;
+pub mod waits;
 
 use std::{
     any::Any,
@@ -31,11 +32,12 @@ use crate::{PanicsOnDrop, lock, program::Source};
 pub type Target = fn(&[u8]);
 
 /// The targets, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, Target); 5] = [
     ("push", serial::push),
     ("concurrent_push", concurrent_push::concurrent_push),
     ("typed", serial::typed),
     ("lifecycle", lifecycle::lifecycle),
+    ("waits", waits::waits),
 ];
 
 // -------------------------------------------------------------------------------------------------- choices ----

@@ -1,0 +1,507 @@
+//! The target `waits`: operations wait for handles, variables, groups and scopes, also for what stands behind them. Each
+//! program ends, and a wait is refused only on a cycle.
+//!
+//! A program is known before it runs, so that all waits that can ever occur are known as well: see [`Program::graph`].
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use raddle::{Engine, EngineKind, Group, OpBuilder, OpContext, OpHandle, PushError, Token, WaitError};
+
+use super::{Bytes, check_recorded, engine_plan, observe, watched};
+use crate::{
+    KINDS, lock,
+    program::{Access, Source},
+};
+
+/// The number of an operation in its program.
+type Id = usize;
+
+#[derive(Clone, Debug)]
+struct Operation {
+    id: Id,
+    accesses: Vec<(usize, Access)>,
+    group: Option<usize>,
+    steps: Vec<Step>,
+}
+
+/// What the function of an operation does.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Lets other threads run for a while.
+    Pause(usize),
+    WaitForVar(usize),
+    WaitToRead(usize),
+    /// Waits for an operation, if its handle is there and nobody else has taken it.
+    WaitFor(Id),
+    WaitForGroup(usize),
+    /// Pushes an operation, and waits for it or leaves its handle to others.
+    Push(Operation, bool),
+    /// Pushes a child, and leaves its handle to others.
+    Child(Operation),
+    /// Opens a scope with these operations.
+    Scope(Vec<Operation>),
+}
+
+struct Program {
+    variables: usize,
+    groups: usize,
+    /// Whether no operation starts before all those of the program's own thread were pushed.
+    is_held: bool,
+    operations: Vec<Operation>,
+    /// The number of operations, including those that other operations push.
+    count: usize,
+}
+
+/// The most operations of a program.
+const MOST: usize = 24;
+
+impl Program {
+    fn decode(bytes: &mut Bytes<'_>) -> Self {
+        let mut program = Self {
+            variables: 1 + bytes.below(4),
+            groups: 1 + bytes.below(2),
+            is_held: bytes.one_in(2),
+            operations: Vec::new(),
+            count: 0,
+        };
+        let planned = 2 + bytes.below(10);
+        while program.operations.len() < planned && !bytes.is_exhausted() {
+            let accesses = program.accesses(bytes);
+            let operation = program.operation(accesses, 0, true, bytes);
+            program.operations.push(operation);
+        }
+        program
+    }
+
+    fn accesses(&self, bytes: &mut Bytes<'_>) -> Vec<(usize, Access)> {
+        let mut accesses = Vec::new();
+        for variable in 0..self.variables {
+            match bytes.below(4) {
+                0 => accesses.push((variable, Access::Write)),
+                1 => accesses.push((variable, Access::Read)),
+                _ => {}
+            }
+        }
+        accesses
+    }
+
+    fn operation(
+        &mut self,
+        accesses: Vec<(usize, Access)>,
+        depth: usize,
+        may_have_children: bool,
+        bytes: &mut Bytes<'_>,
+    ) -> Operation {
+        let id = self.count;
+        self.count += 1;
+        let group = (may_have_children && bytes.one_in(3)).then(|| bytes.below(self.groups));
+        let steps = (0..bytes.below(4)).map(|_| self.step(&accesses, depth, may_have_children, bytes)).collect();
+        Operation { id, accesses, group, steps }
+    }
+
+    fn step(&mut self, held: &[(usize, Access)], depth: usize, may_have_children: bool, bytes: &mut Bytes<'_>) -> Step {
+        let kinds = if depth == 2 || self.count >= MOST { 5 } else { 8 };
+        match bytes.below(kinds) {
+            0 => Step::Pause(bytes.below(200)),
+            1 => Step::WaitForVar(bytes.below(self.variables)),
+            2 => Step::WaitToRead(bytes.below(self.variables)),
+            3 => Step::WaitFor(bytes.below(MOST)),
+            4 => Step::WaitForGroup(bytes.below(self.groups)),
+            5 if may_have_children => {
+                let narrowed = held.iter().filter_map(|&(variable, access)| {
+                    bytes.one_in(2).then(|| (variable, bytes.pick(&[access, Access::Read])))
+                });
+                let accesses = narrowed.collect();
+                let child = self.operation(accesses, depth + 1, true, bytes);
+                // It belongs to the groups of its parent.
+                Step::Child(Operation { group: None, ..child })
+            }
+            6 => {
+                let count = 1 + bytes.below(3);
+                let inside = (0..count).map(|_| {
+                    let accesses = self.accesses(bytes);
+                    self.operation(accesses, depth + 1, false, bytes)
+                });
+                Step::Scope(inside.collect())
+            }
+            _ => {
+                let accesses = self.accesses(bytes);
+                Step::Push(self.operation(accesses, depth + 1, true, bytes), bytes.one_in(2))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = if self.is_held { ", all pushed before the first starts" } else { "" };
+        write!(f, "{} variables, {} groups{held}", self.variables, self.groups)?;
+        self.operations.iter().try_for_each(|operation| write!(f, "\n{operation:?}"))
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- what may wait ----
+
+/// How an operation was pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// By the program's own thread.
+    Program,
+    /// By the function of this operation, on the engine or in a scope.
+    Function(Id),
+    /// As a child of this operation.
+    Child(Id),
+}
+
+/// The waits that may occur, between two points of each operation: the return of its function and its completion.
+struct Graph {
+    after: Vec<Vec<usize>>,
+}
+
+fn function_of(id: Id) -> usize {
+    2 * id
+}
+
+fn completion_of(id: Id) -> usize {
+    2 * id + 1
+}
+
+impl Graph {
+    fn add(&mut self, point: usize, after: usize) {
+        self.after[point].push(after);
+    }
+
+    /// Whether the function of an operation may wait for itself.
+    fn is_on_cycle(&self, id: Id) -> bool {
+        let mut seen = vec![false; self.after.len()];
+        let mut open = self.after[function_of(id)].clone();
+        while let Some(point) = open.pop() {
+            if !std::mem::replace(&mut seen[point], true) {
+                open.extend(&self.after[point]);
+            }
+        }
+        seen[function_of(id)]
+    }
+}
+
+fn conflict(one: &Operation, other: &Operation) -> bool {
+    let shared = |&(variable, access): &(usize, Access)| {
+        let found = other.accesses.iter().find(|(candidate, _)| *candidate == variable);
+        found.is_some_and(|(_, second)| access == Access::Write || *second == Access::Write)
+    };
+    one.accesses.iter().any(shared)
+}
+
+impl Program {
+    /// Calls `visit` with each operation, in the order of their numbers.
+    fn each<'p>(&'p self, visit: &mut dyn FnMut(&'p Operation, Origin)) {
+        fn descend<'p>(operation: &'p Operation, origin: Origin, visit: &mut dyn FnMut(&'p Operation, Origin)) {
+            visit(operation, origin);
+            let id = operation.id;
+            for step in &operation.steps {
+                match step {
+                    Step::Push(inner, _) => descend(inner, Origin::Function(id), visit),
+                    Step::Child(child) => descend(child, Origin::Child(id), visit),
+                    Step::Scope(inside) => inside.iter().for_each(|op| descend(op, Origin::Function(id), visit)),
+                    _ => {}
+                }
+            }
+        }
+        self.operations.iter().for_each(|operation| descend(operation, Origin::Program, visit));
+    }
+
+    /// Returns all waits that may occur in any run. Where the order of two pushes depends on the run, both count. A naive
+    /// engine completes a ready operation inside its push, so there the pusher's function may wait for it.
+    fn graph(&self, is_naive: bool) -> Graph {
+        let mut all: Vec<(&Operation, Origin)> = Vec::new();
+        self.each(&mut |operation, origin| all.push((operation, origin)));
+        let mut graph = Graph { after: vec![Vec::new(); 2 * self.count] };
+        for &(operation, origin) in &all {
+            let id = operation.id;
+            graph.add(completion_of(id), function_of(id));
+            if let (Origin::Function(pusher), true) = (origin, is_naive) {
+                graph.add(function_of(pusher), completion_of(id));
+            }
+            if let Origin::Child(parent) = origin {
+                graph.add(completion_of(parent), completion_of(id));
+                graph.add(function_of(id), function_of(parent));
+            }
+            for step in &operation.steps {
+                let mut awaits = |awaited: Id| graph.add(function_of(id), completion_of(awaited));
+                match step {
+                    Step::Pause(_) | Step::Child(_) | Step::Push(_, false) => {}
+                    Step::WaitForVar(variable) | Step::WaitToRead(variable) => {
+                        let names = |other: &Operation| other.accesses.iter().any(|(named, _)| named == variable);
+                        all.iter().filter(|(other, _)| names(other)).for_each(|(other, _)| awaits(other.id));
+                    }
+                    Step::WaitFor(awaited) if *awaited < self.count => awaits(*awaited),
+                    Step::WaitFor(_) => {}
+                    Step::WaitForGroup(group) => {
+                        all.iter()
+                            .filter(|(other, _)| other.group == Some(*group))
+                            .for_each(|(other, _)| awaits(other.id));
+                    }
+                    Step::Push(inner, true) => awaits(inner.id),
+                    Step::Scope(inside) => inside.iter().for_each(|inner| awaits(inner.id)),
+                }
+            }
+        }
+        for &(late, origin) in &all {
+            for &(early, other) in &all {
+                if late.id != early.id
+                    && conflict(late, early)
+                    && self.may_stand_behind((late.id, origin), (early.id, other))
+                {
+                    graph.add(function_of(late.id), completion_of(early.id));
+                }
+            }
+        }
+        graph
+    }
+
+    /// Whether the push of one of two operations that conflict may come after that of the other.
+    fn may_stand_behind(&self, late: (Id, Origin), early: (Id, Origin)) -> bool {
+        match (late.1, early.1) {
+            // Children stand in a queue of their own.
+            (Origin::Child(parent), Origin::Child(same)) => parent == same && early.0 < late.0,
+            (Origin::Child(_), _) | (_, Origin::Child(_)) => false,
+            (Origin::Program, Origin::Program) => early.0 < late.0,
+            (Origin::Function(one), Origin::Function(other)) if one == other => early.0 < late.0,
+            // A function runs after the push of its own operation, so after earlier ones as well.
+            (Origin::Program, Origin::Function(_)) => !self.is_held && early.0 < late.0,
+            (Origin::Function(_), Origin::Program | Origin::Function(_)) => true,
+        }
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- runs ----
+
+struct World {
+    variables: Vec<Variable>,
+    /// Read by all operations of the program's own thread.
+    gate: Token,
+    groups: Vec<Group>,
+    handles: Vec<Mutex<Option<OpHandle<()>>>>,
+    runs: Vec<AtomicUsize>,
+    /// The operations whose waits were refused, with the errors.
+    refused: Mutex<Vec<(Id, WaitError)>>,
+    violations: Mutex<Vec<String>>,
+}
+
+struct Variable {
+    token: Token,
+    /// The number of functions that read the variable now, or -1 while one mutates it.
+    users: AtomicI64,
+    /// The operations of the program's own thread that have mutated the variable.
+    log: Mutex<Vec<Id>>,
+}
+
+impl World {
+    fn violation(&self, what: String) {
+        lock(&self.violations).push(what);
+    }
+
+    fn describe<'e>(&'e self, mut builder: OpBuilder<'e>, operation: &Operation) -> OpBuilder<'e> {
+        // A refused scope cancels what is in it, which fails the variables.
+        builder = builder.run_always();
+        for &(variable, access) in &operation.accesses {
+            let token = &self.variables[variable].token;
+            builder = if access == Access::Write { builder.writes([token]) } else { builder.reads([token]) };
+        }
+        if operation.steps.iter().any(|step| matches!(step, Step::Child(_))) {
+            builder = builder.with_children();
+        }
+        builder
+    }
+
+    fn keep(&self, operation: &Operation, pushed: Result<OpHandle<()>, PushError>) {
+        match pushed {
+            Ok(handle) => *lock(&self.handles[operation.id]) = Some(handle),
+            Err(error) => self.violation(format!("the push of op {} was refused: {error}", operation.id)),
+        }
+    }
+
+    fn push(
+        self: &Arc<Self>,
+        engine: &Engine,
+        operation: &Operation,
+        held: Option<&Token>,
+    ) -> Result<OpHandle<()>, PushError> {
+        let name = format!("op {}", operation.id);
+        let builder = match operation.group {
+            Some(group) => self.groups[group].op(name),
+            None => engine.op(name),
+        };
+        let (world, run) = (Arc::clone(self), operation.clone());
+        let builder = self.describe(builder, operation).reads(held);
+        builder.submit(raddle::cx(), move |cx| world.run(&run, &cx.engine(), Some(cx)))
+    }
+
+    fn push_child(self: &Arc<Self>, cx: &OpContext<'_>, operation: &Operation) -> Result<OpHandle<()>, PushError> {
+        let (world, run) = (Arc::clone(self), operation.clone());
+        let builder = cx.child(format!("op {}", operation.id));
+        self.describe(builder, operation).submit(raddle::cx(), move |cx| world.run(&run, &cx.engine(), Some(cx)))
+    }
+
+    /// The function of an operation. Functions of scoped operations have no context.
+    fn run(self: &Arc<Self>, operation: &Operation, engine: &Engine, cx: Option<&OpContext<'_>>) {
+        let id = operation.id;
+        self.runs[id].fetch_add(1, SeqCst);
+        for &(variable, access) in &operation.accesses {
+            let users = &self.variables[variable].users;
+            let is_free = match access {
+                Access::Write => users.compare_exchange(0, -1, SeqCst, SeqCst).is_ok(),
+                _ => users.fetch_add(1, SeqCst) >= 0,
+            };
+            if !is_free {
+                self.violation(format!("op {id} runs beside an operation that conflicts with it"));
+            }
+        }
+        operation.steps.iter().for_each(|step| self.step(id, step, engine, cx));
+        for &(variable, access) in &operation.accesses {
+            let variable = &self.variables[variable];
+            match access {
+                Access::Write => {
+                    lock(&variable.log).push(id);
+                    variable.users.store(0, SeqCst);
+                }
+                _ => _ = variable.users.fetch_sub(1, SeqCst),
+            }
+        }
+    }
+
+    fn step(self: &Arc<Self>, id: Id, step: &Step, engine: &Engine, cx: Option<&OpContext<'_>>) {
+        let result = match step {
+            Step::Pause(turns) => {
+                (0..*turns).for_each(|_| std::thread::yield_now());
+                Ok(())
+            }
+            Step::WaitForVar(variable) => engine.wait_for_var(&self.variables[*variable].token),
+            Step::WaitToRead(variable) => engine.wait_to_read(&self.variables[*variable].token),
+            Step::WaitFor(awaited) => {
+                let handle = self.handles.get(*awaited).and_then(|handle| lock(handle).take());
+                handle.map_or(Ok(()), OpHandle::wait)
+            }
+            Step::WaitForGroup(group) => self.groups[*group].wait(),
+            Step::Push(inner, is_awaited) => {
+                let pushed = self.push(engine, inner, None);
+                match (pushed, is_awaited) {
+                    (Ok(handle), true) => handle.wait(),
+                    (pushed, _) => {
+                        self.keep(inner, pushed);
+                        Ok(())
+                    }
+                }
+            }
+            Step::Child(child) => {
+                let cx = cx.expect("operations of scopes have no children");
+                self.keep(child, self.push_child(cx, child));
+                Ok(())
+            }
+            Step::Scope(inside) => engine.scope(|s| {
+                for inner in inside {
+                    let mut builder = s.op(format!("op {}", inner.id)).run_always();
+                    for &(variable, access) in &inner.accesses {
+                        let token = &self.variables[variable].token;
+                        builder =
+                            if access == Access::Write { builder.writes([token]) } else { builder.reads([token]) };
+                    }
+                    match builder.push((), |()| self.run(inner, engine, None)) {
+                        Ok(()) | Err(PushError::HeldAroundScope(_)) => {}
+                        Err(error) => self.violation(format!("the push of op {} was refused: {error}", inner.id)),
+                    }
+                }
+            }),
+        };
+        match result {
+            // Operations fail only where a refused scope has cancelled its own.
+            Ok(()) | Err(WaitError::Failed(_)) => {}
+            Err(error) => lock(&self.refused).push((id, error)),
+        }
+    }
+
+    fn check(&self, program: &Program, is_naive: bool) -> Result<(), String> {
+        if let Some(violation) = lock(&self.violations).first() {
+            return Err(violation.clone());
+        }
+        let graph = program.graph(is_naive);
+        for (id, error) in &*lock(&self.refused) {
+            if !matches!(error, WaitError::WouldDeadlock(_)) {
+                return Err(format!("a wait of op {id} failed: {error}"));
+            }
+            if !graph.is_on_cycle(*id) {
+                return Err(format!("a wait of op {id}, which is on no cycle, was refused: {error}"));
+            }
+        }
+        for operation in &program.operations {
+            let runs = self.runs[operation.id].load(SeqCst);
+            if runs != 1 {
+                return Err(format!("op {} ran {runs} times", operation.id));
+            }
+        }
+        if let Some(id) = self.runs.iter().position(|runs| runs.load(SeqCst) > 1) {
+            return Err(format!("op {id} ran more than once"));
+        }
+        for (variable, Variable { log, .. }) in self.variables.iter().enumerate() {
+            let own: Vec<_> =
+                lock(log).iter().copied().filter(|id| program.operations.iter().any(|op| op.id == *id)).collect();
+            if !own.is_sorted() {
+                return Err(format!("operations mutated variable {variable} in the order {own:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn waits(data: &[u8]) {
+    watched("waits", data, |watchdog| {
+        let mut bytes = Bytes::new(data);
+        let (plan, recorder) = observe(engine_plan(&mut bytes, &KINDS), data);
+        let program = Arc::new(Program::decode(&mut bytes));
+        let description = format!("{plan:?}\n{program}");
+        let shown = description.clone();
+        watchdog.explain(move || shown.clone());
+        let engine = plan.build().map_err(|error| error.to_string())?;
+        let variable = || Variable { token: engine.token(), users: AtomicI64::new(0), log: Mutex::default() };
+        let world = Arc::new(World {
+            variables: (0..program.variables).map(|_| variable()).collect(),
+            gate: engine.token(),
+            groups: (0..program.groups).map(|_| engine.group()).collect(),
+            handles: (0..program.count).map(|_| Mutex::default()).collect(),
+            runs: (0..program.count).map(|_| AtomicUsize::new(0)).collect(),
+            refused: Mutex::default(),
+            violations: Mutex::default(),
+        });
+        let held = Arc::new(Mutex::new(None));
+        if program.is_held {
+            let held = Arc::clone(&held);
+            let pushed =
+                engine.op("gate").writes([&world.gate]).push_async((), move |(), done| *lock(&held) = Some(done));
+            pushed.map_err(|error| error.to_string())?;
+        }
+        for operation in &program.operations {
+            world.keep(operation, world.push(&engine, operation, Some(&world.gate)));
+        }
+        if program.is_held {
+            // The gate's function may not have run yet.
+            let done = loop {
+                match lock(&held).take() {
+                    Some(done) => break done,
+                    None => std::thread::yield_now(),
+                }
+            };
+            done.complete();
+        }
+        // Failures are those of scopes that were refused. Operations that others have pushed may still be pending.
+        while engine.wait_for_all().is_err() || engine.pending() != 0 {}
+        let checked = world.check(&program, engine.kind() == EngineKind::Naive);
+        drop((world, engine));
+        checked.and_then(|()| check_recorded(recorder.as_ref())).map_err(|error| format!("{error}\n{description}"))
+    });
+}
