@@ -7,7 +7,7 @@
 //! The program prints and asserts each result. It shows
 //!
 //! * an operation that another thread completes, and that occupies no worker until then;
-//! * operations that fail: through an error that they return, a panic, asynchronous I/O that fails, and a completion
+//! * operations that fail: through an error that they return, a panic, asynchronous I/O that fails, or a completion
 //!   that is dropped;
 //! * that operations which depend on a failed one are skipped, that all others run, and that waits return the original
 //!   error;
@@ -90,7 +90,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     let sum = engine.var(0_u64);
     engine.op("compute").push(sum.write(), move |sum| {
         *sum = (1..=1000).sum();
-        // The send fails only if the thread that reads has ended, and then there is nothing to do.
+        // The send fails only if the reading thread has ended. In that case there is nothing to do.
         let _ = go.send(*sum);
     })?;
 
@@ -127,8 +127,8 @@ fn a_missing_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An operation may return a `Result`. An error fails the variables that it mutates, and the operations that depend on
-/// them are skipped.
+/// An operation may return a `Result`. An error fails the variables that the operation mutates, and dependent
+/// operations are skipped.
 fn an_error() -> Result<(), Box<dyn Error>> {
     println!("\n# An operation that returns an error");
     let engine = Engine::builder().workers(2).build()?;
@@ -152,8 +152,8 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     let report = engine.op("report").submit(area.read(), |area| format!("{area} square metres"))?;
     engine.op("paint").push(colour.write(), |colour| *colour = "red")?;
 
-    // Every way to wait for a variable or a result returns the same error: not that `report` was skipped, but the
-    // failure that caused it.
+    // Every wait for a variable or a result returns the same error: the failure that caused `report` to be skipped, not
+    // the skip itself.
     let error = failure(report.wait());
     println!("  {error}");
     assert_eq!(error.name(), "parse the width");
@@ -236,13 +236,12 @@ fn recovery() -> Result<(), Box<dyn Error>> {
     println!("  after clear_error the balance is {}", engine.get(&balance)?);
     assert_eq!(engine.get(&balance)?, 70);
 
-    // An ordinary `write` depends on the current value. It is skipped, and the variable stays failed.
+    // An ordinary `write` depends on the current value, so the operation is skipped, and the variable stays failed.
     withdraw_too_much()?;
     engine.op("deposit").push(balance.write(), |balance| *balance += 1000)?;
     assert_eq!(failure(engine.get(&balance)).name(), "withdraw");
 
-    // An `overwrite` promises to replace the value without reading it. It runs and clears the error; the program does
-    // not wait in between.
+    // An `overwrite` promises to replace the value without reading it, so the operation runs and clears the error.
     engine.op("reset").push(balance.overwrite(), |balance| *balance = 100)?;
     println!("  after an overwrite the balance is {}", engine.get(&balance)?);
     assert_eq!(engine.get(&balance)?, 100);
@@ -282,8 +281,8 @@ fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     }
 }
 
-/// Reports in one line each panic that this program causes on purpose; these occur on workers. A panic on the main
-/// thread is a failed assertion and goes to the default hook.
+/// Prints one line for each panic that this program causes on purpose; such panics occur on workers. A panic on the
+/// main thread is a failed assertion and goes to the default hook.
 fn announce_panics() {
     let default = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

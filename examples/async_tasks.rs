@@ -1,12 +1,14 @@
-//! Tasks of tokio that share values with operations: accounts in variables, transfers in tasks, reports by the engine.
+//! Tokio tasks that share values with operations: accounts are variables, transfers are tasks, and reports are
+//! operations.
 //!
 //! ```text
 //! cargo run --release --example async_tasks
 //! ```
 //!
 //! Look at `transfer`: it acquires both accounts in one call, and keeps the guards across an await. Tasks on one thread
-//! and operations on the workers use the same variables, in one order, without a lock. Look at `audit`: an operation that
-//! is a future. It holds all accounts while it waits for an auditor, and occupies no worker.
+//! and operations on the workers use the same variables, in one order, without a lock. Look at `audit` too: it is an
+//! operation whose function returns a future. It holds all accounts while it waits for an auditor, and occupies no
+//! worker.
 
 use raddle::{BoxError, Engine, Var, WaitError, cx};
 use tokio::{runtime, sync::oneshot, task::yield_now};
@@ -15,7 +17,7 @@ const ACCOUNTS: usize = 4;
 const TRANSFERS: usize = 200;
 const START: i64 = 100;
 
-/// Moves `amount`, or as much of it as there is. Returns what was moved.
+/// Moves `amount`, or all that the account has if that is less. Returns the amount moved.
 async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> Result<i64, WaitError> {
     let (mut from, mut to) = engine.acquire((from.write(), to.write())).await?;
     let moved = amount.min(*from);
@@ -26,7 +28,7 @@ async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> 
 }
 
 async fn serve(engine: &Engine, accounts: &[Var<i64>]) -> Result<(), BoxError> {
-    // An operation that waits for someone outside the engine.
+    // This operation waits for an auditor outside the engine.
     let (asks, question) = oneshot::channel();
     let (answers, answer) = oneshot::channel();
     let reads: Vec<_> = accounts.iter().map(|account| account.read()).collect();

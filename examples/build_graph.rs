@@ -4,8 +4,8 @@
 //! cargo run --example build_graph
 //! ```
 //!
-//! Look at `build`. Its operation reads the source of a module, and pushes the builds of the modules that are
-//! declared there through `cx().engine()`. It is asynchronous: it holds its token until `compile` uses the
+//! Look at `build`. Its operation reads the source of a module and, through `cx().engine()`, pushes the builds of the
+//! modules that the source declares. The operation is asynchronous: it holds its token until `compile` uses the
 //! completion. So a wait for the token of `main` covers operations that did not exist when the wait began, and no
 //! operation blocks a worker to wait for another.
 

@@ -6,8 +6,8 @@
 //!
 //! A stage declares the tiles of its frame, and each of its children declares one tile. A stage is complete when its
 //! last tile is, so the stages of one frame follow each other, while the tiles of a stage, and the stages of different
-//! frames, run in parallel. The last stage needs the brightest pixel of the frame, which its children hand to each other
-//! in variables of their own. No thread waits for a stage or a tile.
+//! frames, run in parallel. The last stage needs the brightest pixel of the frame, which its children hand to each
+//! other in variables of their own. No thread waits for a stage or a tile.
 
 use std::error::Error;
 
@@ -32,14 +32,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         shown.push(engine.op("show").submit(tiles, |tiles| tiles.iter().map(|tile| tile[0]).sum::<f32>())?);
     }
     for frame in shown {
-        // All pixels of a frame are equal, and so each is as bright as the brightest.
+        // All pixels of a frame are equal, so each is as bright as the brightest.
         assert!((frame.wait()? - TILES as f32).abs() < 1e-3);
     }
     println!("{FRAMES} frames of {TILES} tiles in {:.1?}", start.elapsed());
     Ok(())
 }
 
-/// Pushes a stage: an operation over all tiles of the frame, with a child for each of them.
+/// Pushes a stage: an operation over all tiles of the frame, with a child for each tile.
 fn stage(engine: &Engine, name: &'static str, frame: &[Tile], f: fn(f32) -> f32) -> Result<(), PushError> {
     let inside = frame.to_vec();
     let tiles = each(frame.iter().map(|tile| tile.write()));

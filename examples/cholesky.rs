@@ -5,14 +5,14 @@
 //! ```
 //!
 //! Look at the loops in `main`: they push the operations in textbook order, and each operation names its tiles. The
-//! engine finds which of them can run in parallel, and starts the next column while updates from this one are still
-//! running.
+//! engine finds which of them can run in parallel, and starts the next column while updates from the current one are
+//! still running.
 
 use std::error::Error;
 
 use raddle::Engine;
 
-const SIDE: usize = 24; // rows of a tile
+const SIDE: usize = 24; // rows in a tile
 const TILES: usize = 8; // rows of tiles
 const N: usize = SIDE * TILES;
 
@@ -73,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             row.iter().zip(&expected[j * SIDE..]).for_each(|(a, b)| error = error.max((a - b).abs()));
         }
     }
-    println!("{N} by {N} matrix, {TILES} by {TILES} tiles: it differs from the naive result by at most {error:.1e}");
+    println!("{N} by {N} matrix, {TILES} by {TILES} tiles: the result is within {error:.1e} of the naive one");
     assert!(error < 1e-9);
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::error::Error;
 
 use raddle::{Engine, OpHandle, PushError};
 
-/// How many numbers an operation sorts without further operations.
+/// The maximum number of values that an operation sorts without pushing other operations.
 const FEW: usize = 4096;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Pushes an operation that sorts the numbers. The handle to the engine in its function must not keep the engine open.
+/// Pushes an operation that sorts the numbers. The function's handle to the engine must not keep the engine open.
 fn sort(engine: &Engine, mut numbers: Vec<u64>) -> Result<OpHandle<Vec<u64>>, PushError> {
     let inside = engine.downgrade();
     engine.op("sort").try_submit((), move |()| {

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Look at the three pushes. An archive must have every quote, so its producer waits: `push` runs operations on the
-//! producer's thread while the engine is full. A trader must not stop, so it leaves out quotes for which there is no
-//! room: `if_room`. A task shares its thread with other tasks, so it awaits room: `when_room`.
+//! producer's thread while the engine is full. A trader must not stop, so it uses `if_room`, and leaves out quotes for
+//! which there is no room. A task shares its thread with other tasks, so it awaits room with `when_room`.
 
 use std::error::Error;
 use std::thread;

@@ -16,7 +16,7 @@ const BLOCKS: usize = 8;
 const SIDE: usize = 64;
 const STEPS: usize = 500;
 
-/// Computes one step of the heat equation on a ring. `next` is the new state of the cells from `start` on.
+/// Computes one step of the heat equation on a ring. `next` receives the new state of the cells from `start` on.
 fn diffuse(cell: impl Fn(usize) -> f64, start: usize, next: &mut [f64]) {
     for (i, next) in (start..).zip(next) {
         *next = cell(i) + 0.25 * (cell(i - 1) - 2.0 * cell(i) + cell(i + 1));
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // The same steps without the engine.
+    // Computes the same steps without the engine.
     let ring = BLOCKS * SIDE;
     let mut cells: Vec<_> = (0..ring).map(initial).collect();
     for _ in 0..STEPS {

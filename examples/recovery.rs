@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     scale()?;
     engine.op("count").push((text.read(), words.write()), |(text, words)| *words = text.split(' ').count())?;
 
-    // A wait for either variable returns the one failure: which operation it was, and why.
+    // A wait for either variable returns the same failure, which says which operation failed, and why.
     let error = failure(engine.wait_for_var(&number));
     println!("{error}");
     assert_eq!(error.name(), "parse");
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert!(failure(engine.get(&scaled)).ptr_eq(&error));
     assert_eq!(engine.get(&words)?, 2);
 
-    // An operation that is marked `run_always` is not skipped. It does not clear the error.
+    // An operation that is marked `run_always` is not skipped, but does not clear the error.
     let seen = engine.op("log").run_always().submit(scaled.read(), |scaled| *scaled)?;
     assert_eq!(seen.wait()?, 10);
 

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each request is a group of operations. A client waits for 20 ms, and then cancels its request: operations that have
-//! not started never start, and a search that runs stops early. Other requests are not affected.
+//! not started never start, and a running search stops early. Other requests are not affected.
 
 use std::{
     error::Error,
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Err(error) => println!("{client}: {error}"),
         }
     }
-    // The naive engine searches inside the push, so its clients wait as long as it takes.
+    // The naive engine searches inside the push, so its clients wait as long as the search takes.
     assert_eq!(answered, if engine.kind() == EngineKind::Naive { 2 } else { 1 });
     engine.wait_for_all()?; // the failures of the request were returned to its client
     Ok(())

@@ -47,8 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     for frame in 0..FRAMES {
         let slot = &ring[frame % SLOTS];
-        // Waits until the buffer's last frame is measured, so at most 2 * SLOTS operations are pending. Without this
-        // line the result would be the same, and so would the memory for frames.
+        // Waits until the buffer's previous frame has been measured, so at most 2 * SLOTS operations are pending.
+        // Without this line the result would be the same, and so would the memory for frames.
         engine.wait_for_var(slot)?;
 
         let (started, peak) = (Arc::clone(&in_flight), Arc::clone(&most));

@@ -4,8 +4,9 @@
 //! cargo run --release --example scopes
 //! ```
 //!
-//! The example blurs an image in two passes. Each pass reads one buffer and writes another, row by row, in operations that
-//! borrow both. An operation of the second pass needs three rows of the first, and starts when these are done.
+//! The example blurs an image in two passes. Each pass reads one buffer and writes another, row by row, in operations
+//! that borrow both buffers. An operation of the second pass needs three rows of the first, and starts when these are
+//! done.
 
 use std::error::Error;
 
@@ -23,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{WIDTH} x {HEIGHT} pixels blurred in {:.1?}", start.elapsed());
 
     let (before, after) = (roughness(&image), roughness(&blurred));
-    println!("neighbours differ by {before:.1} on average before, and by {after:.1} after");
+    println!("neighbours differ by {before:.1} on average before the blur, and by {after:.1} after it");
     assert!(after < before / 2.0);
     Ok(())
 }

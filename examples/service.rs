@@ -4,7 +4,7 @@
 //! cargo run --release --example service
 //! ```
 //!
-//! Look at `count_primes`: a push does not block, and the handle of an operation is a future, so tokio's only thread
+//! Look at `count_primes`: a push does not block, and the handle to an operation is a future, so tokio's only thread
 //! serves all requests while the workers compute. Each request writes its buffer, so a buffer has one user at a time,
 //! without a lock or a list of free buffers. A request that fails does not spoil its buffer, because the next one
 //! overwrites it.

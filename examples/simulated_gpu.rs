@@ -36,7 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?;
         engine.op("copy in").on(GPU).copy_to_device(host, device)?;
         engine.op("double").on(GPU).try_launch(device.write(), |stream, device| {
-            // The function runs when the kernel can be issued; the operation is complete when the device has run it.
+            // The function runs when the kernel can be issued; the operation is complete when the device has run the
+            // kernel.
             let mut gpu = stream.simulated().ok_or("the GPU is not simulated")?;
             gpu.launch(Duration::from_micros(20), device, |values| values.iter_mut().for_each(|v| *v *= 2.0))?;
             Ok(())

@@ -6,8 +6,8 @@
 //!
 //! Look at the push in `tiled`. A tile of the table needs the lower edge of the tile above it and the right edge of the
 //! tile to its left. Each row of tiles has a variable for its right edge, each column has one for its lower edge, and a
-//! tile writes the two of its row and column. From that the engine finds the wavefront: the tiles of a diagonal run in
-//! parallel, and no tile waits for a whole diagonal.
+//! tile writes the two of its row and column. From these accesses the engine finds the wavefront: the tiles of a
+//! diagonal run in parallel, and no tile waits for a whole diagonal.
 
 use std::error::Error;
 
@@ -17,8 +17,8 @@ use raddle::Engine;
 const SIDE: usize = 128;
 const TILES: usize = 12;
 
-/// Computes a part of the table. On entry `left` is the column to the left of the part, and `top` is the row above
-/// it, which begins with the corner. On return they are the last column and the last row of the part.
+/// Computes a part of the table. On entry `left` is the column to the left of the part, and `top` is the row above it,
+/// which begins with the corner. On return, they contain the last column and the last row of the part.
 fn compute(a: &[u8], b: &[u8], left: &mut [usize], top: &mut [usize]) {
     for (a, left) in a.iter().zip(left) {
         let mut diagonal = std::mem::replace(&mut top[0], *left);

@@ -30,8 +30,8 @@
 //! * Any number of threads may push at once, operations included. A push is atomic over all its variables: there is one
 //!   order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No set
 //!   of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) says what is not covered.
-//! * The writes of an operation are visible to every operation behind it on a variable, and to a thread that has waited
-//!   for it.
+//! * The writes of an operation are visible to every operation that must run after it, and to every thread that has
+//!   waited for it.
 //! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables that it mutates
 //!   *failed*. Operations that name a failed variable are skipped and pass the same [`OpError`] on, until
 //!   [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for such a variable returns
@@ -40,8 +40,8 @@
 //!
 //! # Levels
 //!
-//! Through [`Var`]s, operations receive references to values, and the compiler checks them. [`Token`]s order operations
-//! on things outside the engine. One operation may name both. [`cx()`] among the accesses declares that the function
+//! Through [`Var`]s, operations receive references to values, which the compiler checks. [`Token`]s order operations on
+//! things outside the engine. One operation may name both. [`cx()`] among the accesses declares that the function
 //! receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are created once and
 //! pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on GPUs, over [`DeviceVec`] and
 //! [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
@@ -82,11 +82,10 @@ pub use api::{
     token::Token,
     var::{Read, Var, Write},
 };
-/// The crate that [`CudaGpu`] is built on, in the version that it uses.
+/// The version of cudarc that [`CudaGpu`] is built on.
 ///
-/// cudarc is a 0.x crate: a change of its minor version can break programs that use it through this re-export, so such
-/// a change is a breaking change of this crate as well. A program that needs another version must depend on cudarc
-/// itself.
+/// cudarc is a 0.x crate: a new minor version can break programs that use it through this re-export, so an update to
+/// one is a breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
@@ -192,7 +191,8 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. The module exists only in their builds.
+/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. The module exists only in builds for
+/// these.
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]

@@ -35,7 +35,7 @@ fn cores() -> Vec<usize> {
 fn core_of(placement: &Placement) -> usize {
     match placement {
         Placement::Pinned(core) => *core,
-        other => panic!("the worker is not pinned, but {other:?}"),
+        other => panic!("the worker is not pinned: {other:?}"),
     }
 }
 
@@ -213,7 +213,7 @@ fn threads_started_inside_unpinned_may_use_all_cores() {
             let panicked = catch_unwind(AssertUnwindSafe(|| unpinned(|| std::panic::resume_unwind(Box::new(())))));
             assert!(panicked.is_err());
             assert_eq!(allowed_cores(), before, "the worker is not back on its core after a panic");
-            // Nested calls.
+            // Calls may be nested.
             assert_eq!(unpinned(|| (unpinned(allowed_cores), allowed_cores())), (found.1.clone(), found.1.clone()));
             assert_eq!(allowed_cores(), before);
             found
@@ -253,7 +253,7 @@ fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
                     let busy = inside.op("busy").push((), |()| thread::sleep(Duration::from_millis(2)));
                     busy.expect("the engine is open");
                     open.open();
-                    // With a time limit, since the operation would run in place otherwise.
+                    // This wait has a time limit, since it would otherwise run the operation in place.
                     (other.wait_timeout(PATIENCE).expect("no operation fails"), allowed_cores())
                 })
             });

@@ -35,14 +35,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The number of operations in a round, for the common ways to push and for the other ones.
+/// The number of operations in a round, for the common ways to push (`MANY`) and for the others (`SOME`).
 const MANY: usize = 200_000;
 const SOME: usize = 50_000;
 
 /// The limit on pending operations, which bounds the number of records in use at a time.
 const BURST: usize = 500;
 
-/// Repeats rounds of `OPERATIONS` pushes until two consecutive rounds have at most one allocation per thousand
+/// Repeats rounds of `OPERATIONS` pushes until two consecutive rounds each make at most one allocation per thousand
 /// operations. Each operation mutates one of `variables`, whose versions show the progress, since a wait may allocate.
 fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&Token], push: impl Fn(usize)) {
     let done = || variables.iter().map(|variable| variable.version()).sum::<u64>();
@@ -115,7 +115,7 @@ fn operations_in_steady_state_allocate_nothing() {
     }
 }
 
-/// Operations that are recorded. The rings have room for all of them.
+/// Pushes operations that are recorded, into rings that have room for all of them.
 fn recorded(kind: EngineKind) {
     let recorder = Recorder::with_capacity(256 << 20);
     let builder = Engine::builder().kind(kind).workers(2).pin(false).recorder(&recorder);
@@ -126,7 +126,7 @@ fn recorded(kind: EngineKind) {
         let (a, b, c) = (&tokens[i % 16], &tokens[(i + 5) % 16], &tokens[(i + 9) % 16]);
         engine.op("recorded").reads([a, b]).writes([c]).push((), |()| {}).expect("the engine is open");
     });
-    assert_eq!(recorder.take().lost(), 0, "events that are lost cost nothing");
+    assert_eq!(recorder.take().lost(), 0, "lost events would allocate nothing");
 }
 
 /// Pushes operations of a device, and operations of the CPU that depend on them. The simulated device boxes kernels and

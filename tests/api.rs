@@ -125,7 +125,7 @@ fn a_typed_asynchronous_function_that_fails_fails_its_operation() {
 }
 
 #[test]
-fn an_eager_operation_of_a_device_is_refused() {
+fn an_eager_device_operation_is_refused() {
     for kind in KINDS {
         let engine = Engine::builder().kind(kind).workers(1).pin(false).gpu(SimulatedGpu::default()).build().unwrap();
         let pushed = engine.op("").on(Device::Gpu(0)).eager().launch((), |_, ()| {});
@@ -134,7 +134,7 @@ fn an_eager_operation_of_a_device_is_refused() {
 }
 
 #[test]
-fn handles_of_one_variable_are_equal() {
+fn handles_to_one_variable_are_equal() {
     let engine = engine(KINDS[0], 1);
     let (var, token) = (engine.var(1), engine.token());
     assert!(var == var.clone() && var.token() != &token && token == token.clone());
@@ -146,13 +146,13 @@ fn handles_of_one_variable_are_equal() {
     assert!(matches!(engine.wait_for_var_timeout(token, Duration::from_secs(10)), Ok(()) | Err(WaitError::TimedOut)));
 }
 
-/// The program returns from `main` immediately after the drop of the only handle.
+/// The program returns from `main` immediately after dropping the only handle.
 #[test]
 fn operations_pushed_through_the_context_run_before_main_ends() {
     for kind in KINDS {
         let (success, text) =
             child("in_a_child_operations_push_by_their_context", &[("RADDLE_ENGINE", &kind.to_string())]);
-        // The process has ended before the result of the test could be printed.
+        // The process ends before the result of the test can be printed.
         assert!(
             !success && text.starts_with("exit status: 0") && text.contains("the last of 100 has run"),
             "{kind}: {text}"
@@ -182,12 +182,14 @@ fn in_a_child_operations_push_by_their_context() {
     }
 }
 
-/// A wait inside the function runs work that the thread has deferred, but must not complete the function's own operation.
+/// A wait inside the function runs work that the thread has deferred. It must not complete the function's own
+/// operation.
 #[test]
 fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Waits while the function unwinds, with its reference to the value.
+    /// Holds the function's reference to the value, and waits when it is dropped, which may be while the function
+    /// unwinds.
     struct WaitOnDrop<'a>(&'a mut Vec<u8>, Engine, Var<u8>, mpsc::Sender<usize>);
     impl Drop for WaitOnDrop<'_> {
         fn drop(&mut self) {

@@ -36,7 +36,7 @@ fn limited(kind: EngineKind, workers: usize, limit: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).max_pending(limit).build().expect("the engine is built")
 }
 
-/// Runs `f` for engines of each kind with `workers` workers and this limit, each under the watchdog.
+/// Runs `f` for an engine of each of `kinds`, with `workers` workers and this limit, under the watchdog.
 #[track_caller]
 fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
     for &kind in kinds {
@@ -68,15 +68,16 @@ impl Wake for CountWakes {
 fn open_ended(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
     engine.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
-    receiver.recv_timeout(PATIENCE).expect("it starts")
+    receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-/// Fills an engine with operations that wait for the returned completion. When this returns, nothing is ready or runs.
+/// Fills an engine with operations that wait for the returned completion. When this function returns, no operation is
+/// ready or running.
 fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
     let token = engine.token();
     let (sender, receiver) = mpsc::channel();
     engine.op("first").writes([&token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
-    let done = receiver.recv_timeout(PATIENCE).expect("it starts");
+    let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
     for _ in 1..limit {
         engine.op("behind").writes([&token]).push((), |()| {}).unwrap();
     }
@@ -121,14 +122,14 @@ fn several_producers_exceed_the_limit_by_at_most_what_is_documented() {
     for limit in [1u64, 50, 400] {
         on_limited(&THREADED, 2, limit as usize, move |engine| {
             let vars: Vec<_> = (0..8).map(|_| engine.var(0u64)).collect();
-            // `Engine::pending` returns too much if its thread is preempted while it adds up.
+            // `Engine::pending` returns too large a number if its thread is preempted while it adds up the counts.
             let (most, pending) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
             thread::scope(|scope| {
                 for producer in 0..PRODUCERS as usize {
                     let (engine, vars, most, pending) = (&engine, &vars, &most, Arc::clone(&pending));
                     scope.spawn(move || {
                         for n in 0..fewer(4_000) {
-                            // Counted before the push, and so even while the push is held back.
+                            // The operation is counted before its push, and so even while the push is held back.
                             most.fetch_max(pending.fetch_add(1, Relaxed) + 1, Relaxed);
                             let pending = Arc::clone(&pending);
                             let add = move |value: &mut u64| {
@@ -209,7 +210,7 @@ fn a_push_waits_while_something_runs_and_nothing_is_ready() {
                 engine.op("held back").push((), |()| {}).unwrap();
                 pushed.open();
             });
-            assert!(!pushed.pass_within(MOMENT), "it was not held back");
+            assert!(!pushed.pass_within(MOMENT), "the push was not held back");
             gate.open();
             pushed.pass();
         });
@@ -262,7 +263,7 @@ fn a_push_passes_on_an_engine_that_always_searches() {
 }
 
 #[test]
-fn a_push_passes_if_what_runs_waits_for_the_pushing_thread() {
+fn a_push_passes_if_the_running_operation_waits_for_the_pushing_thread() {
     on_limited(&THREADED, 1, 3, |engine| {
         let (done, token) = fill(&engine, 1);
         let (inner, waited) = (engine.downgrade(), token.clone());
@@ -311,7 +312,7 @@ fn operations_that_block_count_as_running() {
                 engine.op("held back").writes([&token]).push((), |()| {}).unwrap();
                 pushed.open();
             });
-            assert!(!pushed.pass_within(MOMENT), "it was not held back");
+            assert!(!pushed.pass_within(MOMENT), "the push was not held back");
             gate.open();
             pushed.pass();
         });
@@ -325,7 +326,7 @@ fn operations_that_block_count_as_running() {
 }
 
 #[test]
-fn work_of_a_gpu_in_flight_counts_as_running() {
+fn gpu_work_in_flight_counts_as_running() {
     for kind in THREADED {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -372,7 +373,7 @@ fn a_naive_engine_holds_a_second_thread_back() {
                 engine.op("held back").writes([token]).push((), |()| {}).unwrap();
                 other.open();
             });
-            assert!(!pushed.pass_within(MOMENT), "it was not held back");
+            assert!(!pushed.pass_within(MOMENT), "the push was not held back");
             gate.open();
             pushed.pass();
         });
@@ -392,7 +393,8 @@ fn an_operation_that_runs_in_a_push_may_wait_push_and_panic() {
                 .push((), move |()| {
                     assert_ne!(n, 7, "as planned");
                     let added = inner.op("add").submit(its.write(), |value| *value += 1).unwrap();
-                    // Not waited for: the gate may keep the worker that runs `add` busy until later.
+                    // The operation is not waited for, since the gate may keep the worker that runs it busy until
+                    // later.
                     drop(added);
                 })
                 .unwrap();
@@ -430,7 +432,7 @@ fn pushes_inside_operations_are_never_held_back() {
                 inner.op("inner").writes([&behind]).push((), |()| {}).unwrap();
                 inner.op("inner").writes([&behind]).if_room().unwrap().push((), |()| {}).unwrap();
                 block_on_within(inner.op("inner").writes([&behind]).when_room(), SOON)
-                    .expect("there is always room inside")
+                    .expect("there is always room inside an operation")
                     .unwrap()
                     .push((), |()| {})
                     .unwrap();
@@ -670,7 +672,7 @@ fn when_room_resolves_at_the_first_room() {
         assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         assert_eq!(woken.count(), 0);
         single.complete();
-        eventually("it is woken", || woken.count() == 1);
+        eventually("the future is woken", || woken.count() == 1);
         assert!(matches!(room.poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
         done.complete();
         engine.wait_for_all().unwrap();
@@ -693,7 +695,7 @@ fn a_woken_future_that_is_dropped_wakes_the_next_one() {
         assert_eq!((wakes[1].count(), wakes[2].count()), (0, 0));
         drop(rooms.remove(0));
         eventually("the second future is woken", || wakes[1].count() == 1);
-        // The second future finds room, but does not use it.
+        // The second future finds room, which is not used.
         let waker = Waker::from(Arc::clone(&wakes[1]));
         assert!(matches!(rooms[0].as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
         eventually("the third future is woken", || wakes[2].count() == 1);
@@ -807,7 +809,7 @@ fn futures_that_are_dropped_at_any_time_lose_no_room() {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- crowds ----
+// ------------------------------------------------------------------------------------------------- many threads ----
 
 #[test]
 fn many_threads_with_all_kinds_of_operations_share_room_for_one() {
@@ -904,7 +906,7 @@ fn destructors_of_thread_locals_push() {
         };
         thread::spawn(pushes).join().unwrap();
         engine.wait_for_all().unwrap();
-        // This runs on a worker, where the push is not held back.
+        // On a worker, the destructor's push is not held back.
         let other = limited(engine.kind(), 1, 1);
         let inner = other.downgrade();
         engine.op("enters").push((), move |()| EXIT.with(|exit| exit.0.set(Some(inner)))).unwrap();
@@ -1035,10 +1037,10 @@ fn a_future_that_waits_for_two_limits_passes_on_the_room_of_one() {
 fn open_ended_in(group: &raddle::Group) -> Completion {
     let (sender, receiver) = mpsc::channel();
     group.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
-    receiver.recv_timeout(PATIENCE).expect("it starts")
+    receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-/// Pushes from inside an operation, so that it is not held back.
+/// Pushes from inside an operation, so that the push is not held back.
 fn fill_without_room(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
     let inner = engine.downgrade();
@@ -1048,10 +1050,10 @@ fn fill_without_room(engine: &Engine) -> Completion {
             inner.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
         })
         .unwrap();
-    receiver.recv_timeout(PATIENCE).expect("it starts")
+    receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-// ------------------------------------------------------------------------------------------------ shutdown, fork ----
+// ------------------------------------------------------------------------------------------------------ shutdown ----
 
 #[test]
 fn a_shutdown_ends_pushes_that_are_held_back() {
@@ -1097,7 +1099,7 @@ fn a_push_that_is_held_back_does_not_prolong_a_wait_for_all() {
         thread::scope(|scope| {
             let pusher = scope.spawn(|| engine.op("held back").push((), |()| {}).unwrap());
             thread::sleep(MOMENT);
-            assert_eq!(engine.pending(), 1, "it is not counted");
+            assert_eq!(engine.pending(), 1, "a push that is held back is not counted");
             gate.open();
             engine.wait_for_all().unwrap();
             pusher.join().unwrap();
@@ -1110,7 +1112,8 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
     on_limited(&THREADED, 1, 1, |engine| {
         let gate = occupy(&engine, 1);
         let inner = engine.downgrade();
-        // Not held back, since the push is inside a call to the engine. So one operation is ready while another runs.
+        // This push is not held back, since it is made inside a call to the engine. So one operation is ready while
+        // another one runs.
         let pushed = engine.with(&engine.var(1), |_| {
             let stops = inner.clone();
             inner.op("stops").push((), move |()| stops.notify_shutdown())
@@ -1124,7 +1127,7 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// Pushes operations that capture a kilobyte each for `time`, as fast as possible.
+/// For `time`, pushes operations as fast as possible, each of which captures a kilobyte.
 fn overload(engine: &Engine, limit: usize, time: Duration) {
     let start = Instant::now();
     let values: Vec<_> = (0..4).map(|_| engine.var(0u64)).collect();

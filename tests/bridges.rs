@@ -81,7 +81,7 @@ impl Subscriber for Log {
 #[test]
 fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
     let log = Log::default();
-    tracing::subscriber::set_global_default(log.clone()).expect("no other test of this file sets one");
+    tracing::subscriber::set_global_default(log.clone()).expect("no other test in this file sets one");
     let engine = Engine::builder().workers(1).observer(TracingObserver::new()).build().unwrap();
     let value = engine.var(0);
     engine
@@ -166,7 +166,7 @@ impl metrics::Recorder for Metrics {
 fn metrics_count_and_time_operations_by_name() {
     const TIME: Duration = Duration::from_millis(20);
     let metrics = Metrics::default();
-    assert!(metrics::set_global_recorder(metrics.clone()).is_ok(), "no other test of this file sets one");
+    assert!(metrics::set_global_recorder(metrics.clone()).is_ok(), "no other test in this file sets one");
     let engine = Engine::builder().workers(1).observer(MetricsObserver::new()).build().unwrap();
     let value = engine.var(0);
     engine.op("sleep").push(value.write(), |_| thread::sleep(TIME)).unwrap();

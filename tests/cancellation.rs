@@ -45,7 +45,7 @@ fn an_operation_cancelled_before_its_turn_never_runs_and_in_its_turn_fails_what_
         let earlier = engine.op("").submit(output.read(), |output| *output);
         assert!(handle.cancel());
         assert_eq!(drops.dropped(), 1, "the function is dropped by the call");
-        assert!(!handle.cancel() && !handle.cancel_quietly(), "it is cancelled once");
+        assert!(!handle.cancel() && !handle.cancel_quietly(), "the operation is cancelled only once");
         assert!(handle.is_done());
         assert!(is_cancelled(&failure(handle.wait())), "the wait returns before the turn of the operation");
         assert_eq!(engine.pending(), 3, "the operation keeps its place");
@@ -178,7 +178,7 @@ fn a_clean_up_cannot_be_cancelled() {
     });
 }
 
-/// Whichever wins, the function is dropped once, and the handle has a matching result.
+/// In both cases, the function is dropped once, and the handle has the matching result.
 #[test]
 fn either_a_cancellation_or_the_start_of_the_operation_wins() {
     on_kinds(&THREADED, 2, |engine| {
@@ -251,7 +251,7 @@ fn the_drop_of_a_cancelled_function_is_program_code() {
 }
 
 #[test]
-fn a_push_that_is_refused_drops_a_function_that_could_be_cancelled() {
+fn a_refused_push_drops_a_function_that_could_be_cancelled() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = engine.var(0);
@@ -446,7 +446,7 @@ fn a_group_reports_the_failure_that_was_pushed_first_and_only_its_own() {
     });
 }
 
-/// A failure from outside is reported only if the group has returned it.
+/// A failure from outside the group counts as reported only if the group has returned it.
 #[test]
 fn a_failure_from_outside_that_a_group_has_not_returned_is_not_lost() {
     on_kinds(&KINDS, 1, |engine| {
@@ -601,7 +601,7 @@ fn asynchronous_members_are_counted_until_their_completion() {
     });
 }
 
-/// A wait for a group returns when the captures and the results of its operations have been dropped.
+/// A wait for a group returns only after the captures and the results of its operations were dropped.
 #[test]
 fn a_member_is_counted_until_its_result_was_dropped() {
     on_kinds(&KINDS, 2, |engine| {
@@ -634,7 +634,7 @@ fn a_refused_push_leaves_the_group() {
 
 /// The push is refused late, when the operation is already in a queue.
 #[test]
-fn a_member_that_is_refused_late_leaves_its_group_although_its_function_panics_in_its_drop() {
+fn a_member_that_is_refused_late_leaves_its_group_even_if_the_drop_of_its_function_panics() {
     on_kinds(&THREADED, 2, |engine| {
         for _ in 0..300 {
             let (group, kept, deleted) = (engine.group(), engine.var(0), engine.var(0));
@@ -652,7 +652,7 @@ fn a_member_that_is_refused_late_leaves_its_group_although_its_function_panics_i
     });
 }
 
-/// The naive engine asks twice whether an operation of a device may run.
+/// The naive engine checks twice whether a device operation may run.
 #[test]
 fn a_device_operation_whose_group_is_cancelled_while_it_starts_has_one_result() {
     for kind in KINDS {
@@ -725,7 +725,7 @@ fn a_shutdown_cancels_members() {
 
 // --------------------------------------------------------------------------------------------------- by shutdown ----
 
-/// The last handle drains, which must not take a cancellation back.
+/// Dropping the last handle starts a drain, which must not undo the cancellation.
 #[test]
 fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
     for kind in THREADED {

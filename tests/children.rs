@@ -113,7 +113,7 @@ fn children_are_ordered_among_themselves_as_operations_are() {
 
 #[test]
 fn children_have_children() {
-    /// Sorts a part of the numbers. The children of an operation sort the two halves of its part.
+    /// Sorts a range of parts. The children of an operation sort the two halves of its range.
     fn sort(cx: &OpContext<'_>, parts: Arc<[Var<Vec<u32>>]>, from: usize, to: usize) {
         if to - from == 1 {
             cx.child("sort").push(parts[from].write(), |part| part.sort_unstable()).unwrap();
@@ -141,7 +141,7 @@ fn children_have_children() {
 }
 
 #[test]
-fn a_parent_without_children_ends_with_its_function() {
+fn a_parent_that_pushes_no_children_ends_with_its_function() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
         let parent = engine.op("parent").with_children().submit(value.write(), |value| {
@@ -179,7 +179,7 @@ fn the_handle_of_a_parent_returns_after_its_children() {
 }
 
 #[test]
-fn versions_rise_once_for_the_parent() {
+fn a_parent_increments_each_version_once() {
     on_kinds(&KINDS, 2, |engine| {
         let (mutated, read) = (engine.var(0), engine.var(0));
         let (m, r) = (mutated.clone(), read.clone());
@@ -245,7 +245,7 @@ fn an_operation_without_children_refuses_them() {
 }
 
 #[test]
-fn operations_of_a_device_have_no_children_and_operators_are_none() {
+fn device_operations_cannot_have_children_and_operators_cannot_be_children() {
     on_kinds(&[EngineKind::PerDevice], 1, |_| {
         let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build().unwrap();
         let parent = || engine.op("parent").with_children();
@@ -372,7 +372,7 @@ fn the_value_of_a_variable_of_a_family_is_dropped_before_a_wait_for_the_parent_r
             });
             assert_eq!(parent.unwrap().wait().is_err(), fails);
             drops.assert_all_gone();
-            // The handle is left, and is refused.
+            // The handle still exists, but is refused.
             let var = lock(&kept).take().unwrap();
             assert!(matches!(engine.wait_for_var(&var), Err(WaitError::Refused(PushError::FamilyVariable(_)))));
             let pushed = engine.op("late").push(var.write(), |_| unreachable!());
@@ -457,14 +457,14 @@ fn children_of_children_name_a_variable_of_the_family_if_their_parent_does() {
         let (refused, own) = parent.wait().unwrap().wait().unwrap();
         assert!(matches!(refused, Err(PushError::NotHeld(_))), "{refused:?}");
         assert_eq!(engine.get(&seen).unwrap(), 12);
-        // A variable of another family, which its parent cannot declare either.
+        // The children of another parent cannot name this variable either.
         let refused = engine.op("parent").with_children().submit(cx(), move |cx| cx.child("").push(own.read(), |_| ()));
         assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::FamilyVariable(_))));
     });
 }
 
 #[test]
-fn an_operation_without_children_has_no_variables_for_them() {
+fn an_operation_without_children_cannot_create_variables_for_them() {
     on_kinds(&KINDS, 1, |engine| {
         let drops = Drops::new();
         let value = drops.make();
@@ -476,7 +476,7 @@ fn an_operation_without_children_has_no_variables_for_them() {
 }
 
 #[test]
-fn a_failure_on_a_variable_of_a_family_is_the_parents_unless_a_later_child_clears_it() {
+fn a_failure_on_a_variable_of_a_family_fails_the_parent_unless_a_later_child_clears_it() {
     on_kinds(&KINDS, 2, |engine| {
         for clears in [false, true] {
             let value = engine.var(0);
@@ -561,7 +561,7 @@ fn devices_use_the_variables_of_a_family() {
     }
 }
 
-// --------------------------------------------------------------------------- parents that end otherwise than sync ----
+// ------------------------------------------------------------------------------------------- asynchronous parents ----
 
 #[test]
 fn an_asynchronous_parent_ends_with_its_completion_and_its_children() {
@@ -623,7 +623,7 @@ fn an_asynchronous_parent_ends_with_its_completion_and_its_children() {
 #[test]
 fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_children() {
     on_kinds(&KINDS, 2, |engine| {
-        // How the function ends, how the completion is used, whose failure is the parent's, and how often the child runs.
+        // How the function ends, how the completion is used, with what the parent fails, and how often the child runs.
         let cases = [
             ("well", "complete", "by a child", 1),
             ("well", "fail", "by the completion", 1),
@@ -663,7 +663,7 @@ fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_c
             let failed = failure(engine.wait_for_var(&token)).to_string();
             assert!(failed.contains(expected), "{function}, {completion}: {failed}");
             assert_eq!((ran.load(Relaxed), token.version()), (runs, 0), "{function}, {completion}");
-            // No failure hides: neither that of the child, nor the second one of the parent.
+            // No failure is lost, neither that of the child nor the second one of the parent.
             let left = engine.wait_for_all();
             let another = match (function, completion) {
                 ("well", "complete") => None,
@@ -681,7 +681,7 @@ fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_c
 }
 
 #[test]
-fn a_future_has_children_which_start_when_it_and_its_guards_have_ended() {
+fn children_of_a_future_start_when_it_has_ended_and_its_guards_are_gone() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, other) = (engine.var(vec![0]), engine.var(0));
         let (v, o, kept) = (value.clone(), other.clone(), Arc::new(Mutex::new(None)));
@@ -695,13 +695,12 @@ fn a_future_has_children_which_start_when_it_and_its_guards_have_ended() {
                 cx.child("first").push((v.write(), family.read()), |(value, family)| value.push(*family))?;
                 yield_now().await;
                 value.push(1);
-                // The name of this operation tells nothing: it dereferences to an engine.
                 cx.child("second").push(v.write(), |value| value.push(4))?;
                 cx.child("third").push_future(o.write(), |mut other| async move {
                     yield_now().await;
                     *other += 1;
                 })?;
-                // Another thread keeps a guard for a while.
+                // The test's thread keeps a guard for a while.
                 *lock(&out) = Some((cx.clone(), other));
                 Ok("the value")
             })
@@ -712,7 +711,7 @@ fn a_future_has_children_which_start_when_it_and_its_guards_have_ended() {
             }
             thread::yield_now();
         };
-        // The guard is alive, so the operation's own work has not ended, and it may have more children.
+        // The guard is alive, so the parent's own work has not ended, and more children may be pushed.
         thread::sleep(MOMENT / 10);
         assert!(!parent.is_done());
         let more = value.clone();
@@ -732,7 +731,7 @@ fn a_future_has_children_which_start_when_it_and_its_guards_have_ended() {
 }
 
 #[test]
-fn a_future_fails_with_its_child_and_its_children_with_it() {
+fn a_future_fails_if_its_child_fails_and_its_child_is_skipped_if_it_fails() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
         for case in ["child", "future", "panic"] {
@@ -743,7 +742,7 @@ fn a_future_fails_with_its_child_and_its_children_with_it() {
                 .try_submit_future((cx(), value.overwrite()), move |(cx, mut guard)| async move {
                     *guard += 1;
                     cx.child("child").try_push(v.write(), move |_| {
-                        assert_eq!(case, "child", "it is skipped");
+                        assert_eq!(case, "child", "the child is skipped");
                         Err("planned".into())
                     })?;
                     yield_now().await;
@@ -794,7 +793,7 @@ fn a_wait_for_a_child_that_is_a_future_is_refused_in_the_function_of_its_parent(
 }
 
 #[test]
-fn each_run_of_an_operator_has_children_of_its_own() {
+fn each_run_of_an_operator_has_its_own_children() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, group) = (engine.var(1), engine.group());
         let (v, w) = (value.clone(), value.clone());
@@ -830,11 +829,11 @@ fn each_run_of_an_operator_has_children_of_its_own() {
         double.submit().unwrap().wait().unwrap();
         slow.submit().unwrap().wait().unwrap();
         group.wait().unwrap();
-        // 1, then five times 2 n + 1, then 2 n, and n + 1.
+        // The value is 1 at first, then five times 2n + 1, then 2n, and then n + 1.
         assert_eq!((engine.get(&value).unwrap(), value.version()), (63 * 2 + 1, 12));
         fails.store(true, Relaxed);
         assert_eq!(failure(slow.submit().unwrap().wait()).name(), "add");
-        assert_eq!(failure(double.submit().unwrap().wait()).name(), "add", "it is skipped");
+        assert_eq!(failure(double.submit().unwrap().wait()).name(), "add", "the run is skipped");
         drop((double, slow));
         engine.wait_for_all().unwrap();
     });
@@ -889,14 +888,14 @@ fn a_parent_fails_with_the_child_that_was_pushed_first_among_those_that_failed()
             assert_eq!(failure(engine.wait_for_var(var)).name(), "early");
             assert_eq!(var.version(), 0);
         }
-        // Nothing else has reported the failure of the second child.
+        // Only this wait reports the failure of the second child.
         assert_eq!(failure(engine.wait_for_all()).name(), "late");
         engine.wait_for_all().unwrap();
     });
 }
 
 #[test]
-fn a_failure_that_a_later_child_clears_is_not_the_parents() {
+fn a_failure_that_a_later_child_clears_does_not_fail_the_parent() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
         let inside = value.clone();
@@ -915,7 +914,7 @@ fn a_failure_that_a_later_child_clears_is_not_the_parents() {
 }
 
 #[test]
-fn a_failure_of_a_child_that_mutates_nothing_is_the_parents() {
+fn a_failure_of_a_child_that_mutates_nothing_fails_the_parent() {
     on_kinds(&KINDS, 2, |engine| {
         let value = engine.var(0);
         let parent = engine.op("parent").with_children().submit((cx(), value.write()), move |(cx, _)| {
@@ -923,7 +922,7 @@ fn a_failure_of_a_child_that_mutates_nothing_is_the_parents() {
         });
         assert_eq!(failure(parent.unwrap().wait()).name(), "fails");
         assert_eq!(failure(engine.wait_for_var(&value)).name(), "fails");
-        engine.wait_for_all().expect("it was reported");
+        engine.wait_for_all().expect("the failure was reported");
     });
 }
 
@@ -961,7 +960,7 @@ fn children_of_a_function_that_fails_are_skipped_where_they_name_what_it_mutates
 }
 
 #[test]
-fn an_overwrite_of_a_parent_clears_a_failure_only_if_all_children_succeed() {
+fn an_overwrite_by_a_parent_clears_a_failure_only_if_all_children_succeed() {
     on_kinds(&KINDS, 2, |engine| {
         for succeeds in [true, false] {
             let value = engine.var(0);
@@ -990,7 +989,7 @@ fn an_overwrite_of_a_parent_clears_a_failure_only_if_all_children_succeed() {
 }
 
 #[test]
-fn a_parent_that_is_skipped_pushes_no_children() {
+fn a_skipped_parent_pushes_no_children() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         engine.op("fails").try_push(value.write(), |_| Err("no".into())).unwrap();
@@ -1000,10 +999,10 @@ fn a_parent_that_is_skipped_pushes_no_children() {
     });
 }
 
-// ------------------------------------------------------------------------------------------ with all the rest ----
+// -------------------------------------------------------------------------------- children and other features ----
 
 #[test]
-fn a_variable_that_is_deleted_behind_a_parent_is_there_for_its_children() {
+fn a_variable_that_is_deleted_behind_a_parent_still_exists_for_its_children() {
     on_kinds(&THREADED, 1, |engine| {
         let (value, (sender, receiver)) = (engine.var(1), mpsc::channel::<()>());
         let inside = value.clone();
@@ -1037,7 +1036,7 @@ fn a_wait_for_what_the_parent_holds_is_refused_in_each_poll_of_a_future() {
 }
 
 #[test]
-fn children_may_be_of_every_kind() {
+fn children_may_be_operations_of_every_kind() {
     on_kinds(&KINDS, 2, |_| {
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).gpu(SimulatedGpu::new()).build().unwrap();
@@ -1188,7 +1187,7 @@ fn the_children_of_a_clean_up_are_not_cancelled() {
 }
 
 #[test]
-fn what_parents_and_children_capture_is_dropped_once() {
+fn values_captured_by_parents_and_children_are_dropped_once() {
     on_kinds(&KINDS, 2, |engine| {
         let drops = Drops::new();
         for fails in [false, true] {
@@ -1238,7 +1237,7 @@ fn a_child_waits_for_what_holds_back_its_parent_only_once() {
     });
 }
 
-// ------------------------------------------------------------------------------------- programs that try to break it ----
+// --------------------------------------------------------------------------------------------------------- stress ----
 
 #[test]
 fn children_nest_a_thousand_deep() {
@@ -1316,7 +1315,7 @@ fn children_that_are_pushed_by_many_threads_while_a_future_ends_run_or_are_refus
 }
 
 #[test]
-fn the_drop_of_a_value_of_a_family_may_push_but_not_wait_nor_name_the_family() {
+fn the_drop_of_a_value_of_a_family_may_push_but_neither_wait_nor_name_the_family() {
     struct Pushes {
         cx: raddle::FutureContext,
         own: Option<Var<i32>>,
@@ -1336,7 +1335,7 @@ fn the_drop_of_a_value_of_a_family_may_push_but_not_wait_nor_name_the_family() {
         let l = log.clone();
         let parent = engine.op("parent").with_children().try_submit_future(cx(), move |cx| async move {
             let own = cx.child_var(1)?;
-            // The family owns a value that has a reference to it.
+            // The family owns a value that refers to the family.
             let value = cx.child_var(Pushes { cx: cx.clone(), own: Some(own.clone()), log: l })?;
             cx.child("child").push((value.read(), own.write()), |(_, own)| *own += 1)?;
             Ok(())

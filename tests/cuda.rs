@@ -96,8 +96,8 @@ impl Kernels {
         let mut arguments = stream.launch_builder(&self.affine);
         arguments.arg(&at).arg(&count).arg(&factor).arg(&term);
         let (grid_dim, block_dim) = ((count.div_ceil(BLOCK), 1, 1), (BLOCK, 1, 1));
-        // SAFETY: the arguments match the kernel's parameters. It writes `count` values, all inside the vector, to
-        // which the operation that launches it has exclusive access until the device has completed the kernel.
+        // SAFETY: the arguments match the kernel's parameters. It writes `count` values, all inside the vector. The
+        // operation that launches it has exclusive access to the vector until the device has completed the kernel.
         unsafe { arguments.launch(LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 }) }.map(drop)
     }
 
@@ -126,8 +126,8 @@ impl Kernels {
         assert!(!values.is_empty(), "the kernel needs a first value");
         let mut arguments = stream.launch_builder(&self.late);
         arguments.arg(&at).arg(&nanos).arg(&factor).arg(&term);
-        // SAFETY: the arguments match the kernel's parameters. It writes the first value, which exists, and to which
-        // the operation that launches it has exclusive access until the device has completed the kernel.
+        // SAFETY: the arguments match the kernel's parameters. It writes only the first value, which exists. The
+        // operation that launches it has exclusive access to that value until the device has completed the kernel.
         unsafe { arguments.launch(one_thread()) }.map(drop)
     }
 
@@ -265,7 +265,7 @@ fn operations_of_several_streams_take_effect_in_push_order() {
                 .unwrap();
                 expected[to] = expected[to].wrapping_mul(factor).wrapping_add(term);
                 if step % 100 == 99 {
-                    // In the middle of the run, the host waits for the device and checks.
+                    // In the middle of the run, the host waits for the device and checks a value.
                     assert_eq!(values(&engine, &vars[to], 1), [expected[to]], "{kind}, seed {seed}, step {step}");
                 }
             }
@@ -291,7 +291,7 @@ fn a_result_is_ready_when_its_kernel_has_completed_and_not_when_it_was_launched(
                 kernels.late(stream, values, 1, 1).map(|()| begin)
             };
             let begin = engine.op("late").on(GPU).submit_launch_any(device.write(), launch).unwrap().wait().unwrap();
-            // Half of the time, since the resolution of the device's clock is not documented.
+            // Half of the time is enough, since the resolution of the device's clock is not documented.
             assert!(begin.elapsed() >= AWHILE / 2, "round {round}: {:?}", begin.elapsed());
         }
         assert_eq!(values(&engine, &device, 1), [50]);
@@ -643,7 +643,7 @@ fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_on_its_gpu_an
         return;
     }
     for kind in ["naive", "pooled", "perdevice"] {
-        // In a child process, since the fault makes the GPU unusable for the whole process.
+        // This runs in a child process, since the fault makes the GPU unusable for the whole process.
         let (success, text) = child("inside_a_kernel_writes_to_an_invalid_address", &[("RADDLE_ENGINE", kind)]);
         assert!(success, "{kind}: {text}");
     }

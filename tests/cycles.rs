@@ -1,4 +1,5 @@
-//! Cycles of waits through groups, through the ends of scopes, and through several engines: one of the waits is refused.
+//! Cycles of waits through groups, through the ends of scopes, and through several engines: one of the waits is
+//! refused.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 #![forbid(unsafe_code)]
@@ -18,10 +19,10 @@ use std::{
 use common::{KINDS, MOMENT, Meeting, PATIENCE, THREADED, engine, hold, lock, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, Var, WaitError};
 
-/// How long a wait may take that would never return.
+/// The time within which a wait that would never return must be refused.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
 
-/// Returns the names of a wait that would never return.
+/// Returns the names of the waiting and of the awaited operation in the error of a refused wait.
 #[track_caller]
 fn deadlock<T: Debug>(result: Result<T, WaitError>) -> (String, String) {
     match result {
@@ -41,7 +42,7 @@ fn names(waiting: &str, awaited: &str) -> (String, String) {
 // ------------------------------------------------------------------------------------------------------- groups ----
 
 #[test]
-fn a_wait_for_a_group_with_a_member_behind_the_own_operation_is_refused() {
+fn a_wait_for_a_group_with_a_member_behind_the_waiting_operation_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
         for length in [1, 2, 50] {
             let variables: Vec<_> = (0..=length).map(|_| engine.var(0)).collect();
@@ -67,9 +68,9 @@ fn a_wait_for_a_group_with_a_member_behind_the_own_operation_is_refused() {
 }
 
 #[test]
-fn a_wait_for_a_group_is_refused_for_members_of_groups_inside_it() {
+fn a_wait_for_a_group_is_refused_because_of_members_of_groups_inside_it() {
     on_kinds(&KINDS, 2, |engine| {
-        // More groups than a record has room for.
+        // The greatest depths need more groups than a record has room for.
         for depth in [1, 6, 7, 20] {
             let (value, outermost) = (engine.var(0), engine.group());
             let inner: Vec<_> =
@@ -89,7 +90,7 @@ fn a_wait_for_a_group_is_refused_for_members_of_groups_inside_it() {
 }
 
 #[test]
-fn a_member_that_waits_for_its_own_group_is_refused_with_its_name() {
+fn a_wait_of_a_member_for_its_own_group_is_refused_and_names_the_member() {
     on_kinds(&KINDS, 1, |engine| {
         let group = engine.group();
         let outer = group.group();
@@ -102,7 +103,7 @@ fn a_member_that_waits_for_its_own_group_is_refused_with_its_name() {
 }
 
 #[test]
-fn a_wait_for_a_group_is_not_refused_for_members_that_it_does_not_cover() {
+fn a_wait_for_a_group_is_not_refused_because_of_members_that_it_does_not_cover() {
     on_kinds(&THREADED, 2, |engine| {
         let (value, group, inner) = (engine.var(0), engine.group(), engine.downgrade());
         let again = value.clone();
@@ -113,7 +114,7 @@ fn a_wait_for_a_group_is_not_refused_for_members_that_it_does_not_cover() {
                 .op("pushes")
                 .push((), move |()| {
                     thread::sleep(Duration::from_millis(20));
-                    // It stands behind the waiting operation, but was pushed after the wait began.
+                    // This member stands behind the waiting operation, but is pushed after the wait has begun.
                     beside.op("later").push(blocked.read(), |_| ()).unwrap();
                 })
                 .unwrap();
@@ -125,7 +126,7 @@ fn a_wait_for_a_group_is_not_refused_for_members_that_it_does_not_cover() {
 }
 
 #[test]
-fn a_wait_for_a_group_of_members_that_have_ended_behind_the_own_operation_is_not_refused() {
+fn a_wait_for_a_group_whose_members_can_start_is_not_refused() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, group) = (engine.var(0), engine.group());
         let again = value.clone();
@@ -144,7 +145,7 @@ fn a_wait_for_a_group_of_members_that_have_ended_behind_the_own_operation_is_not
 
 /// `waiter` waits for the group of `member`, which waits for an operation that stands behind `waiter`.
 #[test]
-fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_is_refused() {
+fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_wait_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
         for member_first in [false, true] {
             let (value, group, inner) = (engine.var(0), engine.group(), engine.downgrade());
@@ -174,7 +175,7 @@ fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_is_refused() {
     });
 }
 
-/// A value whose drop waits for an operation behind a variable.
+/// A value whose drop pushes an operation that reads `value`, and waits for it.
 struct WaitsOnDrop {
     meeting: Meeting,
     engine: Engine,
@@ -196,7 +197,7 @@ impl Drop for WaitsOnDrop {
 fn a_cycle_through_the_epilogue_of_a_member_is_found() {
     on_kinds(&THREADED, 2, |engine| {
         for of_all in [false, true] {
-            // Only the operations of another engine can be waited for inside an operation.
+            // Inside an operation, a wait for all operations is allowed only on another engine.
             let other = common::engine(engine.kind(), 2);
             let (value, group, signal, meeting) = (engine.var(0), other.group(), other.token(), Meeting::new(2));
             let (sender, dropped) = mpsc::channel();
@@ -220,9 +221,9 @@ fn a_cycle_through_the_epilogue_of_a_member_is_found() {
     });
 }
 
-/// What wakes a future of a group's wait runs when the member has left the group.
+/// The waker of a future that waits for a group is called after the member has left the group.
 #[test]
-fn a_waker_of_a_group_may_wait_for_those_who_wait_for_the_group() {
+fn a_waker_of_a_group_may_wait_for_an_operation_that_waits_for_the_group() {
     type Wait = (OpHandle<()>, mpsc::Sender<Result<(), WaitError>>);
     struct Waits(Mutex<Option<Wait>>);
     impl Wake for Waits {
@@ -252,7 +253,7 @@ fn a_waker_of_a_group_may_wait_for_those_who_wait_for_the_group() {
 }
 
 #[test]
-fn an_operation_that_is_complete_may_wait_for_its_group_in_its_function() {
+fn a_function_may_wait_for_its_group_after_its_operation_is_complete() {
     on_kinds(&THREADED, 2, |engine| {
         let (group, (sender, result)) = (engine.group(), mpsc::channel());
         let own = group.clone();
@@ -269,7 +270,8 @@ fn an_operation_that_is_complete_may_wait_for_its_group_in_its_function() {
 
 // ------------------------------------------------------------------------------------------------------ children ----
 
-/// A child does not enter a queue before the function of its parent returns, which waits for the one that waits for the child.
+/// A child enters its queues only after the function of its parent returns. This function waits for the operation that
+/// waits for the child.
 #[test]
 fn a_cycle_through_a_child_that_is_held_back_is_found() {
     on_kinds(&THREADED, 2, |engine| {
@@ -293,9 +295,10 @@ fn a_cycle_through_a_child_that_is_held_back_is_found() {
 
 // -------------------------------------------------------------------------------------------------------- scopes ----
 
-/// The closing wait cannot be refused, so that of the other operation is, although it is older.
+/// The wait at the end of a scope cannot be refused. So the wait of the other operation is refused, even if it is the
+/// older one.
 #[test]
-fn a_cycle_through_the_end_of_a_scope_is_ended_by_the_other_wait() {
+fn a_cycle_through_the_end_of_a_scope_ends_because_the_other_wait_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
         for older in [true, false] {
             let (value, meeting) = (engine.var(0), Meeting::new(2));
@@ -326,7 +329,7 @@ fn a_cycle_through_the_end_of_a_scope_is_ended_by_the_other_wait() {
     });
 }
 
-/// Notes its drop in what it borrows.
+/// Counts its drop in the number that it borrows.
 struct Borrows<'b>(&'b Mutex<usize>);
 
 impl Drop for Borrows<'_> {
@@ -335,9 +338,9 @@ impl Drop for Borrows<'_> {
     }
 }
 
-/// The operation of the scope stands behind the one that has opened it, through another one.
+/// The operations of the scope stand behind the operation that has opened it, with another one in between.
 #[test]
-fn the_end_of_a_scope_whose_operations_stand_behind_it_is_refused() {
+fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
         for (count, cancelled) in [(1, false), (1, true), (500, false)] {
             let (value, between, inner) = (engine.var(0), engine.var(0), engine.downgrade());
@@ -364,7 +367,7 @@ fn the_end_of_a_scope_whose_operations_stand_behind_it_is_refused() {
             let (refused, dropped, took) = outer.unwrap().wait().unwrap();
             assert_eq!((deadlock(refused), dropped), (names("outer", "inside"), count + 1));
             assert!(took < FOUND, "{took:?}");
-            // Those that were cancelled fail in their turn.
+            // Cancelled operations fail when their turn comes.
             assert_eq!(common::failure(engine.get(&between)).name(), "inside");
             engine.clear_error(&between).unwrap();
             assert_eq!(engine.get(&between).unwrap(), 7);
@@ -373,9 +376,9 @@ fn the_end_of_a_scope_whose_operations_stand_behind_it_is_refused() {
     });
 }
 
-/// Each operation holds what an operation of the next one's scope names.
+/// Each operation opens a scope with an operation that names the variable held by the next one.
 #[test]
-fn of_scopes_that_wait_for_each_other_the_youngest_is_refused() {
+fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
     on_kinds(&THREADED, 3, |engine| {
         for (length, round) in [(2, 0), (3, 0), (2, 1), (3, 1)] {
             let variables: Vec<_> = (0..length).map(|_| engine.var(0)).collect();
@@ -387,7 +390,7 @@ fn of_scopes_that_wait_for_each_other_the_youngest_is_refused() {
                     let outer = move |_: &mut i32| {
                         let mut seen = -1;
                         meeting.join();
-                        // In turn, or all at once.
+                        // In turn if `round` is 0, and otherwise all at once.
                         thread::sleep(index as u32 * (1 - round) * MOMENT);
                         let result = inner.scope(|s| {
                             let seen = s.lend(&mut seen);
@@ -427,9 +430,10 @@ impl Random {
     }
 }
 
-/// Operations push, and wait for handles, groups, variables and scopes as they please. Whatever cycles come up, all end.
+/// Operations push, and wait for handles, groups, variables and scopes at random. Whatever cycles arise, all waits
+/// return.
 #[test]
-fn random_waits_of_all_kinds_end() {
+fn random_waits_of_all_kinds_return() {
     on_kinds(&THREADED, 2, |engine| {
         let (mut random, start, mut refused) = (Random(7), Instant::now(), 0);
         while start.elapsed() < Duration::from_millis(2500) {
@@ -486,7 +490,7 @@ fn random_waits_of_all_kinds_end() {
     });
 }
 
-/// Operations wait only for what was pushed before them, so none can wait for ever.
+/// Operations wait only for what was pushed before them, so none of the waits can last for ever.
 #[test]
 fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -552,7 +556,7 @@ fn operations_of_two_engines_that_wait_for_each_other_do_not_hang() {
 }
 
 #[test]
-fn a_wait_for_all_operations_of_an_engine_that_wait_for_the_caller_is_refused() {
+fn a_wait_for_another_engine_with_an_operation_that_waits_for_the_caller_is_refused() {
     on_kinds(&THREADED, 2, |one| {
         let other = engine(one.kind(), 2);
         let (value, inner, there) = (one.var(0), one.downgrade(), other.clone());
@@ -577,7 +581,8 @@ fn a_wait_for_all_operations_of_an_engine_that_wait_for_the_caller_is_refused() 
     });
 }
 
-/// The wait of the outer operation goes through an operation of the other engine that runs inside it.
+/// The outer operation waits for one of the other engine, which in turn waits for one that stands behind the outer
+/// operation.
 #[test]
 fn a_cycle_that_leaves_an_engine_and_comes_back_is_found() {
     on_kinds(&KINDS, 2, |one| {
@@ -591,7 +596,7 @@ fn a_cycle_that_leaves_an_engine_and_comes_back_is_found() {
         });
         match outer.unwrap().wait().unwrap() {
             Ok(refused) => assert_eq!(deadlock(refused), names("there", "behind")),
-            // It began to wait last.
+            // The outer operation began to wait last.
             refused => assert_eq!(deadlock(refused.map(drop)), names("outer", "there")),
         }
         one.wait_for_all().unwrap();

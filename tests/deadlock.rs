@@ -70,7 +70,7 @@ fn cross(
 
 const PUSHES: usize = fewer(100_000);
 
-/// `{a, b}` from one half of the threads and `{b, a}` from the other.
+/// Half of the threads push on `{a, b}`, the other half on `{b, a}`.
 #[test]
 fn pushes_on_two_variables_in_opposite_orders_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -120,7 +120,7 @@ fn pushes_on_five_variables_in_every_order_do_not_deadlock() {
     });
 }
 
-/// Operations push on variables of the set from which they hold some themselves.
+/// Operations push on variables, some of which they hold themselves.
 #[test]
 fn operations_may_push_on_variables_that_they_hold() {
     on_kinds(&KINDS, 2, |engine| {
@@ -230,7 +230,7 @@ fn waits_may_nest_a_hundred_deep_on_a_single_worker() {
     });
 }
 
-/// Deeper than the stack of a test's thread allows on a naive engine.
+/// The nesting is deeper than the stack of a test's thread allows on a naive engine.
 #[test]
 fn waits_may_nest_three_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
@@ -268,7 +268,7 @@ fn waits_for_variables_may_nest_on_a_single_worker() {
     });
 }
 
-/// The operations that are waited for can only run on the waiting worker.
+/// The awaited operations can only run on the waiting worker.
 #[test]
 fn every_form_of_wait_works_inside_an_operation() {
     on_kinds(&KINDS, 1, |engine| {
@@ -314,7 +314,7 @@ fn fifty_operations_may_wait_concurrently_on_a_single_worker() {
             .map(|(wait, ())| engine.op("wait").submit((), wait).expect("the engine is open"))
             .collect();
         eventually("all fifty operations wait", || waiting.load(SeqCst) == 50);
-        // The worker is free.
+        // The worker is free to run another operation.
         assert_eq!(
             engine.op("beside").submit((), |()| 1).expect("the engine is open").wait().expect("no operation fails"),
             1
@@ -419,8 +419,8 @@ fn waiting_for_a_variable_that_the_operation_reads_would_deadlock() {
     });
 }
 
-/// A reader may get the value that it reads, unless a mutation has been pushed behind it. Then the value is not
-/// available before the reader completes.
+/// A reader may get the value that it reads, unless a mutation has been pushed behind it. In that case, the value is
+/// not available before the reader completes.
 #[test]
 fn get_of_a_variable_that_the_operation_reads_does_not_hang() {
     on_kinds(&KINDS, 1, |engine| {
@@ -852,7 +852,7 @@ fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
         let ran = Arc::new(AtomicUsize::new(0));
         let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
         let pushes = move |_: &OpContext<'_>| {
-            // All are deferred in one pin, during which none of them can run: the pins of other threads run them.
+            // All are deferred during one pin, while none of them can run; later pins of other threads run them.
             let guard = epoch::pin();
             for _ in 0..200 {
                 guard.defer(|| {
@@ -983,7 +983,8 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     });
 }
 
-/// A panic drops the completion. The function catches it, and waits through another engine for its own operation.
+/// A panic drops the completion. The function catches the panic, and waits through another engine for its own
+/// operation.
 #[test]
 fn a_lost_completion_ends_waits_through_another_engine() {
     type Wait = fn(&Engine, OpHandle<()>);
@@ -1052,7 +1053,7 @@ fn a_wait_for_an_operation_behind_the_waiting_one_is_refused() {
             assert_eq!(deadlock(waited), ("outer".into(), "behind".into()));
             assert!(took < FOUND, "{took:?}");
         }
-        // A reader holds back mutations only.
+        // A reader holds back only mutations.
         let again = value.clone();
         let outer = engine.op("outer").submit(value.read(), move |_| {
             let beside = inner.op("beside").submit(again.read(), |value| *value).unwrap().wait();
@@ -1098,7 +1099,7 @@ fn the_last_of_the_operations_that_wait_for_each_other_is_refused() {
         for _ in 0..5 {
             let (a, b) = (engine.var(0), engine.var(0));
             let meeting = Meeting::new(2);
-            // Each operation holds one variable, and waits for one that stands behind the other.
+            // Each operation holds one variable, and waits for an operation that stands behind the other one.
             let crossing = |name: &'static str, own: &raddle::Var<i32>, other: &raddle::Var<i32>, pause: u64| {
                 let (inner, other, meeting) = (engine.downgrade(), other.clone(), meeting.clone());
                 engine.op(name).submit(own.write(), move |_| {
@@ -1157,7 +1158,7 @@ fn a_parent_that_waits_for_its_child_through_another_operation_is_refused() {
             assert!(took < FOUND, "{took:?}");
             match between {
                 Ok(child) => assert_eq!(deadlock(child).1, "child"),
-                // It began to wait last.
+                // The parent began to wait last.
                 refused => assert_eq!(deadlock(refused.map(drop)), ("parent".into(), "between".into())),
             }
             engine.wait_for_all().unwrap();
@@ -1166,7 +1167,7 @@ fn a_parent_that_waits_for_its_child_through_another_operation_is_refused() {
 }
 
 #[test]
-fn a_child_may_wait_for_what_has_waited_for_another_child() {
+fn a_child_may_wait_for_an_operation_that_waits_for_another_child() {
     on_kinds(&THREADED, 2, |engine| {
         for _ in 0..5 {
             let inner = engine.downgrade();
@@ -1177,7 +1178,7 @@ fn a_child_may_wait_for_what_has_waited_for_another_child() {
                     thread::sleep(Duration::from_millis(150));
                     7
                 });
-                // It waits for a child from before the children start.
+                // `between` waits for a child, and does so before the children start.
                 let late = late.unwrap();
                 sender.send(inner.op("between").submit((), move |()| late.wait().unwrap()).unwrap()).unwrap();
                 thread::sleep(Duration::from_millis(30));
@@ -1216,7 +1217,7 @@ fn a_child_that_waits_for_its_parent_is_refused() {
         for kind in 0..3 {
             let (sender, receiver) = mpsc::channel::<OpHandle<()>>();
             let (tell, waited) = mpsc::channel();
-            // Its handle is there before the push returns only if another operation has pushed it.
+            // The parent's handle is sent after its push has returned, so the child may run before it is there.
             let child: Waits = Box::new(move |()| {
                 let waited = receiver.try_recv().map(OpHandle::wait);
                 tell.send(waited.ok()).unwrap();
@@ -1230,7 +1231,7 @@ fn a_child_that_waits_for_its_parent_is_refused() {
             });
             held.open();
             around.unwrap().wait().unwrap();
-            // Without a result, the child was faster than the send of the handle.
+            // `None` means that the child ran before the handle was sent.
             if let Some(waited) = waited.recv_timeout(PATIENCE).unwrap() {
                 assert_eq!(deadlock(waited), ("child".into(), "parent".into()));
             }
@@ -1240,7 +1241,7 @@ fn a_child_that_waits_for_its_parent_is_refused() {
 }
 
 #[test]
-fn a_wait_for_an_asynchronous_operation_behind_the_own_one_is_refused() {
+fn a_wait_for_an_asynchronous_operation_behind_the_waiting_one_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
         let (value, inner) = (engine.var(0), engine.downgrade());
         let again = value.clone();

@@ -69,12 +69,12 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
     });
 }
 
-/// The number of operations, which is so large that quadratic searches would take minutes. Sanitizers make every search
-/// ten times as slow.
+/// The number of operations: large enough that quadratic searches would take minutes. Sanitizers make every search ten
+/// times slower.
 const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 50_000 };
 
 #[test]
-fn a_dump_of_many_operations_takes_no_time() {
+fn a_dump_of_many_operations_is_fast() {
     on_kinds(&THREADED, 1, |engine| {
         let (sender, receiver) = mpsc::channel::<()>();
         let (x, y) = (engine.var(0).named("x"), engine.var(0).named("y"));
@@ -114,7 +114,7 @@ fn an_asynchronous_operation_runs_until_its_completion_is_used() {
         let dump = engine.dump();
         let ask = find(&dump, "ask");
         assert!(ask.asynchronous && ask.state == OpState::Running, "{dump}");
-        assert!(dump.to_string().contains("its completion was not used yet"), "{dump}");
+        assert!(dump.to_string().contains("its completion has not been used yet"), "{dump}");
         completion.complete();
         engine.wait_for_all().unwrap();
         assert!(engine.dump().ops().is_empty());
@@ -122,7 +122,7 @@ fn an_asynchronous_operation_runs_until_its_completion_is_used() {
 }
 
 #[test]
-fn a_wait_inside_a_function_is_a_part_of_the_chain() {
+fn a_wait_inside_a_function_is_part_of_the_chain() {
     on_kinds(&THREADED, 2, |engine| {
         let (sender, receiver) = mpsc::channel::<()>();
         let (x, inner) = (engine.var(0), engine.downgrade());
@@ -150,7 +150,7 @@ fn a_wait_inside_a_function_is_a_part_of_the_chain() {
 #[test]
 fn operations_that_wait_for_each_other_are_a_cycle() {
     watched(|| {
-        // With time limits, since the engine itself would refuse waits that never end.
+        // With time limits, since the engine would refuse waits that would otherwise never return.
         let engine = Engine::builder().workers(2).build().unwrap();
         let (x, y) = (engine.var(0).named("x"), engine.var(0).named("y"));
         let (go, gone) = (mpsc::channel(), mpsc::channel());
@@ -224,7 +224,7 @@ fn with_a_recorder_places_and_ages_are_known() {
 }
 
 #[test]
-fn engines_see_their_own_operations_only() {
+fn an_engine_dumps_only_its_own_operations() {
     on_kinds(&THREADED, 1, |engine| {
         let other = Engine::builder().kind(EngineKind::PerDevice).workers(1).build().unwrap();
         let (sender, receiver) = mpsc::channel::<()>();
@@ -251,7 +251,7 @@ fn an_operation_dumps_its_own_engine() {
 }
 
 #[test]
-fn dumps_during_everything_else_are_consistent() {
+fn dumps_while_threads_push_are_consistent() {
     watched_for(Duration::from_secs(60), || {
         let engine = Engine::builder().workers(2).build().unwrap();
         let over = AtomicBool::new(false);
@@ -304,7 +304,7 @@ fn dumps_during_everything_else_are_consistent() {
     });
 }
 
-/// Calls `f` with a dump in which the operation called `waiter` waits for the one called `target`.
+/// Waits until the operation called `waiter` waits for the one called `target`, and returns a dump that shows this.
 fn waits_for(engine: &Engine, waiter: &str, target: &str) -> Dump {
     let mut found = None;
     eventually(&format!("`{waiter}` waits for `{target}`"), || {
@@ -352,7 +352,7 @@ fn a_function_that_ends_a_scope_waits_for_its_operations() {
                 cx.engine().scope(|scope| scope.op("inside").push((), |()| inside()).unwrap()).unwrap();
             })
             .unwrap();
-        // The function may run the operation on its own stack.
+        // The function that waits may run the operation on its own stack.
         let dump = waits_for(&engine, "opens a scope", "inside");
         assert_eq!(find(&dump, "inside").state, OpState::Running);
         let aside = thread::scope(|scope| {
@@ -413,7 +413,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             let _ = receiver.recv();
         };
         engine.op("hold").push(x.write(), move |_| hold()).unwrap();
-        // Otherwise the push that is held back may run it.
+        // Otherwise the push that is held back might run `hold`.
         has_started.recv().unwrap();
         let handle = engine.op("handled").submit(x.write(), |_| {}).unwrap();
         engine.op("last").push(x.write(), |_| {}).unwrap();
@@ -428,7 +428,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             spawn("for room", Box::new(move || full.op("held back").push(write.write(), |_| {}).unwrap())),
         ];
         eventually("four threads wait", || engine.dump().waits().len() == 4);
-        // A push that is held back looks again from time to time.
+        // A push that is held back wakes up from time to time, and is not listed while it looks for room.
         let mut seen = None;
         eventually("all are listed", || {
             let dump = engine.dump();
@@ -476,7 +476,7 @@ fn a_dump_says_who_holds_a_variable() {
 }
 
 #[test]
-fn a_dump_works_in_a_stopped_engine_and_while_it_shuts_down() {
+fn a_dump_works_on_a_stopped_engine_and_during_a_shutdown() {
     on_kinds(&THREADED, 2, |engine| {
         engine.stop(None).unwrap();
         engine.op("left").push((), |()| {}).unwrap();
@@ -497,7 +497,7 @@ fn a_dump_works_in_a_stopped_engine_and_while_it_shuts_down() {
     });
 }
 
-/// Names that break out of strings, elements, lines and terminals.
+/// Names that try to break out of strings, elements, lines and terminals.
 const HOSTILE: [&str; 9] = [
     "\"quoted\" and \\backslashed\\",
     "</script><script>throw 1</script>",
@@ -511,7 +511,7 @@ const HOSTILE: [&str; 9] = [
 ];
 
 #[test]
-fn names_break_no_format() {
+fn hostile_names_do_not_break_the_formats() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = common::occupy(&engine, 1);
         for name in HOSTILE {
@@ -537,7 +537,7 @@ fn names_break_no_format() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a thousand threads take too long")]
-fn dumps_while_a_thousand_threads_push_and_wait_are_sound() {
+fn dumps_are_sound_while_a_thousand_threads_push_and_wait() {
     watched_for(Duration::from_secs(120), || {
         let threads = if cfg!(any(raddle_tsan, raddle_unpooled)) { 200 } else { 1000 };
         let engine = Engine::builder().workers(2).build().unwrap();

@@ -1,9 +1,10 @@
-//! Checks that `.ci/planted.txt` has an entry for each place of `src` where one thread hands something to another: each
+//! Checks that `.ci/planted.txt` has an entry for each place in `src` where one thread hands something to another: each
 //! acquire, release and fence, and each row of a table of edges.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// Places that have no entry, with the reason. Each must exist and have no entry: an exception that is not needed fails.
+/// Places without an entry, each with its reason. Each must exist and have no entry, so an exception that is no longer
+/// needed fails the test.
 const WITHOUT_ENTRY: [(&str, &str, &str); 33] = [
     ("src/memory/epoch.rs", "last(&EPOCH.retired, Acquire);", MODEL),
     ("src/memory/epoch.rs", "EPOCH.retired.fetch_add(0, Release);", MODEL),
@@ -48,18 +49,18 @@ const WITHOUT_ENTRY: [(&str, &str, &str); 33] = [
     ("src/notify/pending.rs", "let is_last = armed && self.rest(generation).fetch_sub(1, AcqRel) == ZERO + 1;", ROOM),
 ];
 
-const MODEL: &str = "code of models and twins, which is in no other build";
+const MODEL: &str = "code of models and twins, which no other build contains";
 const CALLS: &str = "each call of `sync::acquire` has an entry";
 const GUESS: &str = "the watchdog looks at a snapshot, which may miss an operation";
-const PROCESS: &str = "statics of the process, which models do not have; x86-64 cannot show the need";
-const REGISTRY: &str = "dumps, which models do not make; x86-64 cannot show the need";
-const DEVICE: &str = "the other side is a device, which models do not have; x86-64 cannot show the need";
-const HANDLES: &str = "no model drops the last handle of an engine beside another one; x86-64 cannot show the need";
-const ABANDON: &str = "no model ends a scope whose operations are cancelled; x86-64 cannot show the need";
-const CHUNKS: &str = "as in `enter`, which has an entry; models have no generations in chunks";
+const PROCESS: &str = "statics of the process, which models do not have; tests on x86-64 cannot show the need";
+const REGISTRY: &str = "dumps, which models do not make; tests on x86-64 cannot show the need";
+const DEVICE: &str = "the other side is a device, which models do not have; tests on x86-64 cannot show the need";
+const HANDLES: &str = "no model drops two handles of an engine at the same time; tests on x86-64 cannot show the need";
+const ABANDON: &str = "no model ends a scope whose operations are cancelled; tests on x86-64 cannot show the need";
+const CHUNKS: &str = "the same as in `enter`, which has an entry; models have no generations in chunks";
 const ROOM: &str = "no model of a limit hands over data";
 
-/// Edges of tables whose name is in no entry, with the reason.
+/// Edges that no entry names, each with its reason.
 const UNNAMED: [(&str, &str, &str); 5] = [
     ("src/device/cuda.rs", "mark", DEVICE),
     ("src/device/mod.rs", "mark", DEVICE),
@@ -73,7 +74,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the files of `src`, without those that only have tests.
+/// Returns the files in `src`, except those that contain only tests.
 fn sources() -> Vec<String> {
     fn visit(root: &Path, folder: &Path, found: &mut Vec<String>) {
         for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
@@ -93,7 +94,7 @@ fn sources() -> Vec<String> {
     found
 }
 
-/// A place: a file and the number of a line, from 1.
+/// A place: a file and the number of a line, counted from 1.
 type Place = (String, usize);
 
 /// Returns the places where bugs are planted, and the names of all bugs.
@@ -135,7 +136,7 @@ fn has_ordering(line: &str) -> bool {
     })
 }
 
-/// Returns the places of a file that name such an ordering, without those in `use` and in unit tests.
+/// Returns the lines of a file that name such an ordering, except those in `use` declarations and unit tests.
 fn orderings(text: &str) -> Vec<(usize, &str)> {
     let (mut found, mut in_use) = (Vec::new(), false);
     let mut lines = (1..).zip(text.lines().map(str::trim)).peekable();
@@ -181,7 +182,7 @@ fn each_ordering_has_a_planted_bug() {
             }
         }
     }
-    assert!(all > 80, "only {all} orderings were found in the sources");
+    assert!(all > 80, "found only {all} orderings in the sources");
     assert!(missing.is_empty(), ".ci/planted.txt has no entry for:\n{}", missing.join("\n"));
     assert!(unused.is_empty(), "these exceptions have an entry or do not exist: {unused:?}");
 }
@@ -222,7 +223,7 @@ fn each_edge_has_a_planted_bug() {
             }
         }
     }
-    assert!(all > 25, "only {all} edges were found in the tables");
+    assert!(all > 25, "found only {all} edges in the tables");
     assert!(missing.is_empty(), "no entry of .ci/planted.txt names:\n{}", missing.join("\n"));
     assert!(unused.is_empty(), "these edges have an entry or do not exist: {unused:?}");
 }

@@ -11,7 +11,7 @@ use common::shapes::*;
 use common::{child, is_child};
 use raddle::{BuildError, Engine, EngineKind};
 
-/// The name of the environment variable that holds the result that the child must see.
+/// The name of the environment variable with the result that the child must see.
 const EXPECT: &str = "RADDLE_TEST_EXPECT";
 
 #[track_caller]

@@ -16,10 +16,10 @@ use raddle::{Engine, OpContext, Token};
 const RUN: usize = 32;
 
 /// The maximum number of operations that a worker starts in one round: a run, one operation that it steals from another
-/// worker, and the one that the check of the injector finds.
+/// worker, and one that it finds in the injector.
 const ROUND: usize = RUN + 2;
 
-/// The number of rounds between two visits of a worker to the deque of another one.
+/// The number of rounds between two visits of a worker to the deque of another worker.
 const ROUNDS_PER_VISIT: usize = 8;
 
 const WORKERS: [usize; 3] = [1, 2, 4];
@@ -105,9 +105,9 @@ impl Chains {
     }
 
     /// Pushes an operation from outside, with at most `others` before it in the injector. The worker that runs the
-    /// operation may need one round for it and one for each of the others. If the operation is in the deque of a worker
-    /// that is preempted, the limit is the number of rounds between the visits of other workers, and operations of the
-    /// chains may be before it.
+    /// operation may need one round for it and one for each of the others. If the operation is in the deque of a
+    /// preempted worker, another worker must steal it, and may have to steal operations of the chains before it. A
+    /// worker visits another deque only once in [`ROUNDS_PER_VISIT`] rounds.
     #[track_caller]
     fn assert_one_from_outside_starts(self: &Arc<Self>, engine: &Engine, others: usize) {
         let (ran, chains) = (Arc::new(Mutex::new(None)), Arc::clone(self));
@@ -207,7 +207,7 @@ fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
             }
             outside.open();
             inside.pass();
-            // Operations of the chains may be before it in the deque.
+            // Operations of the chains may be before the pushed one in the deque.
             let started_before = started_before.load(SeqCst);
             assert!(started_before < 3 * ROUND, "{started_before} operations started before the one in the deque");
         }
@@ -239,7 +239,7 @@ fn an_operation_pushed_by_a_blocked_one_starts_on_another_worker() {
             eventually("the pushed operation runs", || lock(&ran).is_some());
             let (here, worker, started_before) = lock(&ran).take().expect("the operation has run");
             assert_ne!(here, Some(worker));
-            // Operations of the chains may be before it in the deque.
+            // Operations of the chains may be before the pushed one in the deque.
             let bound = (2 * workers + 1) * (workers - 1) * ROUNDS_PER_VISIT * ROUND;
             assert!(
                 started_before < bound,

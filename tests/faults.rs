@@ -1,8 +1,8 @@
 //! A thread that is stopped at any step of a protocol delays only operations that depend on it.
 //!
-//! Each test uses a [`Stop`] to stop a thread at one [`Point`] after the other, lets other threads continue, and
-//! compares the operations that ran with those that may be delayed. After the release everything runs, in push order.
-//! The tests exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
+//! Each test uses a [`Stop`] to stop a thread at one [`Point`] after another, lets other threads continue, and compares
+//! the operations that ran with those that may be delayed. After the release everything runs, in push order. The tests
+//! exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
 #![cfg(raddle_pause)]
 #![forbid(unsafe_code)]
 
@@ -137,8 +137,8 @@ impl World {
         pushed.expect("the engine is open")
     }
 
-    /// Pushes an operation on the first three variables that completes when the gate opens, and needs no worker
-    /// until then.
+    /// Pushes an operation on the first three variables. It completes when the gate opens, and needs no worker until
+    /// then.
     fn hold(&self) -> Gate {
         let (gate, started) = (Gate::new(), Gate::new());
         let (inside, begun) = (gate.clone(), started.clone());
@@ -155,8 +155,8 @@ impl World {
         gate
     }
 
-    /// Ends the world. Asserts that every operation ran once, none overlapped one that it conflicts with, and all ran
-    /// in push order where that order is known.
+    /// Ends the world. Asserts that every operation ran once, that conflicting operations did not overlap, and that
+    /// they ran in push order where that order is known.
     #[track_caller]
     fn end(self: &Arc<Self>) {
         self.engine.wait_for_all_timeout(PATIENCE).expect("everything ends, and nothing fails");
@@ -242,7 +242,8 @@ impl Stopped {
         Self { stop, thread }
     }
 
-    /// Pushes like [`push`](Self::push), again after each operation has run, until the point is reached.
+    /// Starts a thread that pushes one operation after another, as [`push`](Self::push) does with a single one, until
+    /// the point is reached. Each push follows the end of the operation before it.
     fn push_until(world: &Arc<World>, shape: Shape, point: Point, nth: usize) -> Self {
         let (stop, world) = (Stop::new(point), Arc::clone(world));
         let armed = stop.clone();
@@ -281,7 +282,7 @@ impl Drop for Gates {
     }
 }
 
-/// Pushes operations on `APART` from a separate thread. All of them must run.
+/// Pushes operations on `APART` from a separate thread. All these operations must run.
 fn run_apart(world: &Arc<World>, phase: u8) {
     let world = Arc::clone(world);
     let pusher = thread::spawn(move || {
@@ -397,7 +398,7 @@ fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
                 for seed in 0..SEEDS {
                     watched(move || {
                         println!("{point:?}, passing {nth}, {earlier:?}, seed {seed}");
-                        // After the last decrement, the pusher owns the operation only if it was ready then.
+                        // After the last decrement, the pusher owns the operation only if that decrement made it ready.
                         let free = point == Point::PushOver && earlier != Earlier::Idle;
                         let fate = if free { Fate::Free } else { Fate::Held };
                         one_push_is_stopped(point, nth, earlier, fate, seed);
@@ -541,7 +542,7 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
         move |_| {
             started.open();
             gate.pass();
-            // An operation pushed inside another lies in the worker's deque, where other workers take it.
+            // An operation pushed inside another lies in the worker's deque, from which other workers take it.
             *lock(&by_it) = Some(inside.push(EARLIER, 3, writes(APART), |_| {}));
             stop.arm(nth);
         }
@@ -584,8 +585,8 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
     stopped
 }
 
-/// Operations may be delayed if they depend on one whose worker is stopped while it completes that one. All others run:
-/// readers next to a reader, and operations in the worker's deque.
+/// If a worker is stopped while it completes an operation, only operations that depend on that one may be delayed. All
+/// others run, such as readers next to a reader, and operations in the worker's deque.
 #[test]
 fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
@@ -624,7 +625,7 @@ fn a_thread_stopped_while_injecting_delays_only_dependent_operations() {
     }
 }
 
-/// Asserts that an operation is pending, by a wait for all.
+/// Asserts that an operation is pending: a wait for all must time out.
 #[track_caller]
 fn assert_times_out(engine: &Engine) {
     let waited = engine.wait_for_all_timeout(MOMENT);
@@ -659,7 +660,7 @@ fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
 fn arm_on_worker(world: &Arc<World>, point: Point, with_handle: bool) -> (Stop, Gate) {
     let (stop, gate, meeting) = (Stop::new(point), Gate::new(), Meeting::new(3));
     let (inside, pass, meet) = (stop.clone(), gate.clone(), meeting.clone());
-    // Without `World::push`: these operations are not part of the program under test.
+    // These operations are not pushed with `World::push`, since they are not part of the program under test.
     let arm = move || {
         meet.join();
         inside.arm(1);
@@ -778,8 +779,8 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
 
 // ------------------------------------------------------------------------------------------ sleep and theft ----
 
-/// A worker that is stopped while it parks or wakes holds no operation: the worker that is awake runs all of them. If
-/// that worker sleeps as well when an operation is pushed, the operation may be delayed, but is not lost.
+/// A worker that is stopped while it parks or wakes holds no operation: the worker that is awake runs all operations.
+/// If that worker is asleep as well when an operation is pushed, the operation may be delayed, but is not lost.
 #[test]
 fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     for &point in Point::SLEEP {
@@ -853,7 +854,8 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
                     handles.len() == LOOT && handles.iter().filter(|handle| !handle.is_done()).count() <= 1
                 });
                 outside.iter_mut().for_each(|handle| ends(handle, "the awake worker runs operations from outside"));
-                // The other worker may sleep now, and notifiers rely on the worker that searches.
+                // The other worker may be asleep now, since notifiers rely on the stopped worker, which still counts as
+                // searching.
                 let mut late = world.push(BEHIND, 2, writes(APART), |_| {});
                 stop.release();
                 ends(&mut late, "nothing is lost");
@@ -880,7 +882,7 @@ fn every_point_belongs_to_a_test() {
     ];
     let listed: HashSet<_> = lists.into_iter().flatten().collect();
     assert_eq!(listed.len(), Point::ALL.len());
-    // The only list that no test covers as a whole.
+    // This is the only list that no test covers as a whole.
     assert_eq!(
         Point::PENDING,
         [Point::PendingBeforeEnter, Point::PendingEntered, Point::PendingBeforeLeave, Point::PendingLeft]

@@ -1,5 +1,5 @@
-//! The files that a program writes about itself, with names that break formats. `.ci/run files` lets the readers of others
-//! look at them: Perfetto's schema, a parser of JSON, Graphviz and a browser.
+//! Traces, reports and dumps with names that try to break their formats. `.ci/run files` checks the files with readers
+//! from elsewhere: Perfetto's schema, a JSON parser, Graphviz and a browser.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -10,7 +10,7 @@ use std::{fs, path::PathBuf, sync::mpsc, thread, time::Duration};
 use common::watched;
 use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace};
 
-/// Names that break out of strings, elements, lines and terminals.
+/// Names that try to break out of strings, elements, lines and terminals.
 const HOSTILE: [&str; 9] = [
     "\"quoted\" and \\backslashed\\",
     "</script><script>document.title='broken'</script>",
@@ -23,7 +23,7 @@ const HOSTILE: [&str; 9] = [
     "'",
 ];
 
-/// The folder for the files: `RADDLE_FILES`, or a temporary one, which is removed in the end.
+/// The folder for the files: `RADDLE_FILES`, or a temporary one, which is removed at the end.
 struct Folder(PathBuf, bool);
 
 impl Folder {
@@ -45,7 +45,7 @@ impl Folder {
         self.write(&format!("{name}.pftrace"), |out| trace.write_perfetto(out).unwrap());
         self.write(&format!("{name}.json"), |out| trace.write_chrome(out).unwrap());
         self.write(&format!("{name}.html"), |out| trace.write_report(HOSTILE[1], out).unwrap());
-        // What the readers must find: the rectangles, and the arrows between operations that have run.
+        // What the readers must find: the numbers of rectangles, and of arrows between operations that have run.
         let on_gpu = |op: &&raddle::TracedOp| op.runs.iter().any(|run| matches!(run.place, raddle::Place::Gpu { .. }));
         let slices = trace.ops().iter().map(|op| op.runs.len()).sum::<usize>();
         let streams =
@@ -65,9 +65,9 @@ impl Drop for Folder {
     }
 }
 
-/// One test, so that the files are complete when it has passed.
+/// A single test, so that all files are complete when it has passed.
 #[test]
-fn files_for_other_readers() {
+fn files_for_external_readers() {
     watched(|| {
         let folder = Folder::new();
         folder.write_trace("empty", &Recorder::new().take());

@@ -1,5 +1,5 @@
 //! Program code that the engine runs: once the operation has released its variables, the code may wait for dependent
-//! operations, push, block, panic, and drop the last handle of the engine.
+//! operations, push, block, panic, and drop the last handle to the engine.
 //!
 //! The first tests visit every place of [`places_after_release`], where an operation has released its variables. The
 //! tests of deletions visit every entry of [`DELETIONS`], where an operation still holds them. The remaining tests are
@@ -211,7 +211,7 @@ fn program_code_may_wait_for_dependent_operations() {
             Box::new(move || engine.wait_for_var(&var).map(|()| var.version()))
         },
         |name, received| match received {
-            // If the place is a failure, the next operation has ended as well, and the wait returns the failure.
+            // If the place involves a failure, the next operation has ended as well, and the wait returns the failure.
             Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
             other => panic!("{name}: {other:?}"),
         },
@@ -255,7 +255,7 @@ fn a_panic_in_program_code_loses_no_operation() {
     at_every_place(
         |_, _| Box::new(|| std::panic::resume_unwind(Box::new("foreign"))),
         |name, engine, var| {
-            // One error is the operation's failure. Another one is the panic, if there is an operation to report it.
+            // One error is the operation's failure. Another one is the panic, if an operation can report it.
             while engine.wait_for_all_timeout(PATIENCE).is_err() {}
             assert!(var.version() >= 1, "{name}: the next operation has not run");
             let more = engine.op("more").run_always().submit(var.write(), |_| ()).unwrap();
@@ -384,7 +384,7 @@ impl Clone for OnClone {
     }
 }
 
-/// The push must be refused: no thread is left that could run the operation.
+/// The push must be refused, since no thread is left to run the operation.
 #[test]
 fn program_code_run_after_a_shutdown_may_not_push() {
     let ways = DELETIONS.into_iter().chain([(
@@ -469,7 +469,8 @@ fn a_completion_on_the_device_of_another_engine_wakes_the_waiters() {
     });
 }
 
-/// A link in a chain of values, each of which owns the next. If the drops nested, the chain would overflow the stack.
+/// A link in a chain of values, each of which owns the next one. If the drops nested, the chain would overflow the
+/// stack.
 struct Link(#[expect(dead_code, reason = "held only to be dropped")] Option<Var<Link>>, Arc<AtomicUsize>);
 
 impl Drop for Link {
@@ -537,7 +538,7 @@ fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
     });
 }
 
-/// Returns an engine, its GPU, and the handle of a kernel that completes when the GPU's clock is advanced.
+/// Returns an engine, its GPU, and a handle to a kernel that completes when the GPU's clock is advanced.
 fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
@@ -578,7 +579,7 @@ fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     });
 }
 
-/// While there is a worker, a worker calls the waker in place of the device's thread.
+/// As long as there is a worker, it calls the waker in place of the device's thread.
 #[test]
 fn a_waker_triggered_by_a_device_may_wait_during_a_shutdown() {
     watched(|| {

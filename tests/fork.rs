@@ -60,7 +60,7 @@ fn exit(status: i32) -> ! {
 fn fork() -> Option<libc::pid_t> {
     // `RADDLE_PATIENCE` is set where a hang is expected.
     let seconds = if std::env::var_os("RADDLE_PATIENCE").is_none() { 30 } else { 5 };
-    // SAFETY: `fork` itself has no preconditions. What the child may call afterwards is what these tests check.
+    // SAFETY: `fork` itself has no preconditions. These tests check what the child may call afterwards.
     match unsafe { libc::fork() } {
         0 => {
             set_alarm(seconds);
@@ -607,7 +607,7 @@ tests! {
     memory_stays_flat_in_a_child_forked_while_a_thread_is_pinned in in_a_child_memory_stays_flat {
         let engine = engine(EngineKind::Naive);
         let (stop, var) = (AtomicBool::new(false), engine.var(0_u64));
-        // This thread is a participant of the epoch as well.
+        // This thread is a participant in the epoch as well.
         engine.op("").push(var.write(), |_| ()).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -674,7 +674,7 @@ tests! {
                 let parent = process::id();
                 for _ in 0..100 {
                     let assert_parent = move || if process::id() != parent { exit(99) };
-                    // One operation is behind the one that forks, and one is independent of it.
+                    // One operation is behind the one that forks, and another is independent of it.
                     engine.op("").push(var.read(), move |_| assert_parent()).unwrap();
                     engine.op("").push((), move |()| assert_parent()).unwrap();
                 }
@@ -743,7 +743,7 @@ tests! {
 
 type Call = fn(&Fixture, &dyn Fn());
 
-/// Calls that take locks. Each calls its argument on the thread that takes the locks, so that this thread pauses at one
+/// Calls that take locks. Each calls its argument on the thread that takes the locks, so that the thread pauses at one
 /// of its next allocations.
 const CALLS: &[(&str, Call)] = &[
     ("wait_for_all_timeout", |fixture, arm| {
@@ -752,7 +752,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("many waits for all", |fixture, arm| {
         arm();
-        // More waits than the pending count can hold without an allocation under its lock.
+        // These are more waits than the pending count can hold without an allocation under its lock.
         for _ in 0..12 {
             fixture.engine.op("").push(fixture.busy.read(), |_| ()).unwrap();
             drop(fixture.engine.wait_for_all_async());
@@ -871,7 +871,7 @@ fn assert_memory_stays_flat(kind: EngineKind) {
     );
 }
 
-/// Forks inside an operation, and collects the children.
+/// Forks processes inside operations, and collects their ids.
 #[derive(Clone)]
 struct Forker {
     kind: EngineKind,

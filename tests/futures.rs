@@ -95,9 +95,9 @@ fn guards_have_the_shape_of_their_accesses() {
     });
 }
 
-/// Guards are `Send` and `Sync` as references are.
+/// Guards are `Send` and `Sync` under the same conditions as references.
 #[test]
-fn guards_move_to_threads_as_their_values_do() {
+fn guards_are_send_and_sync_as_references_are() {
     fn send<T: Send>() {}
     fn sync<T: Sync>() {}
     send::<ReadGuard<u8>>();
@@ -132,7 +132,7 @@ fn an_acquisition_takes_its_place_when_it_is_called() {
     });
 }
 
-/// The first poll returns the guards if no operation is before them.
+/// The first poll returns the guards if no earlier operation holds the variables.
 #[test]
 fn variables_that_are_free_are_acquired_at_once() {
     on_kinds(&KINDS, 1, |engine| {
@@ -223,7 +223,7 @@ fn a_panic_that_drops_a_guard_fails_what_its_operation_mutates() {
         assert_panicked(&failure(engine.wait_for_var(&written)), "a guard was dropped by a panic");
         engine.wait_for_var(&read).unwrap();
         assert_eq!(written.version(), 0);
-        // Readers change nothing, so nothing can be half changed.
+        // Readers change nothing, so no value can be left half changed.
         let guard = block_on(engine.acquire(read.read())).unwrap();
         _ = catch_unwind(AssertUnwindSafe(move || {
             let _guard = guard;
@@ -478,7 +478,7 @@ fn a_future_is_polled_when_it_is_woken_and_occupies_no_worker() {
                 })
             })
             .collect();
-        eventually("all of them wait", || signals.iter().all(Signal::is_awaited));
+        eventually("all futures wait", || signals.iter().all(Signal::is_awaited));
         engine.op("").submit((), |()| ()).unwrap().wait().unwrap();
         assert!(futures.iter().all(|future| !future.as_ref().unwrap().is_done()));
         thread::scope(|scope| {
@@ -494,7 +494,7 @@ fn a_future_is_polled_when_it_is_woken_and_occupies_no_worker() {
 
 /// Every wake is followed by a poll that sees what was done before the wake, and polls never overlap.
 #[test]
-fn a_storm_of_wakes_loses_none_and_polls_one_at_a_time() {
+fn no_wake_is_lost_in_a_storm_of_wakes_and_polls_do_not_overlap() {
     on_kinds(&KINDS, 2, |engine| {
         const WAKES: usize = if cfg!(miri) { 50 } else { 5_000 };
         let (count, polling, polls) = (Arc::new(AtomicUsize::new(0)), AtomicBool::new(false), Journal::new());
@@ -593,7 +593,7 @@ fn panics_and_errors_of_a_future_fail_what_it_mutates() {
                 Err("no".into())
             })
             .unwrap();
-        // A value whose drop panics when the future has ended.
+        // The future holds a value whose drop panics when the future has ended.
         engine
             .op("")
             .push_future(first(3), |_guard| {
@@ -685,7 +685,7 @@ fn a_future_that_nothing_can_wake_fails() {
                 leaves.0.clone().await;
             })
             .unwrap();
-        eventually("it waits", || signal.is_awaited());
+        eventually("the future waits", || signal.is_awaited());
         if engine.kind() == EngineKind::Naive {
             let waker = lock(&signal.0).1.take();
             drop(waker);
@@ -712,7 +712,7 @@ fn futures_may_push_while_the_engine_drains() {
                 engine.op("").push(inner.write(), |value| *value += 1).unwrap();
             })
             .unwrap();
-        eventually("it waits", || signal.is_awaited());
+        eventually("the future waits", || signal.is_awaited());
         let observer = engine.downgrade();
         let ends = thread::spawn(move || drop(engine));
         eventually("the engine drains", || observer.op("").push((), |()| {}) == Err(PushError::ShutDown));
@@ -840,7 +840,7 @@ fn many_futures_on_few_variables_lose_no_update() {
 }
 
 #[test]
-fn timeouts_of_a_runtime_drop_what_waits() {
+fn acquisitions_that_time_out_are_dropped_and_change_nothing() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -854,7 +854,7 @@ fn timeouts_of_a_runtime_drop_what_waits() {
     });
 }
 
-// --------------------------------------------------------------------------------------------- other asynchronous calls ----
+// --------------------------------------------------------------------------------------- other asynchronous calls ----
 
 #[test]
 fn get_async_takes_its_place_when_it_is_called() {
@@ -886,7 +886,7 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
                 *value += 1;
             })
             .unwrap();
-        eventually("it waits", || signal.is_awaited());
+        eventually("the future waits", || signal.is_awaited());
         let mut ends = pin!(engine.shutdown_async(Shutdown::Drain));
         assert!(block_on_within(ends.as_mut(), MOMENT).is_err());
         assert_eq!(engine.op("").push((), |()| {}), Err(PushError::ShutDown));

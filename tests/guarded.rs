@@ -13,7 +13,7 @@ fn guarded(engine: &Engine) -> Arc<Guarded<u32>> {
     Arc::new(Guarded::new(engine.token().named("bus"), 0))
 }
 
-/// Returns the error of an operation that was refused the use of a value.
+/// Returns the error of an operation whose use of a value was refused.
 #[track_caller]
 fn refused<R: std::fmt::Debug>(result: Result<R, WaitError>) -> UseError {
     let Err(WaitError::Failed(error)) = result else { panic!("{result:?}") };
@@ -40,13 +40,13 @@ fn operations_use_what_they_have_declared() {
             .collect();
         values.into_iter().for_each(|value| assert_eq!(value.wait().unwrap(), 100));
         engine.wait_for_all().unwrap();
-        let bus = Arc::into_inner(bus).expect("the operations have dropped theirs");
+        let bus = Arc::into_inner(bus).expect("the operations have dropped their clones");
         assert_eq!(bus.into_inner(), 100);
     });
 }
 
 #[test]
-#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
+#[cfg_attr(not(debug_assertions), ignore = "detected only with debug assertions")]
 fn an_undeclared_use_is_an_error_that_names_both_operations() {
     on_kinds(&KINDS, 2, |engine| {
         let bus = guarded(&engine);
@@ -78,7 +78,7 @@ fn an_undeclared_use_is_an_error_that_names_both_operations() {
 }
 
 #[test]
-#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
+#[cfg_attr(not(debug_assertions), ignore = "detected only with debug assertions")]
 fn a_mutable_use_needs_a_declared_mutation() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);
@@ -102,7 +102,7 @@ fn a_mutable_use_needs_a_declared_mutation() {
 }
 
 #[test]
-#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
+#[cfg_attr(not(debug_assertions), ignore = "detected only with debug assertions")]
 fn code_outside_operations_has_declared_nothing() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);
@@ -114,8 +114,8 @@ fn code_outside_operations_has_declared_nothing() {
 }
 
 #[test]
-#[cfg_attr(not(debug_assertions), ignore = "found with debug assertions only")]
-fn an_operation_inside_the_push_of_another_inherits_no_declaration() {
+#[cfg_attr(not(debug_assertions), ignore = "detected only with debug assertions")]
+fn an_operation_that_runs_inside_another_does_not_inherit_its_declarations() {
     on_kinds(&KINDS, 1, |engine| {
         let bus = guarded(&engine);
         let value = Arc::clone(&bus);
@@ -196,12 +196,12 @@ fn a_completion_stands_for_its_operation() {
 }
 
 #[test]
-fn a_value_is_never_used_in_two_ways_at_once() {
+fn conflicting_uses_of_a_value_are_refused() {
     on_kinds(&THREADED, 2, |engine| {
         let bus = guarded(&engine);
         let (held, go_on) = (mpsc::channel(), mpsc::channel::<()>());
         let value = Arc::clone(&bus);
-        // This guard outlives its operation, so the second operation may start, and is refused.
+        // This guard outlives its operation, so the second operation may start, but its use is refused.
         engine
             .op("keep")
             .writes([bus.token()])

@@ -1,5 +1,5 @@
-//! An idle engine uses no CPU after its spin time. A separate binary with one test, because the test measures the CPU
-//! time of the whole process.
+//! An idle engine uses no CPU after its spin time. This is a separate binary with one test, because the test measures
+//! the CPU time of the whole process.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -53,16 +53,17 @@ fn an_idle_engine_uses_no_cpu() {
                 engines.push(Engine::builder().kind(kind).workers(4).idle(idle).build().unwrap());
             }
         }
-        // New engines that were never used.
+        // First, the engines are new and were never used.
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
         assert!(share < 0.04, "six unused engines use {share} of a core");
-        // Engines that are idle again after work.
+        // Next, the engines are idle again after work.
         engines.iter().for_each(work);
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
         assert!(share < 0.04, "six idle engines use {share} of a core");
-        // An operation is pending and three threads wait for it, one of them inside an operation, but none is ready to run.
+        // An operation is pending and three threads wait for it, one of them inside an operation, but no operation is
+        // ready to run.
         let engine = &engines[1];
         let token = engine.token();
         let gate = hold(engine, &token);

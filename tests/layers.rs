@@ -105,7 +105,8 @@ fn flatten(tree: &str) -> Vec<String> {
     paths
 }
 
-/// Returns the path from the root of the crate for a path that is written in `module`, or `None` for another crate's.
+/// Returns the path from the root of the crate for a path that is written in `module`, or `None` for a path in another
+/// crate.
 fn absolute(module: &str, path: &str) -> Option<String> {
     let mut parts: Vec<_> = path.split("::").map(str::trim).collect();
     let mut base: Vec<_> = if module.is_empty() { Vec::new() } else { module.split("::").collect() };
@@ -180,7 +181,7 @@ fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
     let modules: BTreeSet<_> = sources.keys().cloned().collect();
     let names: BTreeMap<_, _> =
         sources.iter().map(|(module, code)| (module.clone(), names(module, code, &modules))).collect();
-    // Returns the module that defines the item of a path, through the exports of other modules.
+    // Returns the module that defines the item of a path, following the exports of other modules.
     let resolve = |path: &str| {
         let mut path = path.to_owned();
         for _ in 0..8 {

@@ -44,7 +44,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
             mine.touch();
             a.clone()
         });
-        // Some handles are waited on, the others are dropped immediately.
+        // Some handles are waited on, and the others are dropped immediately.
         if let (Ok(handle), 0) = (handle, round % 5) {
             drop(handle.wait());
         }
@@ -104,7 +104,7 @@ fn every_value_is_dropped(end: End) {
             End::Wait => {
                 workload(&engine, &inner, fewer(200));
                 let _ = engine.wait_for_all();
-                // A value is dropped on a worker, after the handles to its variable. The second wait covers these
+                // A value is dropped on a worker, after the last handle to its variable. This second wait covers these
                 // drops.
                 let _ = engine.wait_for_all();
                 common::eventually("every value is dropped", || drops.dropped() == drops.made());

@@ -26,7 +26,8 @@ fn engine(workers: usize) -> Engine {
     common::engine(EngineKind::PerDevice, workers)
 }
 
-/// The wait must not run in place a member that was pushed after the wait had begun, and would be buried under it.
+/// The wait must not run in place a member that was pushed after the wait began, since it would be buried under that
+/// member.
 #[test]
 fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     watched_for(LIMIT, || {
@@ -46,7 +47,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
                 })
                 .unwrap();
             let same = Arc::clone(&group);
-            // The wait covers this member, which pushes one that it does not cover.
+            // The wait covers this member, which pushes a member that the wait does not cover.
             group
                 .op("covered")
                 .push((), move |()| {
@@ -54,7 +55,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
                 })
                 .unwrap();
             let start = Instant::now();
-            group.wait().unwrap(); // must end after 300 ms: `later` was pushed after it had begun
+            group.wait().unwrap(); // must end after 300 ms: `later` was pushed after the wait began
             let took = start.elapsed();
             tx.send(()).unwrap();
             took
@@ -64,8 +65,8 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     });
 }
 
-/// If a wait ran in place what another operation waits for *with a time limit*, it would last for longer than that
-/// limit.
+/// If a wait ran in place an operation that another one awaits *with a time limit*, the wait could last for longer than
+/// that limit.
 #[test]
 fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     watched_for(LIMIT, || {
@@ -149,7 +150,7 @@ fn blocking_inside_blocking_leaves_the_worker_free() {
     });
 }
 
-/// After a wait inside `blocking`, the latter must not block a worker.
+/// After a wait inside `blocking`, the call of `blocking` must not block a worker.
 #[test]
 fn a_wait_inside_blocking_leaves_the_worker_free() {
     watched_for(LIMIT, || {
@@ -231,8 +232,8 @@ fn one_of_two_operations_that_wait_for_each_others_handles_is_refused() {
     });
 }
 
-/// An operation of a scope waits for a variable that an operation outside the scope holds. If `in_place`, the former
-/// runs on top of the latter, on the same stack.
+/// An operation of a scope waits for a variable that an operation outside the scope holds. If `in_place`, the operation
+/// of the scope runs on top of the other one, on the same stack.
 fn scoped_on_top(in_place: bool) {
     watched_for(LIMIT, move || {
         let engine = engine(1);
@@ -265,17 +266,17 @@ fn scoped_on_top(in_place: bool) {
 }
 
 #[test]
-fn an_operation_of_a_scope_that_runs_on_top_of_a_holder_is_refused() {
+fn a_wait_in_a_scope_on_top_of_a_holder_is_refused() {
     scoped_on_top(true);
 }
 
 #[test]
-fn an_operation_of_a_scope_that_runs_on_another_thread_than_a_holder_may_wait() {
+fn a_wait_in_a_scope_on_a_thread_other_than_that_of_a_holder_is_allowed() {
     scoped_on_top(false);
 }
 
 /// An asynchronous operation completes while a scope is open in its function, and its record is reused. The search for
-/// deadlocks must not follow a stale pointer to it.
+/// deadlocks must not follow a stale pointer to the record.
 #[test]
 fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
     watched_for(Duration::from_secs(60), || {

@@ -1,7 +1,8 @@
 //! Random programs on every kind of engine, checked against the rule that conflicting operations run in push order.
 //!
-//! With one pushing thread the results must equal those of a serial run. With several, they must equal those of *some*
-//! serial run that is consistent with every variable, every thread and the clock; see `common::program` for the check.
+//! With one pushing thread the results must equal those of a serial run. With several threads, they must equal those of
+//! *some* serial run that is consistent with every variable, every thread and the clock; see `common::program` for the
+//! check.
 
 #![forbid(unsafe_code)]
 
@@ -84,7 +85,7 @@ fn many_seeds_equal_the_serial_run() {
         let engines = all_engines();
         for seed in 0..fewer(120) as u64 {
             let (label, engine) = &engines[seed as usize % engines.len()];
-            // From two variables, where most operations conflict, to a hundred.
+            // There are from two variables, where most operations conflict, to a hundred.
             let variables = [2, 3, 5, 10, 30, 100][seed as usize % 6];
             let shape = Shape { variables, operations: fewer(600), ..Shape::default() };
             serial(engine, label, &shape, seed, if seed % 2 == 0 { Watch::NOTHING } else { Watch::EVERYTHING });
@@ -96,7 +97,7 @@ fn many_seeds_equal_the_serial_run() {
 fn programs_that_fail_equal_the_serial_run() {
     watched(|| {
         for seed in 0..fewer(60) as u64 {
-            // New engines for each seed: an engine would report the failures that an earlier seed has left.
+            // Each seed has new engines, since an engine would report the failures that an earlier seed has left.
             let engines = all_engines();
             let (label, engine) = &engines[seed as usize % engines.len()];
             let shape = Shape {

@@ -65,11 +65,11 @@ fn the_hook_names_the_operation() {
 #[cfg_attr(miri, ignore = "starts a process")]
 fn the_hook_names_the_seed_of_an_engine_that_shuffles() {
     let text = printed(&[("RADDLE_ENGINE", "Pooled"), ("RADDLE_SHUFFLE", "42"), (HOOK, "1")]);
-    assert!(text.contains("shuffles by seed 42, panics:"), "{text}");
+    assert!(text.contains("shuffles with seed 42, panics:"), "{text}");
 }
 
-/// Returns the places in a backtrace between the function of an operation and the push or worker that has run it.
-/// Places are compared, because names have no paths if there are only line tables.
+/// Returns the places in a backtrace between the function of an operation and the push or worker that runs it. Places
+/// are compared, because names have no paths if there are only line tables.
 fn places_that_run_operations(text: &str) -> Vec<&str> {
     let files = ["run", "frame", "ready_loop", "in_place", "workers"].map(|file| format!("/src/engine/{file}.rs:"));
     text.lines().filter(|line| files.iter().any(|file| line.contains(file))).collect()
@@ -83,7 +83,7 @@ fn a_short_backtrace_leaves_out_what_runs_operations() {
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "1")]);
         assert!(text.contains("function_of_the_program"), "{text}");
         assert_eq!(places_that_run_operations(&text), [""; 0], "{text}");
-        // The frames that called the push are the program's again.
+        // The frames that called the push belong to the program again.
         let shows_the_push = text.lines().any(|line| line.ends_with("pushes_of_the_program"));
         assert_eq!(shows_the_push, kind == EngineKind::Naive, "{text}");
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "full")]);

@@ -1,6 +1,7 @@
 //! The records of operations are reused, the number of kept records is bounded, and threads that end leave none behind.
 //!
-//! A separate binary, because the test counts the records of the whole process, which it recognises by their layout.
+//! This is a separate binary, because the test counts the records of the whole process, which it recognises by their
+//! layout.
 
 use raddle_testkit::shapes;
 
@@ -108,7 +109,7 @@ fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str)
     }
 }
 
-/// A single test, since the counts cover the whole process.
+/// There is a single test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
 fn records_are_reused_and_freed() {

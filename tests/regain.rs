@@ -1,4 +1,5 @@
-//! Functions of operations regain a worker when they have waited, so no more of them compute than there are workers.
+//! A function that has waited regains a worker before it continues, so no more functions compute than there are
+//! workers.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -21,7 +22,7 @@ use std::{
 use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, hold, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, Shutdown, blocking};
 
-/// The number of functions that compute now, and how often there were too many.
+/// The number of functions that are computing, and how often there were too many.
 #[derive(Default)]
 struct Computing {
     now: AtomicUsize,
@@ -29,7 +30,7 @@ struct Computing {
 }
 
 impl Computing {
-    /// Computes for a while, at the same time as at most `most - 1` others.
+    /// Computes for a while. Counts it as too many if `most` other functions are computing already.
     fn compute(&self, most: usize) {
         if self.now.fetch_add(1, Relaxed) >= most {
             self.too_many.fetch_add(1, Relaxed);
@@ -64,8 +65,8 @@ fn overlaps(
 
 const ROUNDS: usize = 100;
 
-/// The number of overlaps allowed. On a busy machine a function may continue without a worker, because no operation has
-/// ended for long. Without a queue for workers, nearly all functions do.
+/// The number of overlaps that are allowed. On a busy machine a function may continue without a worker, because no
+/// operation has ended for a long time. If functions did not queue for workers, nearly all would overlap.
 const FEW: usize = ROUNDS / 10;
 
 #[test]
@@ -75,7 +76,7 @@ fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
             let overlaps = overlaps(&engine, workers, move |engine, computing| {
                 let computing = Arc::clone(computing);
                 let mut inner = engine.op("inner").submit((), move |()| computing.compute(workers)).unwrap();
-                // With a time limit, since the operation would run in place otherwise.
+                // With a time limit, since the operation would otherwise run in place.
                 inner.wait_timeout(PATIENCE).unwrap();
             });
             assert!(overlaps <= FEW, "{overlaps} with {workers} workers");
@@ -83,7 +84,8 @@ fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
     }
 }
 
-/// When the wait ends, the worker is idle. It stays idle, whatever it finds, until the function returns or waits again.
+/// When the wait ends, the worker is idle. It stays idle, whatever becomes ready, until the function returns or waits
+/// again.
 #[test]
 fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
     on_kinds(&THREADED, 1, |engine| {
@@ -104,13 +106,13 @@ fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
         engine.wait_for_all().unwrap();
         let overlaps = computing.too_many.load(Relaxed);
         assert!(overlaps <= FEW, "{overlaps}");
-        // The worker does not stay idle for longer than that.
+        // Nor does the worker stay idle after the function has returned or waits again.
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     });
 }
 
 #[test]
-fn after_other_blocking_no_more_functions_compute_than_there_are_workers() {
+fn after_a_blocking_call_no_more_functions_compute_than_there_are_workers() {
     on_kinds(&THREADED, 1, |engine| {
         let overlaps = overlaps(&engine, 1, |_, _| blocking(|| thread::sleep(Duration::from_micros(50))));
         assert!(overlaps <= FEW, "{overlaps}");
@@ -124,7 +126,7 @@ fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers()
         let overlaps = overlaps(&engine, 1, move |engine, computing| {
             let computing = Arc::clone(computing);
             engine.op("inner").push(value.write(), move |_| computing.compute(1)).unwrap();
-            // With a time limit, since the operation would run in place otherwise.
+            // With a time limit, since the operation would otherwise run in place.
             engine.get_timeout(&value, PATIENCE).unwrap();
         });
         assert!(overlaps <= FEW, "{overlaps}");
@@ -137,7 +139,7 @@ fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_worke
         let overlaps = overlaps(&engine, 1, |engine, computing| {
             let other = Engine::builder().workers(1).build().unwrap();
             let (inside, same) = (engine.clone(), Arc::clone(computing));
-            // The other engine ends after this operation, which needs the worker.
+            // The other engine ends only after this operation, which needs the first engine's worker.
             let f = move |()| {
                 let inner = inside.op("inner").submit((), move |()| same.compute(1)).unwrap();
                 inner.wait().unwrap();
@@ -218,7 +220,7 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     });
 }
 
-/// A thread that has given up its worker takes the next one.
+/// A thread that has given up its worker takes the next worker that is given up.
 #[test]
 fn consecutive_waits_need_no_further_threads() {
     watched(|| {
@@ -238,7 +240,7 @@ fn consecutive_waits_need_no_further_threads() {
     });
 }
 
-/// A function that waits may be on its way to a worker when the engine is stopped, started and shut down.
+/// A function that has waited may be about to regain a worker when the engine is stopped, started or shut down.
 #[test]
 fn functions_that_wait_end_while_the_engine_is_stopped_and_started() {
     for kind in THREADED {
@@ -264,7 +266,7 @@ fn functions_that_wait_end_while_the_engine_is_stopped_and_started() {
 
 // ----------------------------------------------------------------------------------------------- code of the program ----
 
-/// Computes for `time`, beside `most - 1` others at most.
+/// [Computes](Computing::compute) again and again, for `time`.
 fn busy(computing: &Computing, most: usize, time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -272,9 +274,9 @@ fn busy(computing: &Computing, most: usize, time: Duration) {
     }
 }
 
-/// Wakers run in the end of an operation, here of the one that gives a worker to a function that has blocked.
+/// Wakers run in the epilogue of an operation, here of the one that leaves its worker to a function that has blocked.
 #[test]
-fn a_waker_does_not_compute_beside_the_function_that_has_got_its_worker() {
+fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     struct Computes(Arc<Computing>, mpsc::Sender<()>);
     impl Wake for Computes {
         fn wake(self: Arc<Self>) {
@@ -305,7 +307,7 @@ fn a_waker_does_not_compute_beside_the_function_that_has_got_its_worker() {
                 let waker = Waker::from(Arc::new(Computes(Arc::clone(&computing), sender)));
                 let mut room = pin!(engine.op("later").when_room());
                 assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-                // Its function queues for the worker.
+                // The function of `blocked` now queues for the worker.
                 blocks.open();
                 thread::sleep(MOMENT);
                 ends.open();
@@ -317,7 +319,7 @@ fn a_waker_does_not_compute_beside_the_function_that_has_got_its_worker() {
     }
 }
 
-/// A poll runs what its thread has deferred. The stack is short there, so that another thread does it.
+/// A poll runs what its thread has deferred. Here the stack is short, so another thread runs it.
 #[test]
 fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     for kind in THREADED {
@@ -341,7 +343,7 @@ fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     }
 }
 
-/// A waker that the end of a stop's own operation calls is a part of the stop.
+/// A stop waits for the wakers that are called when its own operations end.
 #[test]
 fn no_waker_runs_after_a_stop() {
     struct Computes(AtomicUsize);

@@ -43,7 +43,7 @@ fn operations_borrow_what_lives_longer_than_the_scope() {
 }
 
 #[test]
-fn a_lent_value_is_mutated_in_push_order_and_is_the_callers_again_after_the_scope() {
+fn a_lent_value_is_mutated_in_push_order_and_returns_to_the_caller_after_the_scope() {
     on_kinds(&KINDS, 2, |engine| {
         let (mut log, words) = (Vec::new(), ["a", "b", "c", "d"].map(String::from));
         engine
@@ -183,7 +183,7 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
             let captured = made();
             s.op("is skipped").push(broken.write(), move |_| _ = &captured).unwrap();
             let made = &made;
-            // A result that is never taken, one whose handle is forgotten, and one that is taken.
+            // A result whose handle is dropped, and one that is taken.
             drop(s.op("returns").submit((), move |()| made()).unwrap());
             let handle = s.op("returns").submit((), move |()| made()).unwrap();
             drop(handle.wait().unwrap());
@@ -197,8 +197,9 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
 }
 
 #[test]
-fn drops_of_values_may_push_to_the_scope_which_waits_for_that() {
-    /// Pushes to its scope when it is dropped, even on variables that were dropped before it, and creates another.
+fn drops_of_values_may_push_to_the_scope_which_waits_for_these_operations() {
+    /// A value whose drop tries to push on variables whose values were dropped before it, pushes to its scope, and
+    /// creates another such value.
     struct Pushes<'scope, 'env> {
         s: &'scope Scope<'scope, 'env>,
         borrowed: &'scope AtomicUsize,
@@ -296,7 +297,7 @@ fn a_panic_in_the_drop_of_a_value_is_resumed_after_the_other_drops() {
 }
 
 #[test]
-fn the_failure_of_the_first_operation_in_push_order_is_the_scopes() {
+fn a_scope_returns_the_failure_that_comes_first_in_push_order() {
     on_kinds(&KINDS, 2, |engine| {
         let result = engine.scope(|s| {
             s.op("late").try_push((), |()| {
@@ -389,7 +390,7 @@ fn scopes_nest_where_they_cannot_run_in_place() {
                 .scope(|s| {
                     let gate = s.var(());
                     let inner = s.lend(&mut inner);
-                    // This operation is not ready when the scope closes.
+                    // The gate keeps `nest` from being ready when the scope closes.
                     s.op("gate").push(gate.write(), move |_| _ = receiver.recv_timeout(PATIENCE)).unwrap();
                     s.op("nest")
                         .push((gate.read(), inner.write()), move |(_, inner)| *inner = nest(engine, depth - 1))
@@ -399,7 +400,7 @@ fn scopes_nest_where_they_cannot_run_in_place() {
                 .unwrap();
             1 + inner
         }
-        // The gate blocks the only worker, unless the operation that opens it runs elsewhere.
+        // With a single worker, the gate would block the operation that opens it.
         let engine =
             if engine.placements().len() == 1 { Engine::builder().workers(2).build().unwrap() } else { engine };
         assert_eq!(nest(&engine, 16), 16);
@@ -407,13 +408,13 @@ fn scopes_nest_where_they_cannot_run_in_place() {
 }
 
 #[test]
-#[cfg_attr(any(raddle_unpooled, raddle_tsan), ignore = "sanitizers keep memory that was freed")]
-fn a_long_scope_on_a_worker_keeps_no_list_of_what_is_complete() {
+#[cfg_attr(any(raddle_unpooled, raddle_tsan), ignore = "sanitizers keep freed memory")]
+fn a_long_scope_on_a_worker_keeps_no_list_of_complete_operations() {
     child_succeeds("in_a_child_memory_stays_flat_in_a_long_scope");
 }
 
 #[test]
-#[ignore = "another test runs it in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_memory_stays_flat_in_a_long_scope() {
     assert!(common::is_child());
     on_kinds(&THREADED, 2, |engine| {
@@ -436,11 +437,11 @@ fn in_a_child_memory_stays_flat_in_a_long_scope() {
                 .unwrap()
         });
         let grown = grown.unwrap().wait().unwrap();
-        assert!(grown < 8 << 20, "{grown} bytes more");
+        assert!(grown < 8 << 20, "memory grew by {grown} bytes");
     });
 }
 
-/// Adds the numbers from `from` to `to`, in nested scopes.
+/// Adds up the numbers in `from..to`, in nested scopes.
 fn sum(engine: &Engine, from: u64, to: u64) -> u64 {
     if to - from < 8 {
         return (from..to).sum();
@@ -492,7 +493,7 @@ fn an_operation_of_an_inner_scope_uses_variables_of_the_outer_one() {
 }
 
 #[test]
-fn scopes_of_many_threads_do_not_disturb_each_other() {
+fn scopes_of_many_threads_do_not_interfere() {
     on_kinds(&KINDS, 2, |engine| {
         thread::scope(|threads| {
             for t in 0..4 {
@@ -519,7 +520,7 @@ fn an_operation_of_a_scope_cannot_name_what_the_operation_around_it_holds() {
             .submit(frame.write(), move |values| {
                 inner.scope(|s| {
                     let refused = s.op("inside").push(again.read(), |_| unreachable!());
-                    // The restriction includes what an operation of the scope pushes.
+                    // The restriction also applies to operations that an operation of the scope pushes.
                     let again = &again;
                     let nested =
                         s.op("pushes").submit((), move |()| s.op("nested").push(again.write(), |_| unreachable!()));
@@ -552,7 +553,8 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
                 let seen = inner.scope(|s| {
                     let early = s.op("early").writes([token]).push((), |()| unreachable!());
                     let (waits, proceed) = mpsc::channel();
-                    // An operation of the scope that has begun before knows it as well, and so does a scope inside it.
+                    // An operation of the scope that started before the completion was used may then name the token as
+                    // well, and so may a scope inside that operation.
                     if inner.kind() != EngineKind::Naive {
                         s.op("inner")
                             .push((), move |()| {
@@ -613,7 +615,7 @@ fn a_scope_is_refused_where_waits_are() {
 }
 
 #[test]
-fn a_foreign_a_deleted_and_a_twice_named_variable_are_refused() {
+fn foreign_deleted_and_aliased_variables_are_refused() {
     on_kinds(&KINDS, 1, |engine| {
         let other = Engine::builder().workers(1).build().unwrap();
         let (foreign, deleted) = (other.var(0), engine.var(0));

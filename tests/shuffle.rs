@@ -22,7 +22,7 @@ fn shuffled(kind: EngineKind, workers: usize, seed: u64) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).shuffle(seed).build().expect("the engine is built")
 }
 
-/// Names of operations, in the order in which they have run.
+/// The names of operations, in the order in which they have run.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -141,7 +141,7 @@ fn reads_before_it_is_written(seed: u64) -> bool {
 }
 
 #[test]
-fn some_seeds_show_an_order_that_was_not_declared_and_show_it_again() {
+fn some_seeds_repeatably_break_a_program_that_relies_on_an_undeclared_order() {
     watched(|| {
         let failing: Vec<_> = (0..40).filter(|&seed| reads_before_it_is_written(seed)).collect();
         assert!((5..=35).contains(&failing.len()), "{failing:?}");
@@ -207,7 +207,7 @@ fn a_program_that_waits_for_a_channel_continues() {
 #[test]
 fn operations_that_wait_for_each_other_through_a_channel_continue() {
     watched(|| {
-        // With some of the seeds, the operation that receives starts first.
+        // With some of the seeds, the receiving operation starts first.
         for seed in 0..8 {
             let engine = shuffled(EngineKind::Pooled, 1, seed);
             let (sender, receiver) = mpsc::channel();
@@ -261,7 +261,7 @@ fn a_limit_holds_pushes_back() {
 }
 
 #[test]
-fn groups_scopes_futures_and_children_end() {
+fn groups_scopes_and_futures_end() {
     watched(|| {
         for (seed, workers) in [(1, 1), (2, 2)] {
             let engine = shuffled(EngineKind::PerDevice, workers, seed);
@@ -292,7 +292,7 @@ fn groups_scopes_futures_and_children_end() {
 }
 
 #[test]
-fn an_engine_ends_with_operations_that_were_not_drawn() {
+fn an_engine_can_shut_down_before_all_operations_are_drawn() {
     watched(|| {
         for workers in [1, 2] {
             for how in [Shutdown::Drain, Shutdown::Cancel] {
@@ -310,7 +310,7 @@ fn an_engine_ends_with_operations_that_were_not_drawn() {
 }
 
 #[test]
-fn a_stopped_engine_keeps_what_it_has() {
+fn a_stopped_engine_keeps_its_pending_operations() {
     watched(|| {
         for workers in [1, 2] {
             let (engine, log) = (shuffled(EngineKind::Pooled, workers, 5), Log::default());
@@ -332,7 +332,7 @@ fn a_naive_engine_does_not_shuffle() {
 }
 
 #[test]
-fn operations_of_a_gpu_end() {
+fn operations_of_a_gpu_complete() {
     watched(|| {
         let gpu = raddle::SimulatedGpu::new();
         let engine = Engine::builder().workers(1).pin(false).shuffle(3).gpu(gpu).build().unwrap();

@@ -30,7 +30,7 @@ use raddle::{Engine, OpContext, Shutdown, ShutdownError};
 /// Shuts the engine down repeatedly until only the threads `names` are left. Each attempt must report all of them.
 #[track_caller]
 fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N]) {
-    // First without a wait, then with time for the other threads to end.
+    // The first attempts do not wait; the later ones leave time for the other threads to end.
     for time in [Duration::ZERO, MOMENT] {
         eventually("the other threads have ended", || match engine.shutdown(how, Some(time)) {
             Err(ShutdownError::ThreadsLeft(left)) => {
@@ -45,7 +45,7 @@ fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N
     }
 }
 
-/// Blocks in its drop until the gate is opened.
+/// A value whose drop blocks until the gate is opened.
 struct Blocks(Gate);
 
 impl Drop for Blocks {
@@ -195,10 +195,10 @@ fn in_a_child_the_logger_blocks() {
     });
 }
 
-/// An action of the logger on a handle of the engine that logs the warning.
+/// An action of the logger on a handle to the engine that logs the warning.
 type Act = fn(Engine, mpsc::Sender<Result<(), ShutdownError>>);
 
-/// Shuts the engine down when it is dropped.
+/// A value whose drop shuts the engine down.
 struct ShutsDown(Engine, mpsc::Sender<Result<(), ShutdownError>>);
 
 impl Drop for ShutsDown {
@@ -244,7 +244,7 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                     let (engine, results) = common::lock(&last).take().expect("the engine warns once");
                     act(engine, results);
                 });
-                // On a separate thread that ends: the logger may run on it and set its thread-local.
+                // This runs on a separate thread, which ends, since the logger may run on it and set its thread-local.
                 let ends = move || {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)

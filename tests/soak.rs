@@ -277,7 +277,7 @@ impl Round {
 }
 
 impl Pusher<'_> {
-    /// Pushes until `operations` are pushed or the engine shuts down.
+    /// Pushes operations until their number reaches `operations` or the engine shuts down.
     fn run(&mut self, operations: u64) {
         while self.operations < operations {
             self.operations += 1;
@@ -311,7 +311,7 @@ impl Pusher<'_> {
         if self.random.one_in(4) { all[self.random.below(all.len())] } else { Normal }
     }
 
-    /// Checks and counts a mutation by this thread's operation `number`.
+    /// Returns a function that checks and counts a mutation by this thread's current operation.
     fn mutation(&self) -> impl Fn(&mut Value) + Send + Sync + 'static + use<> {
         let (thread, number, ledger) = (self.number, self.operations, Arc::clone(&self.round.ledger));
         move |value| {
@@ -500,8 +500,8 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         move || {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
-                // Dropped before the completion is used: a thread that waits for the completion may check what is left
-                // after that.
+                // Dropped before the completion is used, because a thread that waits for the operation may check what
+                // is left as soon as it is used.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),

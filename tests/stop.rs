@@ -19,7 +19,7 @@ use common::{
 };
 use raddle::{Engine, EngineKind, Property, Shutdown, ShutdownError};
 
-/// Pushes operations that count themselves.
+/// Pushes thirty operations, each of which adds one to `count`.
 fn push_some(engine: &Engine, count: &Arc<AtomicUsize>) {
     for property in [Property::Normal, Property::CpuPrioritized, Property::CopyToGpu] {
         for _ in 0..10 {
@@ -33,7 +33,7 @@ fn push_some(engine: &Engine, count: &Arc<AtomicUsize>) {
 // ----------------------------------------------------------------------------------------------- stop and start ----
 
 #[test]
-fn what_is_pending_when_an_engine_stops_runs_after_the_start() {
+fn operations_that_are_pushed_while_an_engine_is_stopped_run_after_the_start() {
     on_kinds(&THREADED, 2, |engine| {
         for _ in 0..20 {
             let count = Arc::default();
@@ -78,7 +78,7 @@ fn an_engine_that_stops_while_others_push_loses_nothing() {
 }
 
 #[test]
-#[ignore = "another test runs it in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_threads_end_and_start() {
     assert!(is_child());
     for kind in THREADED {
@@ -110,7 +110,7 @@ fn threads_end_and_start() {
 }
 
 #[test]
-fn a_stop_waits_for_functions_that_run_and_keeps_what_stands_behind_them() {
+fn a_stop_waits_for_running_functions_and_keeps_the_operations_behind_them() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(0);
         let (started, (sender, receiver)) = (Gate::new(), mpsc::channel::<()>());
@@ -150,8 +150,8 @@ fn a_stop_runs_what_functions_wait_for() {
                     at.open();
                     inside.pass();
                     let (a, b) = (inner.var(1), inner.var(0));
-                    // The worker of another lane may be aside by now, and this function's own worker goes to another
-                    // thread.
+                    // The worker of another lane may have been laid aside by now, and this function's own worker moves
+                    // to another thread.
                     inner.op("first").property(property).push(a.write(), |a| *a += 1).unwrap();
                     inner.op("second").push((a.read(), b.write()), |(a, b)| *b = *a).unwrap();
                     inner.get(&b)
@@ -224,8 +224,8 @@ fn stops_and_starts_may_be_repeated_and_race() {
     });
 }
 
-/// The threads that a start has given to the workers do not end, so a stop that is still waiting must not wait for
-/// them.
+/// The threads that a start gives to the workers do not end, so a stop that is still waiting must not wait for these
+/// threads.
 #[test]
 fn a_start_ends_stops_without_a_time_limit() {
     on_kinds(&KINDS, 2, |engine| {
@@ -264,7 +264,7 @@ fn a_stop_inside_an_operation_is_refused() {
 }
 
 #[test]
-fn what_completes_while_an_engine_is_stopped_makes_others_ready_for_the_start() {
+fn operations_that_become_ready_while_an_engine_is_stopped_run_after_the_start() {
     on_kinds(&THREADED, 1, |engine| {
         let token = engine.token();
         let gate = hold(&engine, &token);
@@ -376,7 +376,7 @@ fn an_operation_may_drop_the_last_handle_of_its_engine_and_of_others() {
 }
 
 #[test]
-#[ignore = "another test runs it in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_main_ends_while_the_global_engine_works() {
     assert!(is_child());
     let engine = Engine::global().unwrap();
@@ -392,7 +392,7 @@ fn a_process_may_end_while_the_global_engine_works() {
 }
 
 #[test]
-fn an_engine_that_was_stopped_can_be_of_any_kind() {
+fn a_stopped_naive_engine_still_runs_operations() {
     watched(|| {
         let engine = common::engine(EngineKind::Naive, 1);
         engine.stop(None).unwrap();

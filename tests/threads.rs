@@ -144,8 +144,8 @@ fn in_a_child_the_logger_waits() {
     }
 }
 
-/// No thread can be started to run the worker of an operation that waits. The operation has regained its worker when it
-/// logs this, so that a wait in the logger is refused as well, and does not hang.
+/// No thread can be started to run the worker of a waiting operation. The operation has regained its worker by the time
+/// it logs this, so a wait in the logger is refused as well, and does not hang.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
@@ -166,7 +166,7 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
             assert!(text.contains("because no thread could be started"), "{text}");
             if !INSIDE.replace(true) {
                 let mut pushed = other.op("by the logger").submit((), |()| ()).expect("the engine is open");
-                // With a time limit, since the operation would run in place otherwise.
+                // This wait has a time limit, since it would otherwise run the operation in place.
                 journal.add(pushed.wait_timeout(PATIENCE).map_err(|error| error.to_string()));
                 INSIDE.set(false);
             }
@@ -175,7 +175,7 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
             let pushed = inner.op("another").submit((), |()| 7).expect("the engine is open");
             let refused = {
                 let _none = NoThreads::new();
-                // With a time limit, for the same reason.
+                // This wait has a time limit for the same reason.
                 inner.wait_for_var_timeout(pending(&inner), PATIENCE).map_err(|error| error.to_string())
             };
             (refused, pushed.wait())
@@ -189,7 +189,7 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
     });
 }
 
-/// The number of a thread that could not be started is free again: no more than 1,024 threads wait at a time.
+/// A thread that could not be started gives its number back. Otherwise, 1,024 failed attempts would use up all numbers.
 #[test]
 fn threads_that_could_not_be_started_do_not_count() {
     child_succeeds("in_a_child_no_thread_can_be_started_for_a_while");
@@ -220,7 +220,7 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
     });
 }
 
-/// The look has pushed an operation, whose turn comes when no thread waits for it any more.
+/// The call has pushed an operation, whose turn comes when no thread waits for it any more.
 #[test]
 fn a_call_of_with_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {
@@ -273,7 +273,7 @@ fn pending(engine: &Engine) -> Token {
 fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
     let inner = engine.clone();
     let next = engine.op("nest").submit_any((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
-    // With a time limit, since the operation would run in place otherwise.
+    // This wait has a time limit, since it would otherwise run the operation in place.
     Ok(1 + next.expect("the engine is open").wait_timeout(PATIENCE)?)
 }
 

@@ -157,7 +157,7 @@ fn an_asynchronous_operation_may_end_before_it_returns() {
             };
             engine.op("ask").push_async((), f).unwrap();
             engine.wait_for_all().unwrap();
-            // The function belongs to its operation until it returns.
+            // The history of an operation stays open until its function returns.
             eventually("the function has returned", || {
                 engine.stats().operations.iter().any(|stats| stats.count == round as u64 + 1)
             });
@@ -290,7 +290,7 @@ fn operations_of_a_gpu_are_issued_and_end_later() {
 }
 
 #[test]
-fn what_does_not_fit_is_counted() {
+fn events_that_do_not_fit_are_counted() {
     recorded(&KINDS[..1], |_, _| {});
     watched(|| {
         let recorder = Recorder::with_capacity(4096);
@@ -358,7 +358,7 @@ fn engines_share_a_recorder() {
 }
 
 #[test]
-fn many_threads_push_and_none_waits_for_the_recorder() {
+fn no_operation_of_many_threads_is_lost_between_traces() {
     watched_for(Duration::from_secs(60), || {
         let recorder = Recorder::new();
         let engine = Engine::builder().workers(2).recorder(&recorder).build().unwrap();
@@ -408,7 +408,7 @@ fn a_random_program_is_in_order() {
 }
 
 #[test]
-fn statistics_are_by_name() {
+fn statistics_are_grouped_by_name() {
     recorded(&KINDS, |engine, _| {
         let x = engine.var(0);
         for number in 0..200 {
@@ -437,7 +437,7 @@ fn statistics_are_by_name() {
 
 // ----------------------------------------------------------------------------------------------------------- files ----
 
-/// Returns the numbers in a JSON file that stand after `key`.
+/// Returns the numbers that follow `key` in a JSON file.
 fn numbers(file: &str, key: &str) -> Vec<f64> {
     let key = format!("\"{key}\":");
     let after = file.split(&key).skip(1);
@@ -467,8 +467,8 @@ fn a_chrome_trace_has_a_slice_for_each_run_and_an_arrow_for_each_dependency() {
     });
 }
 
-/// Reads the fields of a message in the wire format of protocol buffers. Returns the number of each field, with its
-/// value, a number or bytes.
+/// Reads the fields of a message in the wire format of protocol buffers. Returns the number of each field with its
+/// value, which is a number or bytes.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let mut value = 0;
@@ -510,7 +510,7 @@ fn message(fields: &[(u64, Result<u64, &[u8]>)], number: u64) -> Option<Vec<u8>>
 }
 
 #[test]
-fn a_perfetto_trace_is_read_back() {
+fn a_perfetto_trace_can_be_read_back() {
     recorded(&KINDS, |engine, recorder| {
         let x = engine.var(0).named("x");
         for _ in 0..10 {
@@ -572,7 +572,7 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
         let label = |id| trace.ops().iter().find(|op| op.id == id).unwrap().label();
         let names: Vec<_> = path.iter().map(|step| label(step.op)).collect();
         if engine.kind() == EngineKind::Naive {
-            // Each operation is pushed when the previous one has ended.
+            // Each operation is pushed after the previous one has ended.
             assert_eq!(names.last().unwrap(), "last");
         } else {
             assert_eq!(names, ["first </script> & \"others\"", "second", "last", "pushed inside"]);
@@ -720,7 +720,7 @@ fn an_observer_can_neither_push_nor_wait_and_may_panic() {
 }
 
 #[test]
-fn a_recorded_engine_has_limits_and_shuts_down_as_others_do() {
+fn limits_and_shutdowns_work_on_a_recorded_engine() {
     on_kinds(&KINDS, 2, |engine| {
         let recorder = Recorder::new();
         let engine =
@@ -742,7 +742,7 @@ fn a_recorded_engine_has_limits_and_shuts_down_as_others_do() {
 }
 
 #[test]
-fn an_observer_can_end_nothing_and_look_at_everything() {
+fn an_observer_can_inspect_the_engine_but_not_push_wait_or_shut_down() {
     struct Curious(mpsc::Sender<Vec<bool>>, std::sync::OnceLock<Engine>, Recorder);
     impl Observer for Curious {
         fn ended(&self, op: &ObservedOp<'_>, _: Outcome) {
@@ -752,7 +752,7 @@ fn an_observer_can_end_nothing_and_look_at_everything() {
             let engine = self.1.get().unwrap();
             let looked = [engine.dump().ops().is_empty(), engine.stats().pending == 0, engine.pending() == 0];
             drop(self.2.take());
-            // The deletion of a variable is pushed, which it may be, since drops cannot fail.
+            // This pushes the deletion of a variable, which is allowed here, since a drop cannot fail.
             drop(engine.var(0));
             raddle::blocking(|| {});
             let refused = [
@@ -806,7 +806,7 @@ fn operations_whose_ends_were_lost_do_not_pile_up() {
             open.push(trace.ops().iter().filter(|op| op.ended.is_none()).count());
         }
         assert!(open[29] <= 3 * open[..3].iter().max().unwrap(), "ended operations pile up: {open:?}");
-        // What is pending is not forgotten.
+        // Pending operations are not forgotten.
         let (sender, receiver) = mpsc::channel::<()>();
         engine.op("pending").push((), move |()| _ = receiver.recv()).unwrap();
         for _ in 0..10 {
@@ -817,7 +817,7 @@ fn operations_whose_ends_were_lost_do_not_pile_up() {
         drop(sender);
         engine.wait_for_all().unwrap();
         let trace = recorder.take();
-        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "what had ended was forgotten");
+        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "an operation that has ended is still open");
         assert_eq!(engine.dump().ops().len(), 0);
         assert!(engine.stats().lost > 0 && engine.stats().to_string().contains("events were lost"));
     });
@@ -825,7 +825,7 @@ fn operations_whose_ends_were_lost_do_not_pile_up() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of threads take too long")]
-fn more_threads_than_a_recorder_can_number_are_recorded_one_after_the_other() {
+fn numbers_of_threads_that_have_ended_are_reused() {
     watched(|| {
         let recorder = Recorder::with_capacity(1 << 16);
         let engine = Engine::builder().workers(1).recorder(&recorder).build().unwrap();
@@ -865,7 +865,7 @@ fn statistics_count_what_was_pushed_and_ended() {
         gate.open();
         engine.wait_for_all().unwrap();
         for _ in 0..100 {
-            // Each closes a generation of the count.
+            // Each wait closes a generation of the count.
             engine.op("one").push((), |()| {}).unwrap();
             engine.wait_for_all().unwrap();
         }

@@ -55,7 +55,7 @@ fn readers_run_during_with_and_mutations_wait() {
     });
 }
 
-/// On the naive engine, operations pushed by `f` run inside their push, or when `f` has returned.
+/// On the naive engine, operations pushed by the function run inside their push, or when the function has returned.
 #[test]
 fn the_function_of_with_may_push_and_wait_for_other_variables() {
     on_kinds(&KINDS, 1, |engine| {
@@ -226,7 +226,7 @@ fn a_draining_shutdown_waits_for_with_but_refuses_its_pushes() {
             engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
             assert!(looks.is_finished() || looks.join().unwrap().unwrap() == 1);
         });
-        // An operation may push while the engine drains, even inside such a function.
+        // `with` can still read the value after the shutdown.
         assert_eq!(engine.with(&value, |value| *value).unwrap(), 1);
     });
 }
@@ -245,14 +245,14 @@ fn with_needs_no_worker() {
             let looks = scope.spawn(|| engine.with(&value, |value| *value));
             thread::sleep(MOMENT);
             done.complete();
-            eventually("the look returns", || looks.is_finished());
+            eventually("the call of `with` returns", || looks.is_finished());
             assert_eq!(looks.join().unwrap().unwrap(), 1);
         });
         gate.open();
     });
 }
 
-/// The second mutation is pushed after the call, which it must not delay.
+/// The second mutation is pushed after the call, and must not delay it.
 #[test]
 fn get_timeout_takes_its_place_when_it_is_called() {
     on_kinds(&THREADED, 2, |engine| {
@@ -289,7 +289,7 @@ fn get_timeout_takes_its_place_when_it_is_called() {
 }
 
 #[test]
-fn the_function_of_with_may_drop_the_last_handle_of_the_engine() {
+fn the_function_of_with_may_drop_the_last_handle_to_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(1);
         let observer = engine.downgrade();

@@ -1,7 +1,7 @@
 //! The memory and the wake-ups of waits: a wait that has timed out or was dropped leaves no memory behind, later pushes
 //! do not delay a wait, and wakers may call the engine.
 //!
-//! A separate binary, because it counts the bytes of the whole process.
+//! This is a separate binary, because the tests count the bytes of the whole process.
 
 use raddle_testkit as common;
 
@@ -75,8 +75,8 @@ fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + S
     }
 }
 
-/// The growth allowed over [`MANY`] repetitions, or three times as many. A leak of a few bytes in each repetition
-/// exceeds it.
+/// The growth allowed over [`MANY`] repetitions, or three times as many. A leak of 42 bytes in each of 100,000
+/// repetitions exceeds it.
 const LIMIT: isize = 4 << 20;
 
 /// Runs `f` `times` times and asserts that memory stays flat.
@@ -463,7 +463,7 @@ fn joined_waits_end_when_the_variable_is_deleted() {
 
 // -------------------------------------------------------------------------------------------------------- wakers ----
 
-/// Returns a future of each kind, which waits for the operation on `token` or for a handle behind it.
+/// Returns one future of each kind. Each waits for the operation on `token`, or for an operation behind that one.
 fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + Unpin>; 4] {
     let handle: OpHandle<()> = engine.op("behind").reads([token]).submit((), |()| ()).expect("the engine is open");
     let (var, read) = (engine.wait_for_var_async(token), engine.wait_to_read_async(token));

@@ -88,7 +88,7 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
     });
 }
 
-/// Runs a function inside an operation, with the engine, and returns its result.
+/// Calls a function with the engine inside an operation, and returns its result.
 fn inside<R: Send + 'static>(
     engine: &Engine,
     f: impl FnOnce(&Engine) -> Result<R, BoxError> + Send + 'static,
@@ -97,7 +97,7 @@ fn inside<R: Send + 'static>(
     engine.op("outer").try_submit((), move |()| f(&inside)).expect("the engine is open").wait()
 }
 
-/// Pushes operations that run one after the other, and note their threads in a variable.
+/// Pushes operations that run one after another, and note their threads in a variable.
 fn push_chain(engine: &Engine, length: usize) -> Result<Var<Vec<ThreadId>>, PushError> {
     let threads = engine.var(Vec::new());
     for _ in 0..length {

@@ -15,14 +15,14 @@ use raddle::{Device, Engine, EngineBuilder, EngineKind, Problem, Shutdown, Simul
 
 const LIMIT: Duration = Duration::from_millis(40);
 
-/// Returns an engine of `kind` with a watchdog, and its reports.
+/// Returns an engine of `kind` with a watchdog, and a receiver of its reports.
 fn engine(builder: EngineBuilder, kind: EngineKind, watchdog: Watchdog) -> (Engine, Receiver<WatchdogReport>) {
     let (sender, receiver) = mpsc::channel();
     let watchdog = watchdog.report_to(move |report| _ = sender.send(report.clone()));
     (builder.kind(kind).workers(2).watchdog(watchdog).build().unwrap(), receiver)
 }
 
-/// Calls `f` with an engine of each kind, and the reports of its watchdog.
+/// Calls `f` with an engine of each kind, and a receiver of its watchdog's reports.
 fn each(
     kinds: &[EngineKind],
     watchdog: &Watchdog,
@@ -73,7 +73,7 @@ fn an_operation_that_waits_for_too_long_is_reported_with_its_chain() {
 }
 
 #[test]
-fn an_engine_in_which_nothing_happens_is_reported_and_again_after_progress() {
+fn a_stalled_engine_is_reported_and_reported_again_after_progress() {
     each(&KINDS, &Watchdog::new().stalled(LIMIT), |engine, reports| {
         let x = engine.token();
         for round in 0..2 {
@@ -103,7 +103,7 @@ fn a_cycle_of_waits_is_reported() {
                 .op(name)
                 .push(own.write(), move |_| {
                     let mut handle = handle.recv().unwrap();
-                    // With a time limit, since the engine would refuse waits that never end.
+                    // With a time limit, since the engine would refuse waits that would otherwise never return.
                     let _ = handle.wait_timeout(Duration::from_secs(1));
                 })
                 .unwrap();
@@ -120,7 +120,7 @@ fn a_cycle_of_waits_is_reported() {
 }
 
 #[test]
-fn a_gpu_that_stands_still_is_reported() {
+fn a_gpu_operation_that_runs_for_too_long_is_reported() {
     watched(|| {
         let builder = Engine::builder().gpu(SimulatedGpu::new());
         let (engine, reports) = engine(builder, EngineKind::PerDevice, Watchdog::new().running(LIMIT));
@@ -225,7 +225,7 @@ fn a_task_that_awaits_a_variable_for_too_long_is_reported() {
 }
 
 #[test]
-fn an_operation_has_a_budget_by_its_name() {
+fn a_budget_applies_to_operations_with_its_name() {
     let watchdog = Watchdog::new().running(100 * LIMIT).budget("tight", LIMIT).budget("loose", 1000 * LIMIT);
     each(&THREADED, &watchdog, |engine, reports| {
         let (sender, receiver) = mpsc::channel::<()>();
@@ -257,8 +257,8 @@ fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
                 })
                 .unwrap();
         };
-        // A lane that completes operations does not stand still, although there is always one. The engine may learn of the ends
-        // of several at once, so they are not issued all together.
+        // A lane that completes operations is not reported, although operations are always in flight. The engine may
+        // learn of several completions at the same time, so the operations are not all issued together.
         for _ in 0..100 {
             launch("short", Duration::from_millis(6));
             thread::sleep(Duration::from_millis(5));

@@ -1,8 +1,8 @@
 //! Runs the benchmarks one after the other and combines their main results. `cargo bench` at the root starts this
 //! program.
 //!
-//! Words select benchmarks. After a full run of all of them, the table between the two marks in the root's README is
-//! replaced by the new results.
+//! Words select benchmarks. After a run that is not quick and that writes to `results`, the tables between the two
+//! marks in the root's README are replaced by the main results.
 
 use std::{
     env, fs,
@@ -25,7 +25,7 @@ fn find(figures: &Figures, table: &str, row: &str, column: &str) -> f64 {
     figures.iter().find(same).map_or(f64::NAN, |figure| figure.3)
 }
 
-/// Returns the main results of the benchmarks as text, or `None` if one of them has not been run.
+/// Returns the main results of the benchmarks as text, or `None` if `push_run` or `latency` has written no results.
 fn headline(from: &Path) -> Option<String> {
     let (push_run, latency) = (report::read(from, "push_run")?, report::read(from, "latency")?);
     let trips = report::TRIPS.map(|column| find(&push_run, "machine", "round trip", column));

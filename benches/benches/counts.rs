@@ -23,9 +23,9 @@ use raddle_benches::{
     workload::Workload,
 };
 
-/// Enough to make the beginning and the end of a phase negligible.
+/// The number of operations in a phase: enough to make the ends of the phase negligible.
 const OPERATIONS: usize = 4_000;
-/// Rounds of a workload that are not counted. In measurements, the counts did not change after three rounds.
+/// The rounds of a workload before the counted one. In measurements, the counts did not change after three rounds.
 const WARM_UP: usize = 5;
 /// The environment variable that is set in the process under callgrind.
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
@@ -62,7 +62,7 @@ fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let mut raddle = Raddle::with(engine.build().expect("an engine"));
     for workload in Workload::ALL {
-        // The pools of records must be full, and earlier retired memory must be freed.
+        // The pools of records must be full, and memory that was retired earlier must be freed.
         for round in 0..WARM_UP + 1 {
             let counted = round == WARM_UP;
             let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle has everything");
@@ -206,7 +206,10 @@ fn main() -> ExitCode {
     }
     let renew = "cargo bench -p raddle-benches --bench counts -- --renew";
     if !better.is_empty() {
-        println!("fewer instructions than in the file, or none in it: {}\nto update it: {renew}", better.join("; "));
+        println!(
+            "fewer instructions than in the file, or no count there: {}\nto update it: {renew}",
+            better.join("; ")
+        );
     }
     if worse.is_empty() {
         return ExitCode::SUCCESS;

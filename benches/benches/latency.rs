@@ -29,7 +29,7 @@ use raddle_benches::{
 };
 
 const COLUMNS: [&str; 8] = ["what", "per second", "samples", "p50", "p90", "p99", "p99.9", "largest"];
-/// The smallest number of samples for which there is a 99.9th percentile.
+/// The smallest number of samples for which the 99.9th percentile is reported.
 const ENOUGH: u64 = 10_000;
 
 /// One histogram per round, in ns.
@@ -136,7 +136,7 @@ fn open_loop(start: Instant, due: &[u64], mut push: impl FnMut(usize)) {
     }
 }
 
-/// What the operations record: for each its latency plus one, or zero until it has started.
+/// What the operations record: for each operation its latency plus one, or zero until it has started.
 #[derive(Clone, Copy)]
 struct Notes {
     start: Instant,
@@ -156,12 +156,12 @@ impl Notes {
 
     #[inline]
     fn note(&self, i: usize, since: u64) {
-        // Relaxed: read after a wait for all operations.
+        // Relaxed: the slots are read after a wait for all operations.
         self.slots[i].store(self.now().saturating_sub(since) + 1, Ordering::Relaxed);
     }
 
     fn histogram(&self) -> Histogram<u64> {
-        // Relaxed: read after a wait for all operations.
+        // Relaxed: the slots are read after a wait for all operations.
         histogram(self.slots.iter().filter_map(|slot| slot.load(Ordering::Relaxed).checked_sub(1)))
     }
 }
@@ -203,7 +203,7 @@ fn hiccups(due: &[u64]) -> Histogram<u64> {
     histogram(late)
 }
 
-/// A word on which a thread sleeps, with the futex call itself.
+/// A word on which a thread sleeps, by means of the futex system call alone.
 #[derive(Default)]
 struct Futex(AtomicU32);
 
@@ -214,7 +214,7 @@ impl Futex {
     }
 
     fn wait_while(&self, value: u32) {
-        // Acquire: pairs with the store of `wake`.
+        // Acquire: pairs with the store in `wake`.
         while self.0.load(Ordering::Acquire) == value {
             self.call(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, value);
         }
@@ -239,11 +239,11 @@ fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
                 while seen < count {
                     futex.wait_while(seen);
                     let now = notes.now();
-                    // Acquire: pairs with the store of `wake`. Several wake-ups may have been due while this thread was
+                    // Acquire: pairs with the store in `wake`. Several wake-ups may have been due while this thread was
                     // late.
                     let until = futex.0.load(Ordering::Acquire);
                     for (slot, due) in notes.slots.iter().zip(due).take(until as usize).skip(seen as usize) {
-                        // Relaxed: read after this thread has ended.
+                        // Relaxed: the slots are read after this thread has ended.
                         slot.store(now.saturating_sub(*due) + 1, Ordering::Relaxed);
                     }
                     seen = until;
@@ -269,8 +269,8 @@ fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
     open
 }
 
-/// Measures the time from the end of an operation to the start of its successor in a chain, where both ran on the same
-/// worker.
+/// Measures the time from the end of an operation to the start of its successor in a chain, for each pair that ran on
+/// the same worker.
 fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -296,8 +296,8 @@ fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     notes.histogram()
 }
 
-/// Measures the time from the end of an operation to the start of the one of its two successors that another worker
-/// took. Both compute for a while, so that one worker cannot run both.
+/// Measures the time from the end of an operation to the start of those of its two successors that another worker took.
+/// The successors compute for a while, so that one worker cannot run both.
 fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -310,7 +310,7 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
             ended.0.store(notes.now(), Ordering::Relaxed); // Relaxed: the engine orders these accesses.
         };
         let then = move |cx: &OpContext<'_>| {
-            // Relaxed: the engine orders the next operation that stores after this one.
+            // Relaxed: the engine runs the next operation that stores here after this one.
             if ended.1.load(Ordering::Relaxed) != cx.worker().unwrap_or(usize::MAX) as u64 {
                 notes.note(i, ended.0.load(Ordering::Relaxed)); // Relaxed: the engine orders these accesses.
             }
@@ -328,8 +328,8 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
 
 // ----------------------------------------------------------------------------------------------------- saturation ----
 
-/// Measures the latencies of operations of a kind while every worker has a backlog: `fillers` operations of
-/// `iterations` are pending when the first one is due.
+/// Measures the latencies of operations of a kind while every worker has a backlog: `fillers` operations that run
+/// `iterations` each have been pushed when the first measured operation is due.
 fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
     let full = Arc::new(AtomicBool::new(false));
@@ -349,7 +349,7 @@ fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iteration
         }
         let since = start + Duration::from_nanos(due[i]);
         let f = move |_: &OpContext<'_>| {
-            // Relaxed: read after a wait for all operations.
+            // Relaxed: the slots are read after a wait for all operations.
             notes.slots[i].store(since.elapsed().as_nanos() as u64 + 1, Ordering::Relaxed);
         };
         let op = engine.op("").priority(kind.priority).property(kind.property).writes([&probes[i % 64]]);
@@ -388,7 +388,7 @@ fn main() {
         ),
     );
 
-    // The engines are built on this thread, which may use all cores.
+    // The engines are built on this thread, because it may use all cores.
     let spinning = engine(EngineKind::Pooled, workers, IdlePolicy::Spin);
     let rates = machine::choose(vec![10_000u64, 100_000, 1_000_000], vec![10_000]);
     let slow = machine::choose(vec![1_000u64, 10_000], vec![1_000]);
@@ -413,13 +413,13 @@ fn main() {
     let load_rate = |load: f64| (load * 1e6) as u64;
     let mut loaded = Rows::new(loads.map(|load| {
         let rate = load_rate(load);
-        name(&format!("push to start, {:.0} % of one worker's time is asked for", load * 100.0), rate)
+        name(&format!("push to start, {:.0} % load on one worker", load * 100.0), rate)
     }));
     let filler = iterations(10_000.0);
     let probes = machine::choose(2_000, 1_000);
     let kinds = [
         ("priority 7", Kind { priority: 7, ..PLAIN }),
-        ("priority 0, as what fills the workers", PLAIN),
+        ("priority 0, like the backlog", PLAIN),
         (
             "`CpuPrioritized`, a worker of its own on a core that another one keeps busy",
             Kind { property: Property::CpuPrioritized, ..PLAIN },
@@ -501,7 +501,7 @@ fn main() {
     let mut table = Table::new(
         "parked",
         "A parked worker compared with the raw futex wake",
-        "Quotients of the percentiles above, same rate, interleaved rounds.",
+        "Quotients of the percentiles above, at the same rate, in interleaved rounds.",
         &["per second", "p50", "p90", "p99"],
     );
     for (row, &rate) in slow.iter().enumerate() {

@@ -120,7 +120,8 @@ fn benches(criterion: &mut Criterion) {
     run("operator, 1 write, one variable", &|_| operator.push().expect("push"));
     group.finish();
 
-    // The same steps with a recorder. Its rings are emptied between the batches, since a full ring costs less.
+    // The same steps with a recorder. Its rings are emptied between the batches, since recording into a full ring costs
+    // less.
     let recorder = Recorder::new();
     let recorded = Engine::builder().workers(1).recorder(&recorder).build().expect("an engine");
     let inside: Vec<Token> = (0..64).map(|_| recorded.token()).collect();
@@ -183,7 +184,7 @@ fn main() {
     let mut report = Report::new(
         "micro",
         "Single steps",
-        "Measured with criterion, 20 samples: ns per step. An engine with one worker. *push*: the call alone, while \
+        "Measured with criterion, 20 samples: ns per step, on an engine with one worker. *push*: the call alone, while \
          the worker is kept busy by something else. *run*: the worker's time per operation, from taking it until its \
          successors have been notified, when all operations are pushed beforehand. *recorded*: the same steps on an \
          engine that records them.",

@@ -38,19 +38,19 @@ fn main() {
         "push_run",
         "An operation that does nothing, from push to end",
         &format!(
-            "ns per operation: from the first push until all are done, divided by their number ({operations}; for dagrs \
-             at most 2,000). One thread pushes. Median of {rounds} rounds in which the engines take turns, after one \
-             that is discarded; smallest and largest in brackets. Engines that `RADDLE_PEERS` runs report their own \
-             medians.\n\n\
+            "ns per operation: from the first push until all are done, divided by their number ({operations}; for \
+             dagrs at most 2,000). One thread pushes. Median of {rounds} rounds in which the engines take turns, after \
+             one that is discarded; smallest and largest in brackets. Engines that `RADDLE_PEERS` runs report their \
+             own medians.\n\n\
              `Naive` runs each operation inside its push, in order, and without an engine's threads. rayon, dagrs, \
              oneTBB and Taskflow do not derive dependencies from the order of pushes: for them the pushing thread \
              tracks the last writer and the readers of each variable and builds a graph, which is timed as well. \
              rayon's graph runs when it is complete, so no thread pushes while it runs; Taskflow's runs as it grows. \
-             With OpenMP, the thread that pushes is one of the two that run."
+             With OpenMP, the thread that pushes is one of the two that run operations."
         ),
     );
 
-    // By engine and workload.
+    // The figures, by engine and workload.
     let mut figures: Vec<BTreeMap<usize, Vec<f64>>> = suites.iter().map(|_| BTreeMap::new()).collect();
     let mut peers = None;
     for round in 0..=rounds {

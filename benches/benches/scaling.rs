@@ -16,10 +16,10 @@ use raddle_benches::{
     svg::{Axis, Scale, Series, lines},
 };
 
-/// The variables that the pushing threads share.
+/// How the pushing threads share variables.
 #[derive(Clone, Copy, PartialEq)]
 enum Sharing {
-    /// Each thread has its own 256 variables; operations mutate one of them in turn.
+    /// Each thread has its own 256 variables, which its operations mutate in turn.
     Disjoint,
     /// All operations mutate the same variable.
     OneVariable,

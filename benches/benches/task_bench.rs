@@ -74,7 +74,7 @@ fn main() {
     }
     report.add(&table);
 
-    // METG of every type and kernel.
+    // METG for every dependence type and kernel.
     let mut columns = vec!["dependence"];
     columns.extend(SIZED.map(Kernel::name));
     let note = "For raddle. The memory-bound kernel reads and writes one line of 64 bytes per iteration in memory that \

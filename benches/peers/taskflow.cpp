@@ -5,7 +5,7 @@
 // `src/kernel.rs` and `src/metg.rs`, and must stay the same.
 //
 // Taskflow takes the dependencies of a task as handles, which the program must find: the submitting thread tracks the
-// last writer of each variable and the readers since, without locks, since no other thread uses this state. The
+// last writer of each variable and its readers since then, without locks, because no other thread uses this state. The
 // tracking is timed, as raddle's bookkeeping is.
 
 #include <algorithm>
@@ -50,11 +50,11 @@ double ns_since(Clock::time_point start) {
 }
 
 // Handles are kept in a ring, in the order of submission, and variables refer to them by number. So a handle has one
-// owner besides Taskflow, instead of copies that all threads count in one place; and the thread that created a task
-// usually frees it as well, which is the fastest case of the allocator.
+// owner besides Taskflow, instead of copies whose shared count all threads would change; and the thread that created a
+// task usually frees it as well, which is the fastest case of the allocator.
 class Engine {
   public:
-    // Creates this number of new variables. No task may be running.
+    // Replaces the variables with `count` new ones. No task may be running.
     void make_variables(std::size_t count) {
         while (first_ != next_) {
             handle(first_++).reset();
@@ -129,9 +129,9 @@ class Engine {
     std::vector<Variable> variables_;
     // Its size is a power of two.
     std::vector<tf::AsyncTask> ring_ = std::vector<tf::AsyncTask>(1024);
-    // The numbers of the first kept handle and of the next handle; no task has 0.
+    // The numbers of the first kept handle and of the next handle; no task has the number 0.
     std::uint64_t first_ = 1, next_ = 1;
-    // The dependencies of the task that is being submitted, as pointers, since copies of handles are counted.
+    // The dependencies of the task that is being submitted, as pointers, because copying a handle changes its count.
     std::vector<tf::AsyncTask*> before_;
 };
 
@@ -173,7 +173,7 @@ struct Pick {
     std::uint32_t a, b, c;
 };
 
-// Three different variables of 1,024 for each operation: two to read and one to write.
+// Returns three different variables out of 1,024 for each operation: two to read and one to write.
 std::vector<Pick> choose() {
     std::uint64_t state = 42;
     const auto random = [&] {
@@ -203,7 +203,7 @@ double random(Engine& engine) {
     return ns_since(start) / OPERATIONS;
 }
 
-// The stencil of Task Bench: each point reads its own and its neighbours' variable of the previous step.
+// The stencil of Task Bench: each point reads its own and its neighbours' variables of the previous step.
 template <class Body>
 double stencil(Engine& engine, std::uint32_t steps, Body body) {
     engine.make_variables(2 * WIDTH);
@@ -238,7 +238,7 @@ double serial_ns(std::uint32_t iterations) {
     return ns_since(start) / count;
 }
 
-// The size from which efficiency stays above 50 %; negative if there is none.
+// Returns the size from which efficiency stays at 50 % or more, or a negative number if there is no such size.
 double metg(Engine& engine) {
     double found = -1, task_before = 0, efficiency_before = 1;
     for (std::uint32_t iterations = 16; iterations <= 1u << 17; iterations = iterations * 5 / 4 + 1) {
@@ -264,8 +264,8 @@ double metg(Engine& engine) {
     return found;
 }
 
-// Whether the results equal those of a serial run: each operation computes its variable's new value from the old one
-// and from the values that it reads.
+// Returns whether the results equal those of a serial run: each operation computes its variable's new value from the
+// old one and from the values that it reads.
 bool ordered(Engine& engine) {
     const std::vector<Pick> picks = choose();
     std::vector<std::uint64_t> values(1024), serial(1024);
@@ -301,7 +301,7 @@ int main() {
         std::vector<double> figures;
     };
 #ifdef __GLIBC__
-    // Freed memory is kept for the next round, and not returned to the system page by page.
+    // Freed memory is kept for the next round instead of being returned to the system page by page.
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     mallopt(M_TOP_PAD, 64 << 20);
 #endif

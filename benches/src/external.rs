@@ -49,8 +49,8 @@ fn parse(text: &str) -> External {
     external
 }
 
-/// Runs the command. If it fails, the lines that it printed before count. Returns `None` if `RADDLE_PEERS` is not set,
-/// or in quick mode.
+/// Runs the command. If it fails, the lines that it has printed still count. Returns `None` if `RADDLE_PEERS` is not
+/// set, or in quick mode.
 ///
 /// # Panics
 /// If the command cannot be started.

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-/// Lines of 64 bytes of scratch memory per column: 4 MiB, so that sixteen columns exceed the caches.
+/// The number of 64-byte lines of scratch memory per column: 4 MiB, so that sixteen columns exceed the caches.
 const LINES: usize = 1 << 16;
 const COLUMNS: usize = 16;
 const WORDS_PER_LINE: usize = 8;
@@ -26,7 +26,8 @@ pub enum Kernel {
     Compute,
     /// One line of 64 bytes read and written per iteration, in memory that is not in the caches.
     Memory,
-    /// As `Compute`, but between zero and twice the iterations, evenly distributed by a hash of step and column.
+    /// Like `Compute`, but with between zero and twice the given iterations, evenly distributed by a hash of step and
+    /// column.
     Imbalanced,
 }
 

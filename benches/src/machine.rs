@@ -41,7 +41,8 @@ pub fn rounds(full: usize) -> usize {
     choose(wanted.unwrap_or(full), 1).max(1)
 }
 
-/// Returns the arguments that do not begin with a dash. A benchmark with rows shows the rows that contain one of them.
+/// Returns the arguments that do not begin with a dash. A benchmark with rows shows the rows whose names contain one of
+/// these words.
 #[must_use]
 pub fn words() -> Vec<String> {
     env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
@@ -89,8 +90,8 @@ fn cpu() -> String {
     format!("{}, family {} model {}", field("model name"), field("cpu family"), field("model\t"))
 }
 
-/// Returns the commit of the sources, marked if they differ from it, apart from the results. `RADDLE_COMMIT` names the
-/// commit where there are no sources.
+/// Returns the commit of the sources, with a mark if any file except the results differs from it. `RADDLE_COMMIT`, if
+/// it is set, names the commit instead, for machines without the sources.
 #[must_use]
 pub fn commit() -> String {
     if let Ok(commit) = env::var("RADDLE_COMMIT") {
@@ -129,7 +130,7 @@ pub fn provenance() -> String {
 /// # Panics
 /// If `f` panics, or if the thread cannot be pinned.
 pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
-    // Queried once, by a thread that is not pinned yet: a pinned thread sees only its own core.
+    // The cores are queried once, by a thread that is not pinned yet: a pinned thread sees only its own core.
     static CORES: LazyLock<Vec<CoreId>> = LazyLock::new(|| core_affinity::get_core_ids().expect("the cores"));
     let core = CORES[n.rem_euclid(CORES.len() as isize) as usize];
     std::thread::scope(|scope| {
@@ -141,7 +142,7 @@ pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Records the round trip between the cores, then waits until the threads of the previous measurement sleep.
+/// Records the round trip between the cores, then gives the threads of the previous measurement time to go to sleep.
 pub fn settle() {
     if let Some(trip) = round_trip() {
         TRIPS.lock().unwrap_or_else(PoisonError::into_inner).push(trip);
@@ -199,7 +200,7 @@ pub fn round_trips() -> Option<[f64; 3]> {
     Some([median(&trips), least, largest])
 }
 
-/// Describes the result of [`round_trips`] in a sentence, which is empty if there are none.
+/// Describes the result of [`round_trips`] in a sentence. Returns an empty string if there are no round trips.
 #[must_use]
 pub fn distance(trips: Option<[f64; 3]>) -> String {
     trips.map_or_else(String::new, |[median, least, largest]| {

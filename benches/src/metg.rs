@@ -2,8 +2,8 @@
 //!
 //! The kernel's iterations grow by a quarter at a time. *Efficiency* is the serial time of the operations without an
 //! engine, divided by the number of cores and by the measured time. METG is the size above which efficiency stays over
-//! 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as in the figures
-//! of the peers outside Rust. The paper uses the cores' time per operation instead, which includes the overhead and is
+//! 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as it is for the
+//! peers outside Rust. The paper uses the cores' time per operation instead, which includes the overhead and is
 //! therefore twice as large at 50 %.
 
 use crate::{
@@ -15,13 +15,13 @@ use crate::{
 /// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Metg {
-    /// The kernel's own time at which efficiency exceeds 50 %, in ns, or `None` if it never does.
+    /// The kernel's own time from which efficiency stays at 50 % or more, in ns, or `None` if there is no such time.
     pub ns: Option<f64>,
     /// The kernel's own time and the efficiency of each size that was tried.
     pub curve: Vec<(f64, f64)>,
 }
 
-/// The time limit of one size, in ns.
+/// The serial time of the operations of one size, in ns, from which the number of steps is calculated.
 const BUDGET: f64 = 4e7;
 
 /// Searches for METG(50%) on `cores` cores.

@@ -7,10 +7,10 @@
 
 /// The maximum number of dependences of a point, for the types with a radix.
 const RADIX: usize = 5;
-/// The period, in steps, of the types that vary by step.
+/// The period of `Spread` and `RandomNearest`, in steps.
 const PERIOD: usize = 3;
 
-/// A dependence type.
+/// A dependence type: which points of the previous step a point depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependence {
     /// No dependences, not even between the steps of a column: an operation declares no variable.
@@ -19,9 +19,10 @@ pub enum Dependence {
     NoComm,
     /// On the point's own column and its neighbours.
     Stencil1d,
-    /// As `Stencil1d`, but in a ring.
+    /// Like `Stencil1d`, but in a ring.
     Stencil1dPeriodic,
-    /// On the point's own column and the left one; as in a sweep, steps grow from one point and shrink at the end.
+    /// On the point's own column and the one to its left; as in a sweep, steps grow from one point and shrink at the
+    /// end.
     Dom,
     /// On the parent in a binary tree, which grows by a level in each step until it is as wide as the graph.
     Tree,
@@ -143,7 +144,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Creates the graph of a type.
+    /// Computes the dependences of a graph of this type.
     #[must_use]
     pub fn new(dependence: Dependence, width: usize) -> Self {
         let variables = |phase, first: usize| -> Vec<Vec<u32>> {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_with_five_dependencies_read_five_points() {
+    fn nearest_and_spread_read_five_points_and_fft_reads_two() {
         assert_eq!(Pattern::new(Dependence::Nearest, 16).reads(1, 8), [6, 7, 8, 9, 10]);
         assert_eq!(Pattern::new(Dependence::Spread, 16).reads(1, 0).len(), 5);
         assert_eq!(Pattern::new(Dependence::Fft, 16).reads(3, 5), [5, 13]);

@@ -42,7 +42,7 @@ pub fn grouped(value: f64, decimals: usize) -> String {
     out + rest
 }
 
-/// Returns a number as a cell; a dash for NaN.
+/// Returns a number as a cell, or a dash if it is NaN.
 #[must_use]
 pub fn number(value: f64) -> Cell {
     if value.is_nan() {
@@ -99,7 +99,7 @@ impl Table {
     }
 }
 
-/// The columns of the row `round trip` of the table `machine`.
+/// The columns of the row `round trip` in the table `machine`.
 pub const TRIPS: [&str; 3] = ["median", "least", "largest"];
 
 /// The results of one benchmark.

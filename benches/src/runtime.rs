@@ -1,8 +1,8 @@
 //! raddle and its alternatives for Rust programs, behind one interface.
 //!
 //! Only raddle infers dependencies from the variables that an operation reads and mutates. For the others the pushing
-//! thread tracks the last writer of each variable and the readers since, which is the least code that their users would
-//! have to write. The tracking is timed, as is the construction of their graph.
+//! thread tracks the last writer of each variable and its readers since then, which is the least code that their users
+//! would have to write. The tracking is timed, as is the construction of their graph.
 
 use std::{
     hint::black_box,

@@ -1,6 +1,7 @@
-//! Medians.
+//! Medians and ranges.
 
-/// Returns the median: the mean of the two middle values if the number of figures is even, NaN if there are none.
+/// Returns the median: the mean of the two middle values if the number of figures is even, or NaN if there are no
+/// figures.
 #[must_use]
 pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();

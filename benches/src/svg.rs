@@ -22,7 +22,7 @@ pub enum Scale {
     Log,
 }
 
-/// An axis: its label, its scale, and names for its ticks in place of numbers, if there are any.
+/// An axis of a plot.
 #[derive(Clone, Debug)]
 pub struct Axis<'a> {
     /// The label.

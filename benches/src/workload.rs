@@ -13,17 +13,17 @@ use crate::{
 /// A pattern of dependences between empty operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Each mutates one of 4,096 variables, in turn.
+    /// Each operation mutates one of 4,096 variables, in turn.
     Independent,
-    /// All mutate one variable.
+    /// All operations mutate one variable.
     Chain,
-    /// One mutates the variable, fifteen read it, and so on.
+    /// One operation mutates the variable, fifteen read it, and so on.
     Readers,
-    /// Each reads two and mutates one of 1,024 variables, chosen at random.
+    /// Each operation reads two of 1,024 variables and mutates a third, chosen at random.
     Random,
-    /// The stencil of Task Bench, 16 columns wide: three reads (two at the edges) and one mutation.
+    /// The stencil of Task Bench, 16 columns wide: each operation has three reads (two at the edges) and one mutation.
     Stencil,
-    /// The chain, pushed by an operator that is created once. Few engines have operators.
+    /// The chain, pushed through an operator that is created once. Few engines have operators.
     Operator,
 }
 
@@ -46,12 +46,12 @@ impl Workload {
     }
 }
 
-/// A workload that is ready for its pushes.
+/// A workload that is ready to be pushed.
 #[derive(Debug)]
 pub struct Prepared {
     workload: Workload,
     operations: usize,
-    /// The variables of the operations of `Random`.
+    /// The variables that each operation of `Random` uses.
     picks: Vec<[u32; 3]>,
 }
 
@@ -146,7 +146,7 @@ fn stencil<R: Runtime>(runtime: &mut R, operations: usize) -> usize {
     (WIDTH * steps) as usize
 }
 
-/// A graph's time and size.
+/// The time and the size of one run of a graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// From the first push to the end of the last operation, in ns.
@@ -156,7 +156,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Returns the ns per operation.
+    /// Returns the time per operation, in ns.
     #[must_use]
     pub fn each(&self) -> f64 {
         self.ns / self.operations as f64

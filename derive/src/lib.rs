@@ -43,7 +43,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let names: Vec<&Ident> = fields.named.iter().filter_map(|field| field.ident.as_ref()).collect();
     let visibilities: Vec<_> = fields.named.iter().map(|field| &field.vis).collect();
     let types: Vec<&Type> = fields.named.iter().map(|field| &field.ty).collect();
-    // The references of an operation do not depend on the lifetimes of the handles of its variables.
+    // The references that an operation receives do not depend on the lifetimes of the handles to its variables.
     let mut make_static = MakeStatic(input.generics.lifetimes().map(|param| param.lifetime.clone()).collect());
     let lasting = types.iter().map(|ty| {
         let mut ty = (*ty).clone();

@@ -8,7 +8,7 @@ use image::RgbImage;
 use image::imageops;
 use imageproc::noise;
 
-/// Standard deviation of the sensor noise, in levels of an 8-bit channel.
+/// The standard deviation of the sensor noise, in levels of an 8-bit channel.
 const NOISE: f64 = 6.0;
 
 /// Width and height of a frame in pixels.
@@ -82,7 +82,7 @@ pub struct Camera {
 
 impl Camera {
     /// Creates a camera that sees `size` pixels of the photograph at a time and loses every `lose_every`-th frame, or
-    /// none if that is 0.
+    /// none if `lose_every` is 0.
     pub fn new(photo: RgbImage, size: Size, lose_every: u64) -> Result<Camera, TooLarge> {
         let whole = Size { width: photo.width(), height: photo.height() };
         if size.width > whole.width || size.height > whole.height {
@@ -105,7 +105,8 @@ impl Camera {
     }
 }
 
-/// Returns the position after `time` steps of a point that moves between 0 and `end` and back forever, one unit a step.
+/// Returns the position, after `time` steps, of a point that moves back and forth between 0 and `end`, one unit per
+/// step.
 fn swing(time: u64, end: u32) -> u32 {
     let end = u64::from(end);
     if end == 0 {

@@ -34,14 +34,14 @@ pub fn gradient(luma: &GrayImage) -> Gradient {
     sobel_gradients(luma)
 }
 
-/// Returns the corners in a frame: among nearby corners only the one with the highest score.
+/// Returns the corners in a frame; of several nearby corners, only the one with the highest score.
 pub fn corners(luma: &GrayImage) -> Vec<Position> {
     const THRESHOLD: u8 = 24;
     const DISTANCE: u32 = 5;
 
     let mut scores = GrayImage::new(luma.width(), luma.height());
     for corner in corners_fast9(luma, THRESHOLD) {
-        // A score is a difference of two brightness values, so it fits.
+        // A score is a difference of two brightness values, so it fits in a `u8`.
         scores.put_pixel(corner.x, corner.y, Luma([corner.score as u8]));
     }
     suppress_non_maximum(&scores, DISTANCE)
@@ -81,7 +81,7 @@ pub fn detail(luma: &GrayImage, radius: u32) -> f64 {
 /// Figures about one frame.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
-    /// By how many levels the denoising changed the frame (root mean square).
+    /// The change that denoising made to the frame, in levels (root mean square).
     pub denoised: f64,
     /// The 5th and the 95th percentile of the brightness.
     pub range: (u8, u8),

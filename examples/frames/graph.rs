@@ -9,7 +9,7 @@
 //! No code here waits, locks or counts. An operation declares the variables that it reads and writes, and the engine
 //! derives the rest: that the gradient and the corners of a frame may be computed at the same time, that frames in
 //! different slots of the ring are independent, and that a frame may use a slot's images only after the last reader of
-//! the previous frame there, be it the statistics or the encoder.
+//! the slot's previous frame, be it the statistics or the encoder.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
@@ -37,7 +37,7 @@ struct Slot {
 pub struct Delivery {
     /// When the frame was encoded.
     pub at: Instant,
-    /// A hash of its bytes.
+    /// A hash of the bytes of the encoded frame.
     pub digest: u64,
 }
 
@@ -91,8 +91,8 @@ impl<'e> Graph<'e> {
     /// Pushes all operations of one frame. This only describes the work and returns immediately; the workers run it.
     ///
     /// The later a stage, the higher its priority, so that the workers finish a frame before they start the next one.
-    /// The statistics have the lowest priority. A running operation is not interrupted, so they are many short
-    /// operations instead of one long one.
+    /// The statistics have the lowest priority. A running operation is not interrupted, so the statistics are many
+    /// short operations instead of one long one.
     ///
     /// All results are declared with `overwrite` and not with `write`: the images of the slot's previous frame are not
     /// used, and if that frame failed, this one does not fail with it.
@@ -160,7 +160,7 @@ impl<'e> Graph<'e> {
         Ok(Some(statistics))
     }
 
-    /// Returns a frame as captured and as delivered. Valid until another frame takes its slot.
+    /// Returns a frame as captured and as delivered. Must be called before another frame takes its slot.
     pub fn before_and_after(&self, frame: u64) -> Result<(RgbImage, RgbImage), WaitError> {
         let slot = &self.ring[self.slot_of(frame)];
         Ok((self.engine.get(&slot.raw)?, self.engine.get(&slot.picture)?))
@@ -199,7 +199,7 @@ mod tests {
         Camera::new(photo, size, lose_every).unwrap()
     }
 
-    /// Computes without the engine what the graph should deliver.
+    /// Returns what the graph should deliver, computed without the engine.
     fn expected(camera: &Camera, frame: u64) -> Option<(u64, Statistics)> {
         let raw = camera.capture(frame).ok()?;
         let clean = filters::denoise(&raw);

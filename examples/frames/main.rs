@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Read `graph.rs` first: all code that uses the engine is there. `camera.rs` produces the frames and `filters.rs`
-//! processes them. This file has the options, the clock and the report.
+//! processes them. This file contains the options, the timing and the report.
 //!
 //! The same frames pass through the graph several times:
 //!
@@ -15,7 +15,7 @@
 //! 3. at that rate with the statistics, which should not delay the frames;
 //! 4. at that rate with the statistics but without priorities, to show the effect of priorities;
 //! 5. as fast as possible on the naive engine, which runs every operation immediately on the thread that pushes it.
-//!    This pass is the check: each frame must have the same bytes.
+//!    This pass checks the others: each frame must have the same bytes in every pass.
 
 #![forbid(unsafe_code)]
 
@@ -76,7 +76,7 @@ struct Options {
     #[arg(long, value_enum, default_value_t = Kind::PerDevice)]
     engine: Kind,
 
-    /// Number of operations that the statistics add to a frame; 0 leaves them out
+    /// Number of operations that the statistics add to a frame; 0 omits the statistics
     #[arg(long, default_value_t = 20, value_parser = value_parser!(u16).range(0..=64))]
     statistics: u16,
 
@@ -227,8 +227,8 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Result<()> {
     say(format_args!(
         "\nThe last columns are latencies in milliseconds, from the time when a frame was due\n\
-         to its delivery. In the passes as fast as possible, most of the latency is time\n\
-         in which the workers process other frames.\n\
+         to its delivery. In the passes that run as fast as possible, most of the latency is\n\
+         time in which the workers process other frames.\n\
          Each frame had the same bytes in all {passes} passes."
     ))?;
     if let Some(naive) = naive {
@@ -289,7 +289,7 @@ fn say(line: std::fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-/// Room for what each thread does in a recorded pass of a few thousand frames.
+/// The bytes that the recorder keeps for each thread, enough for a recorded pass of a few thousand frames.
 const RECORDED_BYTES: usize = 64 << 20;
 
 /// Creates a progress bar, which indicatif hides unless it writes to a terminal.
@@ -310,7 +310,7 @@ struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Passes all frames through the graph once and prints a line about it.
+    /// Passes all frames through the graph once and prints a line about the pass.
     ///
     /// With a rate, a frame is due at its scheduled time even if no slot is free, and its latency is counted from that
     /// time. Without a rate, a frame is due when a slot is free.
@@ -329,7 +329,7 @@ impl Setup<'_> {
         self.progress.set_message(label.to_owned());
 
         let mut outcome = Outcome::new(label)?;
-        // For each slot of the ring, the frame in it and the time when it was due.
+        // For each slot of the ring: the frame in it, and the time when that frame was due.
         let mut ring: Vec<Option<(Pending, Instant)>> = (0..plan.in_flight).map(|_| None).collect();
         let mut statistics = Vec::new();
         let start = Instant::now();
@@ -338,8 +338,8 @@ impl Setup<'_> {
             if let Some(time) = scheduled {
                 thread::sleep(time.saturating_duration_since(Instant::now()));
             }
-            // The source waits only here, until the previous frame in the slot has been delivered. The statistics may
-            // still read that frame; the engine orders the next one after them.
+            // The loop waits only here, until the previous frame in the slot has been delivered. The statistics may
+            // still read that frame; the engine orders the next frame after them.
             let slot = &mut ring[(frame % plan.in_flight as u64) as usize];
             if let Some((pending, due)) = slot.take() {
                 statistics.push(self.finish(&graph, pending, due, &mut outcome)?);
@@ -363,7 +363,7 @@ impl Setup<'_> {
         Ok(outcome)
     }
 
-    /// Waits for a frame and records its result. Returns the handle of its statistics, which are not urgent.
+    /// Waits for a frame and records its result. Returns the handle to its statistics, which are not urgent.
     fn finish(
         &self,
         graph: &Graph<'_>,
@@ -378,7 +378,7 @@ impl Setup<'_> {
                 let micros = u64::try_from(latency.as_micros())?;
                 outcome.latency.record(micros)?;
                 outcome.digests.push(Some(delivery.digest));
-                // Keep one frame from the middle for the picture.
+                // Keep one frame from the middle of the pass for the picture.
                 let middle = (self.options.frames - 1) / 2;
                 if outcome.pictures.is_none() && pending.frame >= middle {
                     outcome.pictures = Some(graph.before_and_after(pending.frame)?);
@@ -394,11 +394,11 @@ impl Setup<'_> {
     }
 }
 
-/// Separates frames that the camera lost, which the program expects, from all other failures, which end it. The inner
-/// error is the message.
+/// Separates the loss of a frame, which the program expects, from all other failures, which end the program. The inner
+/// error is the message of the loss.
 ///
-/// A wait for the last operation of a frame returns the error of its first one, because the engine propagates the error
-/// through the graph.
+/// A wait for the last operation of a frame returns the error of the frame's first operation, because the engine
+/// propagates the error through the graph.
 fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, WaitError> {
     match result {
         Ok(value) => Ok(Ok(value)),
@@ -416,9 +416,9 @@ struct Outcome {
     elapsed: Duration,
     /// Latencies in microseconds.
     latency: Histogram<u64>,
-    /// For each frame a hash of its bytes, or `None` if the frame was lost.
+    /// For each frame, a hash of its bytes, or `None` if the frame was lost.
     digests: Vec<Option<u64>>,
-    /// For each frame its statistics, if it has any.
+    /// For each frame, its statistics, if it has any.
     statistics: Vec<Option<Statistics>>,
     /// How many frames were lost, and the error of the first one.
     lost: Option<(u64, String)>,
@@ -444,7 +444,7 @@ impl Outcome {
         self.digests.len() as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// Returns a line of the report.
+    /// Returns the line of the report about this pass.
     fn line(&self) -> String {
         let quantile = |(_, q)| self.latency.value_at_quantile(q) as f64 / 1000.0;
         let columns = QUANTILES.map(|q| format!("{:7.2}", quantile(q)));

@@ -115,7 +115,10 @@ pub mod cuda {
     #[expect(unsafe_code, reason = "the compiler cannot check what a kernel accesses")]
     fn launch(stream: &mut GpuStream, kernel: &CudaFunction, vecs: &[&DeviceVec<u8>]) -> Result<(), DriverError> {
         let bytes = vecs[0].len();
-        assert!(vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0, "equally many whole rows");
+        assert!(
+            vecs.iter().all(|vec| vec.len() == bytes) && bytes % WIDTH == 0,
+            "every vector has the same number of whole rows"
+        );
         let pointers: Vec<u64> = vecs.iter().map(|vec| vec.cuda_ptr().expect("memory of a CUDA device")).collect();
         let rows = u32::try_from(bytes / WIDTH).expect("a chunk has fewer rows");
         let stream = stream_of(stream);
@@ -129,7 +132,7 @@ pub mod cuda {
         // SAFETY: the arguments match the parameters of both kernels in `kernels.ptx`. The kernels access `rows` rows
         // of each vector, which is the length of each, and write only the last vector. The operation that launches them
         // has access to the vectors, and exclusive access to the last one, until the device has completed the work on
-        // its stream.
+        // the stream.
         unsafe { arguments.launch(config) }.map(drop)
     }
 }
@@ -138,7 +141,7 @@ pub mod cuda {
 mod tests {
     use super::*;
 
-    /// Returns bytes without a pattern.
+    /// Returns pseudorandom bytes.
     fn noise(rows: usize) -> Vec<u8> {
         let mut state = 1u32;
         let mut next = || {

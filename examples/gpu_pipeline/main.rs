@@ -10,7 +10,7 @@
 //! `kernels.ptx` the same for CUDA. This file contains the options, the timing and the report.
 //!
 //! The program first runs the work of each lane alone: capture and comparison, copies in, kernels, copies out. Then it
-//! runs all of them together. At best that takes as long as the longest of them. Each chunk must equal the CPU's
+//! runs all lanes together, which at best takes as long as the slowest lane alone. Each chunk must equal the CPU's
 //! result, byte for byte, or the example fails.
 //!
 //! Without an NVIDIA GPU the example uses the simulated one, whose results are real and whose times are invented.
@@ -42,8 +42,8 @@ const PHOTO: &[u8] = include_bytes!("../frames/assets/pagoda.jpg");
 /// The number of different chunks.
 const SCENES: usize = 8;
 
-/// Bytes per second that the simulated device copies in each direction. Slow, so that the CPU, which does the device's
-/// work, is not the bottleneck.
+/// Bytes per second that the simulated device copies in each direction. It is low, so that the CPU, which does the
+/// device's work, is not the bottleneck.
 const SIMULATED_BANDWIDTH: u64 = 500_000_000;
 
 /// Sends chunks of data through a GPU and reports how much of the work ran in parallel.
@@ -108,7 +108,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let scenes: Arc<[Scene]> = scenes(bytes)?.into();
     let pipeline = Pipeline::new(&engine, kernels, scenes, options.buffers.into())?;
 
-    // The first round is not timed: the driver compiles the kernels, and pages are touched for the first time.
+    // The first round is not timed, because it compiles the kernels and touches pages for the first time.
     through(&pipeline, chunks.min(2 * usize::from(options.buffers)), options.buffers.into())?;
 
     let gigabytes = (chunks * bytes) as f64 / 1e9;
@@ -132,7 +132,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let part = |time: Duration| 100.0 * time.as_secs_f64() / outcome.time.as_secs_f64();
     writeln!(
         out,
-        "\noverlap: the busiest lane alone takes {:.0} % of the time of all; one after the other they take {:.0} %",
+        "\noverlap: relative to all together, the busiest lane alone takes {:.0} % of the time, all in turn {:.0} %",
         part(*longest),
         part(sum),
     )?;
@@ -223,7 +223,7 @@ fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<d
     #[cfg(not(feature = "cuda"))]
     {
         let _ = engine;
-        unreachable!("there is only the simulated device")
+        unreachable!("the simulated device is the only one")
     }
 }
 
@@ -248,7 +248,7 @@ fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     Ok((0..SCENES).map(scene).collect())
 }
 
-/// Measures one step of all chunks, run alone.
+/// Returns the time that one step takes for all chunks when it runs alone.
 fn alone_of(
     engine: &Engine,
     chunks: usize,

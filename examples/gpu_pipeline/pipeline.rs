@@ -30,7 +30,7 @@ pub struct Scene {
 /// The kernels, for either kind of device.
 #[derive(Debug)]
 pub enum Kernels {
-    /// Closures, each of which takes this time on the simulated device.
+    /// Closures, each of which takes this long on the simulated device.
     Simulated(Duration),
     #[cfg(feature = "cuda")]
     Cuda(kernels::cuda::Kernels),
@@ -143,7 +143,7 @@ impl<'e> Pipeline<'e> {
         Ok(Pending { captured, delivery: self.deliver(chunk)? })
     }
 
-    // The separate steps, so that each can be timed alone.
+    // The steps are separate functions, so that each can be timed alone.
 
     pub fn capture(&self, chunk: usize) -> Result<OpHandle<Instant>, PushError> {
         let (slot, scenes) = (self.slot(chunk), Arc::clone(&self.scenes));

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use raddle::{Engine, Shutdown};
 
-/// Adds the numbers below `count`, in operations. Returns -1 if something fails.
+/// Returns the sum of the numbers below `count`, which operations compute, or -1 if something fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn plugin_sum(count: u32) -> i64 {
     sum(count).unwrap_or(-1)

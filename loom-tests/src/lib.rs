@@ -1,4 +1,4 @@
-//! Shared code for the models of `raddle`: functions that run a model and check that a twin fails, a world of variables
+//! Shared code for the models of `raddle`: functions that run models or check that a twin fails, a world of variables
 //! and operations for the models of the tracker, and pending operations for the models of waits.
 //!
 //! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom,
@@ -7,21 +7,21 @@
 //!
 //! # Twins
 //!
-//! A twin is the same model with one [`Step`] removed. It must fail, with the failure that the step prevents. Steps
-//! that have no twin are covered by `.ci/planted.txt`. A twin is an ignored test that another test runs in a separate
-//! process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
+//! A twin is a model that runs with one [`Step`] of the library removed. It must fail, with the failure that the step
+//! prevents. Steps that have no twin are covered by `.ci/planted.txt`. A twin is an ignored test that another test runs
+//! in a separate process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
 //!
 //! # Bounds
 //!
 //! A model states how many preemptions loom may use in one interleaving; with `COMPLETE` it explores every
 //! interleaving. The environment variables `LOOM_MAX_*` are ignored, because an external bound could make a passing run
-//! mean less than it says.
+//! mean less than the model states.
 //!
 //! # shuttle
 //!
 //! `tests/shuttle.rs` has larger models, up to whole engines. They need only `--cfg raddle_shuttle`, and run under
-//! [shuttle](https://github.com/awslabs/shuttle), which tries random schedules. So they have a number of schedules
-//! instead of a bound.
+//! [shuttle](https://github.com/awslabs/shuttle), which tries random schedules. So each of them states a number of
+//! schedules instead of a bound.
 
 #[cfg(raddle_loom)]
 mod pending;
@@ -74,11 +74,11 @@ mod model {
     /// The number of steps in one interleaving after which a model counts as not terminating.
     const MAX_BRANCHES: usize = 5_000;
 
-    /// Runs `f` in every interleaving with at most `bound` preemptions, with the reclamation `flavour`. Returns the
+    /// Runs `f` in every interleaving with at most `bound` preemptions, on the reclamation `flavour`. Returns the
     /// number of interleavings.
     ///
     /// # Panics
-    /// If there is only one interleaving.
+    /// If `f` fails in an interleaving, or if there is only one interleaving.
     #[track_caller]
     pub fn model(bound: impl Into<Option<usize>>, flavour: Flavour, f: impl Fn() + Send + Sync + 'static) -> usize {
         let (bound, at, start) = (bound.into(), Location::caller(), Instant::now());

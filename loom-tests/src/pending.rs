@@ -30,7 +30,7 @@ pub fn push_async(engine: &Engine, token: &Token) -> Place {
     place
 }
 
-/// Returns a naive engine, a variable, and the completion of an asynchronous operation that writes it.
+/// Returns a naive engine, a variable, and the completion of an asynchronous operation that writes the variable.
 ///
 /// # Panics
 /// If the operation did not start immediately.

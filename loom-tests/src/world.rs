@@ -50,8 +50,8 @@ impl Entry {
     }
 }
 
-/// The histories of all operations. Uses `std` types, because it must add neither interleavings nor happens-before
-/// edges to what it records.
+/// The histories of all operations, in `std` types: recording must add neither interleavings nor happens-before edges
+/// to a model.
 #[derive(Debug, Default)]
 struct Diary {
     clock: StdUsize,
@@ -95,11 +95,11 @@ impl std::fmt::Debug for World {
     }
 }
 
-// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports them before they
-// happen.
+// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports each of them
+// before it happens.
 unsafe impl Sync for World {}
-// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports them before they
-// happen.
+// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports each of them
+// before it happens.
 unsafe impl Send for World {}
 
 impl World {
@@ -138,7 +138,7 @@ impl World {
         };
         let task = Task { number, diary: Arc::clone(&self.diary), _life: Track::new(()) };
         let accesses = accesses.iter().map(|&(variable, mode)| (NonNull::from(self.queue(variable)), mode));
-        // SAFETY: the variables live as long as the world, which the pushing thread keeps.
+        // SAFETY: the variables live as long as the world, which the pushing thread keeps alive.
         unsafe { OpRef::new(task, raddle::internals::DEFAULT_BAND, passes_closed, accesses) }
     }
 
@@ -155,38 +155,38 @@ impl World {
         unsafe { (*op.task_ptr()).number }
     }
 
-    /// Returns the number of an operation that the calling thread only looks at.
+    /// Returns the number of an operation that the calling thread does not own.
     pub fn number_seen(op: &Op<Task>) -> usize {
-        // SAFETY: the caller keeps the operation alive, and no thread uses the task before it runs; loom checks that its
-        // initialisation comes first.
+        // SAFETY: the caller keeps the operation alive, and no thread uses the task before the operation runs; loom
+        // checks that the task was initialised before this read.
         unsafe { (*op.shared_task_ptr()).number }
     }
 
-    /// Pushes `op`; the caller runs it if it is ready.
+    /// Pushes `op`. If the result says that it is ready, the caller must run it.
     pub fn push(&self, op: OpRef<Task>) -> Pushed<Task> {
         let number = self.note_push_begins(&op);
         let pushed = push(op);
         self.note_push_ends(number, pushed)
     }
 
-    /// Begins to push `op`, without interference from other threads, and stops when its first access is in its queue.
+    /// Begins to push `op`, without interference from other threads, and stops when the first access is in its queue.
     pub fn stall(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::after(1, op) }
     }
 
-    /// Begins to push `op`, without interference from other threads, and stops when all its accesses are linked, before
-    /// it moves the last tail.
+    /// Begins to push `op`, without interference from other threads, and stops when all accesses are linked, before the
+    /// last queue's tail is moved.
     pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::before_swing(op) }
     }
 
-    /// Begins to push `op`, without interference from other threads, and stops before its last access. A helper links
-    /// the last access and stops, without ever moving the tail.
+    /// Begins to push `op`, without interference from other threads, and stops before its last access. Then a helper
+    /// links that access and stops, without moving the tail.
     pub fn stall_beside_a_helper(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::beside_a_helper(op) }
     }
 
-    /// Continues a stalled push; returns the operation if it is ready.
+    /// Finishes a stalled push. Returns the operation if it is ready.
     pub fn finish_push(&self, stalled: StalledPush) -> Option<OpRef<Task>> {
         let pushed = stalled.push.finish();
         self.note_push_ends(stalled.number, pushed).ready
@@ -221,7 +221,7 @@ impl World {
         self.run_all(&mut ready);
     }
 
-    /// Runs the operations of `ready`, and all operations that become ready.
+    /// Runs the operations in `ready`, and all operations that become ready.
     pub fn run_all(&self, ready: &mut ReadyList<Task>) {
         while let Some(op) = ready.pop() {
             self.execute(&op);
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// Reads or writes the data of the variables of `op`.
+    /// Reads or writes the data of the variables of `op`, unless it was rejected, and notes the run.
     pub fn execute(&self, op: &Op<Task>) {
         let rejected = op.is_rejected();
         for access in op.accesses() {
@@ -278,11 +278,12 @@ impl World {
         unsafe { VarQueue::dispose(NonNull::from(&variable.queue), move || drop(world)) };
     }
 
-    /// Checks the history after all threads have been joined: every operation became ready once and ran once,
-    /// operations that were pushed one after the other ran in that order, and every variable was written as often as
-    /// expected. Then disposes of the variables, and checks that every record is reclaimed once.
+    /// Checks the history after all threads have been joined: every operation became ready once and ran once, its push
+    /// and its run agree on whether it was rejected, conflicting operations that were pushed one after the other ran in
+    /// that order, no operation used a variable after its deletion, and every variable was written as often as
+    /// expected. Then disposes of the variables, and checks that every task is dropped once.
     ///
-    /// If two queues disagreed about the order of two conflicting operations, both operations would wait for each other
+    /// If two queues disagreed about the order of two conflicting operations, the two would wait for each other
     /// forever. So the queues agree if every operation ran.
     ///
     /// # Panics
@@ -314,7 +315,7 @@ impl World {
             let expected = entries.iter().filter(writes).count();
             // SAFETY: all threads are joined.
             let found = variable.data.with(|data| unsafe { data.read() });
-            assert_eq!(found, expected, "writes of variable {index} are lost");
+            assert_eq!(found, expected, "writes to variable {index} are lost");
             if !variable.disposed.load(Relaxed) {
                 self.dispose(index);
             }

@@ -1,4 +1,4 @@
-//! Variables that a thread holds while it uses their values (`Engine::with`), and handles whose failure is ignored.
+//! Variables that a thread holds while it uses their values (`Engine::with`), and handles whose failures are ignored.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;

@@ -85,8 +85,8 @@ fn an_operation_is_claimed_again_without_the_check() {
     without(Step::ClaimOnce, one_claim_is_won);
 }
 
-/// The end of a scope abandons an operation that was cancelled, or that it cancels itself, while the turn of the operation
-/// comes: one of the two counts it out.
+/// The end of a scope abandons an operation that it cancels, or that was cancelled before, while the operation's turn
+/// comes on another thread. Exactly one of the two threads counts the operation out.
 fn one_counts_out_an_abandoned_operation() {
     for is_cancelled in [false, true] {
         model(COMPLETE, Flavour::Contract, move || {

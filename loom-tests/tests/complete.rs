@@ -34,7 +34,7 @@ fn hand_over(before: Mode, after: Mode) {
     world.end();
 }
 
-/// Runs the model with both flavours of reclamation, with suitable bounds.
+/// Runs the model with both flavours of reclamation, each with a suitable bound.
 fn hand_over_on_both(before: Mode, after: Mode) {
     for (bound, flavour) in [(COMPLETE, Contract), (Some(4), Crossbeam)] {
         model(bound, flavour, move || hand_over(before, after));
@@ -102,7 +102,7 @@ fn a_reader_hands_over_to_a_helped_writer() {
     meet_helped(2, Read, Write);
 }
 
-/// As `meet_helped`, but with two threads: the one that completes the predecessor then helps the successor.
+/// Like `meet_helped`, but with two threads: the thread that completes the predecessor then helps the successor.
 fn end_and_help(before: Mode, after: Mode) {
     model(2, Contract, move || {
         let world = World::new(2);
@@ -169,8 +169,8 @@ fn two_predecessors_complete_while_the_successor_is_pushed() {
     });
 }
 
-/// Two readers between two writers, each completed by its own thread while the writer behind them is pushed. The
-/// completion of the first writer has made the readers ready.
+/// Two readers stand between two writers. The completion of the first writer has made the readers ready. Each reader is
+/// completed by a thread of its own, while the second writer is pushed.
 fn readers_between_writers(bound: usize, ends: [usize; 2]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -258,8 +258,8 @@ fn unless_readers_propagate_read_ok_one_waits_for_the_other() {
     must_fail("propagating_to_one_reader_only", "a reader waits for another reader");
 }
 
-/// An operation completes while two more are pushed behind it, each by its own thread: the flags that were grantable
-/// to the first of them when it was linked count for the second one, however late the tail is moved.
+/// An operation completes while two more are pushed behind it, each by its own thread: the flags that were grantable to
+/// the second operation when it was linked count for the third, however late the tail is moved.
 fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -330,8 +330,9 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     });
 }
 
-/// A completion walks down a queue, past a reader that another completion may make ready, to the reader behind it,
-/// which may then run, complete and be retired. The access that the walk has reached must not be retired.
+/// A completion walks down a queue, past a reader that another completion may make ready, to the reader behind that
+/// one. Once the first reader is complete, the second can run, complete and be retired; but the access that the walk
+/// has reached must not be retired yet.
 #[test]
 fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     model(3, Contract, || {
@@ -376,9 +377,9 @@ fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
     ready
 }
 
-/// An operation completes while the next one is linked behind it, but the tail has not been moved yet, and a third is
-/// pushed behind the second. The flags that were grantable to the second when it was linked count for the third: no
-/// reader waits for another.
+/// An operation completes while a second one is linked behind it and a third is pushed behind the second, before the
+/// tail has been moved to the second. The flags that were grantable to the second when it was linked count for the
+/// third: no reader waits for another.
 #[test]
 fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_they_are_linked() {
     model(2, Contract, || {
@@ -424,7 +425,7 @@ fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     });
 }
 
-/// As above, but a helper has linked the operation, and its pusher adopts the deferred flags.
+/// As above, but a helper has linked the operation, and the operation's pusher adopts the deferred flags.
 #[test]
 fn an_access_linked_by_a_helper_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
@@ -466,7 +467,8 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     });
 }
 
-/// A thread that finds a variable idle may use its data as if it had pushed an operation on it.
+/// A thread that finds a variable idle may use the variable's data, as the function of an operation pushed at that
+/// moment could.
 #[test]
 fn a_thread_that_finds_a_variable_idle_sees_its_writes() {
     for mode in [Write, Read] {
@@ -528,7 +530,7 @@ fn walk_beside_completions() {
     };
     // SAFETY: (1): this waiter's operation completes below, and the other one after the flag is set.
     unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], usize::MAX, look) };
-    assert!((2..=5).contains(&seen), "the walk saw {seen} operations, and not 2 to 5");
+    assert!((2..=5).contains(&seen), "the walk saw {seen} operations instead of 2 to 5");
     world.run(own);
     thread.join().unwrap();
     world.end();
@@ -552,7 +554,7 @@ fn without_a_pin_a_walk_reads_a_reclaimed_record() {
     must_fail("a_walk_without_a_pin", "");
 }
 
-/// A running operation looks at those that are known to wait for it, while another thread pushes them.
+/// A running operation looks at the operations that are known to wait for it, while another thread pushes them.
 #[test]
 fn an_operation_sees_its_followers_as_they_were_pushed() {
     model(2, Contract, || {

@@ -37,8 +37,8 @@ fn the_error_of_a_function_reaches_exactly_one_side() {
     });
 }
 
-/// The function can find out in two ways that the completion was used; in both it sees what the completing thread did
-/// before.
+/// The function can find out in two ways that the completion was used; in both cases it sees what the completing thread
+/// did before it used the completion.
 #[test]
 fn a_thread_that_sees_a_resolution_sees_the_writes_before_it() {
     for by_failing in [false, true] {
@@ -86,8 +86,7 @@ fn a_wait_ends_after_the_completion_and_sees_the_writes_before_it() {
     });
 }
 
-/// An operation behind an asynchronous one runs on the completing thread or on the pushing one, once, and after the
-/// completion.
+/// An operation behind an asynchronous one runs once, after the completion, on the completing or the pushing thread.
 #[test]
 fn an_operation_pushed_behind_runs_once_after_the_completion() {
     model(2, Flavour::Contract, || {
@@ -137,7 +136,7 @@ fn dropping_without_completing() {
 }
 
 #[test]
-fn unless_a_drop_completes_a_wait_never_ends() {
+fn unless_a_drop_completes_the_operation_a_wait_never_ends() {
     must_fail("dropping_without_completing", "deadlock");
 }
 

@@ -1,7 +1,8 @@
-//! A deleted variable accepts no operation: a push comes before the deletion, or is rejected and reports that.
+//! A deleted variable accepts no operation: a push comes before the deletion, or is rejected and reports the rejection.
 //!
-//! At its end the world checks that each operation that ran after the deletion was rejected, that the operation's push
-//! and run agree on this, and that each operation pushed after the deletion's push had returned was rejected.
+//! At its end the world checks that each operation that ran after the deletion was rejected, that each operation's push
+//! and run agree on whether it was rejected, and that each operation pushed after the deletion's push had returned was
+//! rejected.
 
 #![cfg(raddle_loom)]
 
@@ -63,7 +64,7 @@ fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     });
 }
 
-/// A helper reaches the variable when it is closed but the deletion has not been pushed yet.
+/// A helper reaches the variable when the variable is closed, but before the deletion is pushed.
 #[test]
 fn a_helper_rejects_before_the_deletion_is_pushed() {
     model(2, Contract, || {
@@ -82,7 +83,7 @@ fn a_helper_rejects_before_the_deletion_is_pushed() {
     });
 }
 
-/// A slow helper: by the time that it rejects the operation, the access may already be linked, and the push over.
+/// By the time that a slow helper rejects the operation, the access may already be linked, and the push may be over.
 #[test]
 fn an_access_that_is_linked_is_not_rejected() {
     model(2, Contract, || {
@@ -121,7 +122,7 @@ fn a_rejected_operation_does_not_delay_others() {
     });
 }
 
-/// The same with an engine, which closes the variable before it pushes the deletion.
+/// Like the first model, but with an engine, which closes the variable before it pushes the deletion.
 #[test]
 fn no_operation_of_an_engine_runs_behind_a_deletion() {
     model(2, Contract, || {

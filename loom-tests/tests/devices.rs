@@ -1,6 +1,6 @@
-//! Lanes of devices: a lane publishes the state of its stream and the failure of its device, while operations wait for
-//! the stream and other lanes need its events. Also the simulated device, which executes commands on any thread that
-//! polls it.
+//! Device lanes: a lane publishes the state of its stream and the failure of its device, while operations wait for the
+//! stream and other lanes need the stream's events. The simulated device, which executes commands on any thread that
+//! polls it, is modelled as well.
 //!
 //! Whole lanes, with a simulated device, are in `shuttle.rs`: they have too many threads for loom.
 #![cfg(raddle_loom)]
@@ -78,11 +78,12 @@ fn without_the_release_of_the_number() {
 }
 
 #[test]
-fn without_the_release_of_the_number_a_complete_operation_is_not_seen() {
+fn without_the_release_of_the_number_the_writes_of_an_operation_are_not_seen() {
     must_fail("without_the_release_of_the_number", "Causality violation");
 }
 
-/// One number completes two operations, and two threads see that; one of them checks only the later operation.
+/// One number completes two operations. Two threads check, one for each operation; a thread that finds its operation
+/// complete sees what both operations did.
 #[test]
 fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
     model(COMPLETE, Flavour::Contract, || {
@@ -107,8 +108,8 @@ fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
 }
 
 /// A lane records an event behind its operation, and the operation becomes complete, while another lane checks for
-/// both. Once the event is published, that lane finds the event or the completion: it never asks for an event behind a
-/// complete operation, and never waits for an event that no lane will record.
+/// both. Once the event is published, the other lane finds the event or the completion. So it never asks for an event
+/// behind a complete operation, and never waits for an event that no lane will record.
 fn a_lane_publishes_and_completes_while_another_checks() {
     let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
     // From `std`: it records what came first in an interleaving, and orders nothing.
@@ -155,7 +156,7 @@ fn a_lane_gets_the_first_event_that_covers_the_operation() {
         });
         match timeline.after(1) {
             Some(recorded) => assert!([2, 4].contains(&recorded.seq)),
-            None => panic!("two events are behind operation 1, and only one is complete"),
+            None => panic!("two events are behind operation 1, and only one of them is complete"),
         }
         if let Some(recorded) = timeline.after(5) {
             assert_eq!(recorded.seq, 6);
@@ -186,8 +187,8 @@ fn lanes_note_operations_at_the_same_time() {
 
 // ------------------------------------------------------------------------------------------------------- faults ----
 
-/// The state that the lanes of a device and the operations behind them share: one variable, which the device is
-/// writing.
+/// The state that the lanes of a device share with the operations that depend on the device: that of one variable,
+/// which the device is writing.
 #[derive(Default)]
 struct Device {
     fault: Fault<u32>,
@@ -223,8 +224,8 @@ impl Device {
         failure
     }
 
-    /// Returns the failure, if any, that a CPU operation behind the device's operations finds, or `None` if it has to
-    /// wait.
+    /// Returns `None` if a CPU operation behind the device's operations has to wait. Otherwise returns the failure that
+    /// the CPU operation finds, if any.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
         let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, Mode::Write));
         // SAFETY: the operation holds the variable, and the device's work on it is complete; loom reports a race.
@@ -265,7 +266,7 @@ fn without_the_release_of_the_number_a_failure_is_missed() {
 }
 
 /// A wait may return immediately only if nothing is in flight and nothing has failed. Here the operation is either in
-/// flight or has failed, so the wait must not.
+/// flight or has failed, so the wait must not return immediately.
 #[test]
 fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
     model(COMPLETE, Flavour::Contract, || {
@@ -312,8 +313,8 @@ fn without_turns_lanes_race_for_a_failure() {
 }
 
 /// A lane looks for a failure before it issues an operation. At the same time, another lane of the device, which has
-/// the operation before that one in flight, finds the device lost. In both cases the operation ends with the failure
-/// of the operation before it.
+/// the operation before that one in flight, finds the device lost. Whether or not the first lane finds a failure, its
+/// operation ends with the failure of the operation before it.
 #[test]
 fn an_operation_issued_while_its_device_is_lost_fails_like_the_one_before_it() {
     model(COMPLETE, Flavour::Contract, || {
@@ -343,8 +344,8 @@ fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
     stream.simulated().expect("it is simulated").launch(Duration::ZERO, (), kernel).expect("the device is sound");
 }
 
-/// Two threads poll a device, each with a stream; either of them may run any kernel. One of them launches its second
-/// kernel on an included stream, between two kernels on the lane's stream.
+/// Two threads poll a device, each with a stream of its own; either of them may run any kernel. One of the threads
+/// launches three kernels, the second of which is on an included stream.
 fn a_kernel_on_an_included_stream_while_another_thread_polls() {
     let (gpu, data) = (SimulatedGpu::new(), Data::new());
     let mut other = GpuStream::alone(&gpu);

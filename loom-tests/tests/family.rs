@@ -39,7 +39,7 @@ impl Data {
 
 // ------------------------------------------------------------------------------------------------------ counts ----
 
-/// The family of a parent with two parts, each of which changes a value of its own.
+/// The family of a parent whose work has two parts, each of which changes a value of its own.
 struct TwoParts {
     count: FamilyCount,
     parts: [Data; 2],
@@ -61,7 +61,7 @@ impl TwoParts {
     }
 }
 
-/// The function of a parent that is a future returns while the future ends elsewhere.
+/// The function of a parent that is a future returns while the future ends on another thread.
 fn the_parts_of_a_parent_end() {
     let parts = [Data::new(), Data::new()];
     let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
@@ -92,7 +92,7 @@ fn without_counting_parts_a_child_starts_during_one() {
     must_fail("without_counting_parts", "a child has started during a part");
 }
 
-/// A parent whose work has ended, and children that change a value each.
+/// A parent whose work has ended, and children that each change a value.
 struct Children {
     count: FamilyCount,
     children: [Data; 2],
@@ -116,7 +116,7 @@ impl Children {
     }
 }
 
-/// One thread starts two children, uses the variables of the family in between, and runs the second one itself.
+/// One thread starts two children, uses the variables of the family in between, and runs the second child itself.
 fn children_end() {
     let (children, variables) = ([Data::new(), Data::new()], Data::new());
     let family = Arc::new(Children { count: FamilyCount::new(), children, variables, ends: Counter::new(0) });
@@ -156,7 +156,7 @@ fn without_a_share_of_the_work_a_parent_is_complete_while_its_children_are_start
 struct Pushed {
     count: FamilyCount,
     children: Mutex<Option<usize>>,
-    /// What the parent, or a push, has done before.
+    /// What the parent did before its work ended.
     before: Data,
     started: Counter,
 }
@@ -174,7 +174,7 @@ impl Pushed {
         }
     }
 
-    /// Returns whether the child was accepted.
+    /// Pushes a child. Returns whether the child was accepted.
     fn push(&self) -> bool {
         if !self.count.admit() {
             return false;
@@ -220,10 +220,10 @@ fn a_child_that_is_admitted_in_any_case_comes_after_the_others_have_started() {
 
 // ------------------------------------------------------------------------------------------------ whole engines ----
 
-/// The completion of a parent is used on one thread while its function returns on another, which runs the child. The operation
-/// behind the parent runs on either.
+/// A parent's completion is used on one thread while the parent's function returns on another, which runs the child.
+/// The operation behind the parent runs on either thread.
 #[test]
-fn a_child_sees_what_the_function_of_its_parent_did_and_what_is_behind_sees_all() {
+fn a_child_sees_what_its_parent_did_and_the_operation_behind_the_parent_sees_everything() {
     model(Some(2), Flavour::Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let (token, data) = (engine.token(), Arc::new([Data::new(), Data::new(), Data::new()]));

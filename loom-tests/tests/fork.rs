@@ -1,5 +1,5 @@
-//! The list of engines that a forked child ends. The models do not show that a fork hands over what was done before it,
-//! since another thread reads instead of a child.
+//! The list of living engines, in which a forked child finds the engines that it must end. The models do not show that
+//! a child sees what was done before the fork, since they let another thread read the list instead of a child.
 #![cfg(raddle_loom)]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -14,7 +14,7 @@ struct Engine(UnsafeCell<u32>);
 #[derive(Clone, Copy)]
 struct Name(NonNull<Engine>);
 
-// SAFETY: loom reports an engine that two threads use at the same time.
+// SAFETY: loom reports it if two threads use an engine at the same time.
 unsafe impl Send for Name {}
 
 impl Name {
@@ -46,7 +46,7 @@ fn numbers(slots: &Slots<Engine>) -> Vec<u32> {
     numbers
 }
 
-/// One slot is free, and both threads find it.
+/// One slot is free, and both threads may find it.
 #[test]
 fn each_engine_has_a_slot_of_its_own() {
     model(COMPLETE, Flavour::Contract, || {

@@ -47,7 +47,8 @@ impl Data {
 
 // --------------------------------------------------------------------------------------------- the state of polls ----
 
-/// A future that is ready when it sees `wanted` signals. A thread that would queue a poll polls instead.
+/// A future that is ready when it sees `wanted` signals. A thread that would queue a poll makes the poll itself
+/// instead.
 struct Model {
     state: PollState,
     /// Stands for the state of the future, which every poll mutates.
@@ -235,7 +236,7 @@ fn an_acquisition_sees_what_came_before_and_wakes_its_task() {
     });
 }
 
-/// The future is dropped before its turn comes, or afterwards, with its guards not yet taken.
+/// The future is dropped before its operation's turn comes, or afterwards but before its guards are taken.
 #[test]
 fn a_dropped_acquisition_releases_the_variable_and_is_not_counted() {
     model(2, Flavour::Contract, || {
@@ -251,7 +252,7 @@ fn a_dropped_acquisition_releases_the_variable_and_is_not_counted() {
     });
 }
 
-// -------------------------------------------------------------------------------------- operations that are futures ----
+// ------------------------------------------------------------------------------------ operations that are futures ----
 
 /// A future that another thread wakes.
 #[derive(Clone, Default)]
@@ -350,7 +351,7 @@ fn a_future_whose_last_waker_is_dropped_fails_once() {
             })
             .unwrap();
         thread.join().unwrap();
-        // If the thread came first, the future still waits.
+        // If the thread came before the future had registered its waker, the future still waits.
         if dropped.load(Relaxed) == 0 {
             polled.forget();
         }

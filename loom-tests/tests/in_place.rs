@@ -1,5 +1,5 @@
-//! Waits in place: a waiter takes a ready operation from its queue while a worker pops it or looks at it, or another thread
-//! cancels it.
+//! Waits in place: a waiter takes a ready operation from its queue while a worker pops it or looks at it, or while
+//! another thread cancels it.
 #![cfg(raddle_loom)]
 
 use std::{panic::Location, ptr::NonNull, sync::Arc};
@@ -25,12 +25,12 @@ impl Runs {
     }
 
     fn get(&self) -> usize {
-        // SAFETY: called when all threads have ended.
+        // SAFETY: the caller owns the operation for now, or all other threads have ended.
         self.0.with(|runs| unsafe { *runs })
     }
 }
 
-/// The task of an operation: it counts its runs, without a lock.
+/// The task of an operation: a count of its runs, without a lock.
 type Task = Arc<Runs>;
 type Shared = Arc<Cancellable<Option<()>>>;
 
@@ -71,7 +71,7 @@ fn one_thread_runs_it(cancels: bool) {
             let shared = Arc::clone(&shared);
             thread::spawn(move || shared.claim().cancel(Cancel::Loudly))
         });
-        // SAFETY: there are no variables.
+        // SAFETY: the operation uses no variable.
         let op = unsafe { OpRef::new(Arc::clone(&runs), DEFAULT_BAND, false, std::iter::empty()) };
         // A write before the operation is ready, which its run must see.
         runs.add();
@@ -112,13 +112,13 @@ fn a_cancelled_operation_in_a_queue_is_not_run() {
     one_thread_runs_it(true);
 }
 
-/// A worker looks at the operation of an entry, which then goes back into the queue, while a waiter takes the operation.
+/// A worker looks at an entry's operation and puts the entry back into the queue, while a waiter takes the operation.
 fn a_worker_looks() {
     model(2, Flavour::Contract, || {
         let runs = Arc::<Runs>::default();
         let shared = Arc::new(Cancellable::new(Default::default(), Name::from("op"), Location::caller(), ()));
         let queue = Arc::new(Mutex::new(None));
-        // SAFETY: there are no variables.
+        // SAFETY: the operation uses no variable.
         let op = unsafe { OpRef::new(Arc::clone(&runs), DEFAULT_BAND, false, std::iter::empty()) };
         let place = NonNull::new(op.as_ptr()).unwrap().cast();
         op.publish(|| {

@@ -138,8 +138,8 @@ fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     });
 }
 
-/// Two poppers hold a chain each and take one operation from it, and only one of them can leave the rest of its chain
-/// in front.
+/// Two poppers each hold a chain and take one operation from it. Only one of the two can leave the rest of its chain in
+/// front.
 #[test]
 fn two_poppers_leave_the_rest_of_their_chains() {
     model(3, Flavour::Contract, || {
@@ -159,9 +159,9 @@ fn two_poppers_leave_the_rest_of_their_chains() {
     });
 }
 
-/// D and X are ready. A popper has loaded D as the head, with X behind it. Another popper pops both, and X ends; then
-/// it pushes again, and D is the head again if it `comes_back`. The first popper must not mistake D for the head that
-/// it has loaded.
+/// D and X are ready. One popper has loaded D as the head, with X behind it. Another popper pops both, ends X, and
+/// pushes two operations. If D `comes_back`, it is one of these two, and becomes the head again. The first popper must
+/// not mistake it for the head that it has loaded.
 fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {
     const D: usize = 1;
     move || {

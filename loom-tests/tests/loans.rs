@@ -1,4 +1,4 @@
-//! Loans: functions continue in place of idle workers.
+//! Loans: functions that have waited continue in place of idle workers.
 #![cfg(raddle_loom)]
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -26,13 +26,13 @@ impl Lane {
     }
 
     fn compute(&self) {
-        // Relaxed: the count is one word.
+        // Relaxed: the count publishes no other data.
         let others = self.computing.fetch_add(1, Relaxed);
         assert!(others < self.workers, "more functions compute than there are workers");
         self.computing.fetch_sub(1, Relaxed);
     }
 
-    /// Lets an idle worker find work. Returns whether the worker had to stay idle.
+    /// Lets an idle worker find work. Returns whether the worker first had to stay idle.
     fn work(&self, worker: usize) -> bool {
         self.sleep.start_search();
         self.sleep.note_busy(worker);
@@ -92,7 +92,8 @@ fn without_the_notification_the_worker_stays_idle_for_ever() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// A function goes on, waits and goes on again, while the worker that stays idle for it sees its place given back.
+/// A function goes on, waits and goes on again, while the worker that stays idle for it sees that the function has
+/// given the place back.
 #[test]
 fn a_worker_that_has_stayed_idle_sees_the_next_loan() {
     model(3, Flavour::Contract, || {
@@ -124,7 +125,7 @@ fn at_most_one_of_two_workers_stays_idle_for_a_function() {
     });
 }
 
-/// Two functions continue in place of one worker: at most one at a time.
+/// Two functions want to continue in place of one worker. At most one of them does at any time.
 #[test]
 fn a_place_is_lent_to_one_function_at_a_time() {
     model(COMPLETE, Flavour::Contract, || {

@@ -62,10 +62,11 @@ impl Taken {
     }
 }
 
-/// Checks, after all threads have been joined, that `kept` and the pool together hold each batch below `count` once.
+/// Checks, after all threads have been joined, that `kept` and the pool together hold each batch with a number below
+/// `count` once.
 fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     let mut all: Vec<Taken> = kept.into_iter().collect();
-    // Takes at most one more than there may be, in case the stack has become a cycle.
+    // Takes at most one batch more than there should be, in case the stack has become a cycle.
     while let Some(batch) = Taken::from(pool).filter(|_| all.len() <= count) {
         all.push(batch);
     }
@@ -93,7 +94,7 @@ fn each_batch_is_taken_once_and_with_its_contents() {
     });
 }
 
-/// A thread is slow to take the first of two batches. Meanwhile both are taken, and the first one is put back.
+/// A thread is slow to take the first of two batches. Meanwhile, another thread takes both and puts the first one back.
 #[test]
 fn a_slow_pop_does_not_restore_a_batch_that_was_taken() {
     model(3, Flavour::Contract, || {

@@ -1,10 +1,10 @@
 //! A push is atomic: operations that share variables are in the same order in every queue, however their pushers
 //! interleave, and a stalled pusher delays only the operations behind its own.
 //!
-//! An operation's accesses are sorted by variable, so no thread can insert them in another order. In these models
+//! An operation's accesses are sorted by variable, so no thread can insert them in a different order. In these models
 //! every access may be inserted by its own pusher, or by any thread that finds it in the way. Unless a model says
-//! otherwise, threads only push, and ready operations run after the threads are joined: then every interleaving is
-//! one of pushes, and a bound covers more of them.
+//! otherwise, threads only push, and ready operations run after the threads are joined: so interleavings differ only in
+//! the steps of pushes, and a bound covers more of these.
 
 #![cfg(raddle_loom)]
 
@@ -18,8 +18,8 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
 
-/// Pushes lists of operations, the last list on this thread and each other list on a thread of its own, then runs all
-/// operations.
+/// Pushes lists of operations, the last list on this thread and each other list on a thread of its own. Another thread
+/// finishes the `stalled` push, if there is one. Then runs all operations.
 fn push_all(world: &Arc<World>, stalled: Option<StalledPush>, mut lists: Vec<Vec<OpRef<Task>>>) {
     let push = |world: &World, ops: Vec<_>| ops.into_iter().filter_map(|op| world.push(op).ready).collect();
     let mine = lists.pop().expect("there should be a list for this thread");
@@ -71,7 +71,7 @@ fn without_help_two_pushes_deadlock() {
     must_fail("appending_without_help", "never became ready");
 }
 
-/// Two pushes over the same variables, whose threads run ready operations immediately.
+/// Two threads push over the same variables, and run ready operations immediately.
 fn two_that_run_immediately(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
     model(bound, flavour, move || {
         let world = World::new(2);
@@ -95,7 +95,7 @@ fn a_reader_and_a_writer_exclude_each_other_while_they_are_pushed() {
 }
 
 /// One thread pushes two operations while another push gets in their way: a helper that is slow to insert an access
-/// must notice that it has been inserted, even if another operation is already behind it.
+/// must notice that the access has been inserted, even if another operation is already behind it.
 fn a_slow_helper() {
     let world = World::new(2);
     let lists = vec![vec![world.op(&[A, B]), world.op(&[B])], vec![world.op(&[A])]];
@@ -185,7 +185,8 @@ fn the_tail_hands_over_the_access_it_points_to() {
     });
 }
 
-/// Three pushes over three variables, each two of which share one. The first is stalled halfway.
+/// Three pushes use two of three variables each, so any two of the pushes share one variable. The first push is stalled
+/// halfway.
 fn a_ring_by_two_threads() {
     model(1, Contract, || {
         let world = World::new(3);
@@ -216,8 +217,9 @@ fn without_help_a_ring_by_two_threads_deadlocks() {
     must_fail("a_ring_by_two_threads_without_help", "never became ready");
 }
 
-/// The ring of three pushes by three threads, of which the first two start halfway. From the start there are too many
-/// interleavings for a bound that finds the deadlock without help; `loom-tests/algorithm` has that.
+/// The ring of three pushes by three threads; the first two pushes start halfway. If all of them started at the
+/// beginning, there would be too many interleavings within a bound that finds the deadlock without help;
+/// `loom-tests/algorithm` has that model.
 fn a_ring_by_three_threads() {
     model(0, Contract, || {
         let world = World::new(3);

@@ -1,11 +1,12 @@
 //! Records and variables are reclaimed once, and not while a thread may still use them.
 //!
-//! An idle variable keeps its last access, and with it that operation's record, until the next operation on it. Then
-//! the access is spent and retired while other threads may still use it: they have read the tail, or they help.
+//! An idle variable keeps its last access, and with it the record of the access's operation, until the next operation
+//! on the variable. Then the access is spent and retired, while other threads may still use it: threads that have read
+//! the tail, and helpers.
 //!
-//! The models run on the contract of epoch-based reclamation, which reclaims a record as soon as that is allowed.
-//! crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could still use;
-//! one model runs on it to cover the calls.
+//! The models run on `Flavour::Contract`, which reclaims a record as soon as the contract of epoch-based reclamation
+//! allows it. crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could
+//! still use; one model runs on crossbeam-epoch, to cover the calls to it.
 
 #![cfg(raddle_loom)]
 
@@ -71,8 +72,8 @@ fn an_idle_variable_is_used_again_by_two_threads() {
     });
 }
 
-/// One thread completes an operation, behind which another thread is appending, and pushes the next: the tail that it
-/// finds must not be the access that it has retired.
+/// One thread completes an operation while another thread appends a second one behind it. Then the first thread pushes
+/// a third: the tail that it finds must not be the access that it has retired.
 fn complete_while_another_appends(bound: usize) {
     model(bound, Contract, || {
         let world = World::new(1);
@@ -99,12 +100,12 @@ fn retiring_the_access_at_the_tail() {
 }
 
 #[test]
-fn unless_the_tail_is_past_it_a_record_is_used_after_reclamation() {
+fn with_the_tail_at_a_retired_access_a_record_is_used_after_reclamation() {
     must_fail("retiring_the_access_at_the_tail", "use after reclamation");
 }
 
-/// As above, but with `is_idle` instead of the next push, and with the second half of a push over two variables or a
-/// whole push over one.
+/// As above, but the completing thread calls `is_idle` instead of pushing a third operation, and the other thread makes
+/// the second half of a push over two variables, or a whole push over one.
 fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
         let world = World::new(2);
@@ -141,9 +142,10 @@ fn the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behin
     complete_and_check_while_another_appends(&[(0, Write), (1, Write)]);
 }
 
-/// A record has three shares: those of its operation's two accesses, and that of the thread that completes the
-/// operation. A different thread ends each share, and the last one retires the record. Through the task's cell, loom
-/// checks that all other threads' uses of the record come before that.
+/// The record of an operation with two accesses has three shares: one for each access, and one for the thread that
+/// completes the operation. Each share is ended by a different thread, and the thread that ends the last one retires
+/// the record. Through the task's cell, loom checks that the other threads' uses of the record come before the
+/// retirement.
 #[test]
 fn the_last_share_retires_the_record_after_all_uses() {
     model(3, Contract, || {
@@ -163,8 +165,8 @@ fn the_last_share_retires_the_record_after_all_uses() {
     });
 }
 
-/// A slow helper may still use the queue of a variable after the last operation there, which it helps, is complete.
-/// Meanwhile the variable is disposed of.
+/// A slow helper may still use the queue of a variable after the operation that it helps, which is the last one there,
+/// is complete. At that time, another thread disposes of the variable.
 #[test]
 fn a_variable_is_freed_only_after_the_helpers() {
     model(2, Contract, || {

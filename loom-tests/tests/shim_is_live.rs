@@ -1,5 +1,5 @@
 //! The models are real: the flags are set, loom explores more than one interleaving of the library's own types with
-//! either flavour of reclamation, and finds a race in them.
+//! either flavour of reclamation, and finds a planted race.
 //!
 //! Flags are easily lost: any `RUSTFLAGS` in the environment replaces those of a configuration file, and then all tests
 //! pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, which makes this file fail without the
@@ -45,7 +45,7 @@ mod under_loom {
     fn the_crossbeam_flavour_has_more_interleavings_than_the_contract() {
         let crossbeam = model(1, Flavour::Crossbeam, two_threads_push_on_one_variable);
         let contract = model(1, Flavour::Contract, two_threads_push_on_one_variable);
-        assert!(crossbeam > contract, "crossbeam-epoch does not use loom's atomics: {crossbeam}, {contract}");
+        assert!(crossbeam > contract, "crossbeam-epoch does not use loom's atomics: {crossbeam} <= {contract}");
     }
 
     /// `AsyncState::fail` may be called only once; two threads that call it race on its cell.

@@ -1,6 +1,7 @@
 //! The count of pending operations, and shutdowns that race with pushes.
 //!
-//! Threads choose a shard of the count by their number, so two threads of a model use two shards if there are two.
+//! Threads choose a shard of the count by their number, so two threads of a model use different shards if the count has
+//! two.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -72,8 +73,8 @@ fn without_the_notification_a_wait_for_all_never_ends() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// An operation of a scope lets another one enter before it leaves. The scope ends after both, and then has exclusive
-/// access to what they borrowed.
+/// The first operation of a scope enters a second one, and then leaves. The scope ends after both, and then has
+/// exclusive access to what they borrowed.
 fn end_of_a_scope() {
     let shared = shared();
     let (other, first) = (Arc::clone(&shared), shared.pending.enter());
@@ -198,8 +199,8 @@ fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
     model(COMPLETE, Flavour::Contract, a_wait_is_polled);
 }
 
-/// A future is dropped while the operation that it waits for leaves. The operation may wake it first, but afterwards no
-/// waker is left.
+/// A future is dropped while the operation that it waits for leaves. The operation may wake the future before the drop;
+/// after the drop, no waker is left.
 #[test]
 fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     model(COMPLETE, Flavour::Contract, || {
@@ -263,7 +264,7 @@ fn without_watching_a_wait_for_room_is_never_woken() {
 }
 
 /// A generation is closed, and another one opened, while a future waits for room. The operation that leaves in the new
-/// generation finds that generation watched.
+/// generation finds it watched.
 #[test]
 fn a_wait_for_room_is_woken_by_operations_of_later_generations() {
     model(2, Flavour::Contract, || {
@@ -328,7 +329,7 @@ fn a_future_that_is_dropped_passes_its_room_on() {
     });
 }
 
-/// Generations are reused while they may still refuse entries.
+/// Generations are reused while an operation that enters may still find one of them closed.
 #[test]
 fn entries_are_counted_once_while_generations_are_reused() {
     model(2, Flavour::Contract, || {
@@ -346,8 +347,8 @@ fn entries_are_counted_once_while_generations_are_reused() {
 }
 
 /// Either a wait covers an operation, or the operation sees what was done before the wait: that is how a shutdown
-/// refuses late pushes. The generation is closed and opened again while the operation is about to enter it, and its
-/// word has its old value again.
+/// refuses late pushes. The generation is closed and opened again while the operation is about to enter it, and the
+/// generation's word has its old value again.
 #[test]
 fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
@@ -356,7 +357,7 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
         let (other, its_phase, is_over) = (Arc::clone(&pending), Arc::clone(&phase), Arc::clone(&over));
         let thread = thread::spawn(move || {
             let ticket = other.enter();
-            // Relaxed: acquired by entering, which is what the model checks.
+            // Relaxed: entering acquires the write, which is what the model checks.
             if its_phase.load(Relaxed) == 0 {
                 assert!(!is_over.load(Relaxed), "what was done before the wait is not seen");
             }
@@ -370,8 +371,8 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     });
 }
 
-/// If an operation enters before another leaves, as when the other has pushed it, a wait that finds nothing pending
-/// covers the operation: that is how a shutdown knows that it may end the threads.
+/// When an operation pushes another one, the new operation enters before the pushing one leaves. So a wait that finds
+/// nothing pending covers both: that is how a shutdown knows that it may end the threads.
 #[test]
 fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {
@@ -391,7 +392,7 @@ fn an_idle_count_covers_operations_pushed_by_operations() {
     });
 }
 
-/// A push is refused, or its operation has run when the shutdown returns.
+/// Either a push is refused, or its operation has run when the shutdown returns.
 #[test]
 fn a_push_that_races_with_a_shutdown_is_refused_or_runs() {
     model(2, Flavour::Contract, || {

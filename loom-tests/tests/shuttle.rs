@@ -1,8 +1,8 @@
 //! Models that are too large for loom: dozens of operations on five or six threads, in hundreds or thousands of
 //! schedules.
 //!
-//! Every access counts as `SeqCst` here, so these models say nothing about orderings. They check everything else. They
-//! run the library's own types; the last of them run whole engines with their threads.
+//! Every atomic access counts as `SeqCst` here, so these models say nothing about orderings. They check everything
+//! else. They run the library's own types; the last models run whole engines with their threads.
 #![cfg(raddle_shuttle)]
 
 use std::{
@@ -34,7 +34,7 @@ use shuttle::{
     thread,
 };
 
-/// Returns a number below `bound`, which depends on the schedule's seed.
+/// Returns a number below `bound` that depends on the schedule's seed.
 fn below(bound: usize) -> usize {
     thread_rng().gen_range(0..bound)
 }
@@ -62,7 +62,7 @@ struct Made {
     times: [Option<usize>; 4],
 }
 
-/// Variables and the operations on them. The bookkeeping uses `std`, which adds no schedules.
+/// Variables and the operations on them. The bookkeeping uses `std`, whose types add no schedules.
 struct World {
     queues: Box<[VarQueue<Task>]>,
     made: Mutex<Vec<Made>>,
@@ -243,7 +243,8 @@ fn three_workers_take_each_operation_once_and_all_end() {
     explore(4000, a_lane_with_three_workers);
 }
 
-/// Workers that take exactly one operation each: a worker that takes a batch, or the last searcher, must wake another.
+/// Workers take exactly one operation each, so a worker that takes a batch, or that is the last to stop searching, must
+/// wake another.
 fn workers_that_take_one_operation_each() {
     const WORKERS: usize = 4;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: WORKERS, idle: IdlePolicy::Park });
@@ -355,8 +356,8 @@ fn waits_for_all_end_while_others_enter_and_leave() {
 
 // ------------------------------------------------------------------------------------------------------- engine ----
 
-/// Three threads push on an engine with two workers. Operations succeed, fail, panic and lose their completions;
-/// threads wait outside and inside operations, and clear errors; then the engine drains.
+/// Three threads push on an engine with two workers. Operations succeed, fail, panic or lose their completions; threads
+/// wait outside and inside operations, and clear errors; then the engine drains.
 fn an_engine(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -546,7 +547,7 @@ fn an_engine_that_is_stopped_and_started_loses_nothing() {
     explore(400, || an_engine_that_stops(EngineKind::PerDevice));
 }
 
-/// Operations open scopes and have children, on variables that they share with others.
+/// Threads push parents with children and open scopes, all on the same variables.
 fn scopes_and_children() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -700,13 +701,13 @@ impl Wake for WaitsFor {
 enum Notifies {
     /// The future of its own handle.
     Handle,
-    /// A future that waits for all, on a worker.
+    /// A future that waits for all operations; a worker notifies it.
     All,
-    /// A future that waits for all, on the thread that uses the operation's completion.
+    /// A future that waits for all operations; the thread that uses the operation's completion notifies it.
     AllByCompletion,
 }
 
-/// An operation notifies a future, whose waker waits for the operation behind it.
+/// An operation notifies a future, whose waker waits for the operation behind the first one.
 fn a_waker_that_waits_for_a_successor(workers: usize, notifies: Notifies) {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -746,8 +747,8 @@ fn ready_operations_are_scheduled_before_the_program_is_notified() {
     }
 }
 
-/// A deletion, which the engine accepts at any time, pushes while another thread shuts the engine down. An accepted
-/// push runs.
+/// A deletion, which the engine accepts at any time, pushes an operation while another thread shuts the engine down. If
+/// the push is accepted, the operation runs.
 fn a_deletion_that_pushes_while_the_engine_ends() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -772,7 +773,7 @@ fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
 
 // ------------------------------------------------------------------------------------------------------ devices ----
 
-/// The numbers of the operations whose kernels have used a device's variable. Uses `std`, which adds no schedules.
+/// The numbers of the operations whose kernels have used a device's variable, in `std` types, which add no schedules.
 type Done = Arc<Mutex<Vec<usize>>>;
 
 /// Three threads push kernels, copies and CPU operations on an engine with a GPU. The GPU picks its next step at
@@ -833,7 +834,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                         }
                         3 => {
                             drop(life);
-                            // From the device and back, so that the value does not change.
+                            // From one device variable to the other, through the host.
                             engine.op("out").on(GPU).copy_from_device(var, &host).unwrap();
                             engine.op("in").on(GPU).copy_to_device(&host, other).unwrap();
                         }
@@ -926,8 +927,9 @@ impl Drop for Life {
     }
 }
 
-/// An operator over a device's variable is dropped while a reader runs on the device or after one has run, and another
-/// reader is launched behind the deletion. If the deletion is `first`, that reader runs until the operator is deleted.
+/// An operator over a device's variable is dropped; a reader may be running on the device, or may have run there.
+/// Another reader is launched behind the operator's deletion. If the deletion is `first`, that reader runs until the
+/// operator is deleted.
 fn a_deleted_operator(workers: usize, first: bool) {
     const GPU: Device = Device::Gpu(0);
     const LATER: Duration = Duration::from_millis(1);
@@ -978,8 +980,8 @@ fn a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once()
     }
 }
 
-/// An operation ends its engine, which then waits only for the last operation of a device, and the last handle is
-/// dropped outside.
+/// An operation shuts its engine down. The engine then waits only for the last operation of a device, and its last
+/// handle is dropped outside the operation.
 fn an_engine_that_ends_while_a_device_works() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();

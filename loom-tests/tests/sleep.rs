@@ -1,9 +1,9 @@
 //! Workers go to sleep while operations are pushed: no wake-up is lost, whatever the order of announcing, searching,
 //! pushing and notifying.
 //!
-//! A lost wake-up leaves a worker parked forever, which loom reports as a deadlock. The workers use the model deque,
-//! so these models check the code that steals, but not the real deque. Workers do not spin here: that would only be one
-//! more search before the same announcement.
+//! A lost wake-up leaves a worker parked forever, which loom reports as a deadlock. The workers use a model of the
+//! deque, so these models check the code that steals, but not the real deque. Workers do not spin here: spinning would
+//! only add a search before the same announcement.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
     Some(number)
 }
 
-/// Starts a thread for each worker, which runs `f` with it.
+/// Starts a thread for each worker, and calls `f` with the worker on that thread.
 fn spawn_workers<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
     let spawn = |worker: Worker<Number>| {
         thread::spawn(move || {
@@ -61,7 +61,7 @@ fn take_one(worker: Worker<Number>) -> (Number, Worker<Number>) {
     (take(&worker).unwrap(), worker)
 }
 
-/// Asserts that each operation below `count` was [taken](take_one) once.
+/// Asserts that each operation with a number below `count` was [taken](take_one) once.
 fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>, count: Number) {
     let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     taken.sort_unstable_by_key(|&(number, _)| number);
@@ -121,8 +121,8 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
         lane.inject(op(1, DEFAULT_BAND));
         lane.end();
         let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        // A lane ends when nothing is pending; here it ends early, and operations that were not taken yet are still
-        // there.
+        // A lane ends when nothing is pending; here it ends early, and operations that were not taken are still in the
+        // injector.
         let mut left = 0;
         while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             end_alone(chain.last().unwrap());
@@ -132,8 +132,8 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     });
 }
 
-/// Two workers take exactly one operation each: each of two pushes must reach one of them, whether they search, sleep,
-/// or hold both operations.
+/// Two workers take exactly one operation each: each of two pushes must reach one of them, whether they search or
+/// sleep, and even if one of them holds both operations.
 #[test]
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, two_workers(lane));
@@ -155,16 +155,16 @@ fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
 }
 
 /// Worker 0, which was announced, finds an operation, and so does a searcher. Then the searcher or another thread makes
-/// work. Worker 0 and the searcher check again only if they are the last searcher to stop. So worker 1, which sleeps,
-/// must be woken by the thread that makes the work, if that does not take worker 0 for a sleeper, or else by worker 0
-/// or the searcher.
+/// work. Of worker 0 and the searcher, only the one that stops searching last checks again. So the thread that makes
+/// the work must wake worker 1, which sleeps. If that thread takes worker 0 for a sleeper instead, worker 0 or the
+/// searcher must wake worker 1.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, _workers) = lane(2);
         let work = Arc::new(AtomicBool::new(false));
-        // As `Worker::finish_search`.
+        // Does what `Worker::finish_search` does.
         let found = |lane: &Lane<Number>, work: &AtomicBool| {
-            // Relaxed: ordered by the fences, as the words of the injector are.
+            // Relaxed: the fences order this access, as they order those of the injector's words.
             if lane.sleep().stop_search() && work.load(Relaxed) {
                 lane.sleep().notify();
             }
@@ -181,7 +181,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             });
             let its_lane = Arc::clone(&lane);
             let make = |lane: &Lane<Number>, work: &AtomicBool| {
-                // Relaxed: ordered by the fences, as the words of the injector are.
+                // Relaxed: the fences order this access, as they order those of the injector's words.
                 work.store(true, Relaxed);
                 lane.sleep().notify();
             };
@@ -243,8 +243,8 @@ fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     });
 }
 
-/// Three operations are in the deque of one of three workers, which take one each. A stealer takes one and moves
-/// another into its own deque; during the move, no other worker can find that one.
+/// Three workers take one operation each; all three operations are in the deque of one of them. A stealer takes one
+/// operation and moves another into its own deque; during the move, no other worker can find the moved operation.
 #[test]
 fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     model(1, Flavour::Contract, || {
@@ -254,7 +254,7 @@ fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     });
 }
 
-/// Two operations become ready on a worker, which runs one and does not search again before that has ended.
+/// Two operations become ready on a worker, which runs one of them and does not search again before that one has ended.
 #[test]
 fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
@@ -343,8 +343,8 @@ fn without_the_second_search_a_wake_up_is_lost() {
     must_fail("without_the_second_search", "deadlock");
 }
 
-/// The notifier must not leave its work to a worker that stays parked. There are two workers, since the notifier does
-/// so only while another worker is awake.
+/// The notifier must not leave its work to a worker that stays parked. There are two workers, since a notifier leaves
+/// work to others only while another worker is awake.
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn when_a_timed_park_does_not_end() {

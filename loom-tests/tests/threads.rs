@@ -69,7 +69,7 @@ fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_
     });
 }
 
-/// The end of an engine in the background, which happens once nothing is pending.
+/// The end of an engine in the background, which happens as soon as nothing is pending.
 struct Ends {
     pending: Arc<PendingOps>,
     /// The number of operations that are complete.

@@ -1,4 +1,4 @@
-//! The edges of a variable: its version, and the count of its handles.
+//! The happens-before edges that a variable adds: by its version, and by the count of its handles.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ unsafe impl Sync for Data {}
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Send for Data {}
 
-/// A value that uses the data when it is dropped.
+/// A value whose drop uses the data.
 struct Value(Arc<Data>);
 
 impl Drop for Value {
@@ -55,8 +55,9 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
-        // The mutation runs on this thread because it loads the version before it stores it: otherwise loom would take
-        // that load for the last access, and would not explore that another thread's load may come after the store.
+        // This thread runs the mutation, which loads the version and then stores the next one. If the spawned thread
+        // ran it, loom would take the mutation's load for the last access, and would not explore the case in which the
+        // reader's load comes after the store.
         let (its_token, its_data) = (token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
             if its_token.version() == 1 {
@@ -73,7 +74,7 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
 }
 
 /// A mutation is counted before its operation is complete: a thread that knows that the operation has begun, and then
-/// waits for it, finds it counted.
+/// waits for it, finds the mutation counted.
 #[test]
 fn a_thread_that_has_waited_for_a_mutation_sees_it_in_the_version() {
     model(2, Contract, || {

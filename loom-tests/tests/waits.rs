@@ -85,8 +85,9 @@ fn without_the_check_that_the_wait_is_queued_a_wait_covers_later_pushes() {
     must_fail("without_the_check_that_the_wait_is_queued", "covers a later push");
 }
 
-/// Waits of both kinds begin while the operation in front of them completes, and with it the wait that they may join.
-/// Each wait returns the failure, and the records that the waits held are freed.
+/// Waits of both kinds, `wait_to_read_async` and `wait_for_var_async`, begin while the operation in front of them
+/// fails. The wait that they may join ends with that operation. Each wait returns the failure, and the records that the
+/// waits held are freed.
 #[test]
 fn waits_that_join_a_wait_while_it_ends_return_the_failure() {
     model(2, Contract, || {
@@ -101,7 +102,7 @@ fn waits_that_join_a_wait_while_it_ends_return_the_failure() {
             assert!(matches!(poll(&mut wait), Poll::Ready(Err(WaitError::Failed(_)))), "a wait lost the failure");
         }
         drop(token);
-        // The failure is known, and the variable is gone.
+        // The result is not checked: the failure may have been reported above.
         let _ = engine.wait_for_all();
     });
 }

@@ -74,7 +74,7 @@ pub trait Accesses: ScopedAccesses<Captured: 'static> {}
 #[diagnostic::do_not_recommend]
 impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 
-/// What an operation of a [scope](crate::Engine::scope) declares: all that [`Accesses`] lists, and also the
+/// The accesses that an operation of a [scope](crate::Engine::scope) declares: those that [`Accesses`] lists, and the
 /// declarations [`ScopedRead`](crate::ScopedRead) and [`ScopedWrite`](crate::ScopedWrite) of the scope's own variables.
 ///
 /// The trait is sealed, and its items are not for use outside this crate.
@@ -87,14 +87,14 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
     note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
 )]
 pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
-    /// The guards that [`Engine::acquire`] returns, and that the functions of
-    /// [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
-    /// [`WriteGuard`] for a [`Write`], a [`FutureContext`] for a [`Cx`].
+    /// The guards to which the future of [`Engine::acquire`](crate::Engine::acquire) resolves, and which the functions
+    /// of [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
+    /// [`WriteGuard`] for a [`Write`], and a [`FutureContext`] for a [`Cx`].
     type Guards: Send + 'static;
     /// The pointers that the operation keeps until it runs.
     #[doc(hidden)]
     type Captured: Send + Sync;
-    /// Whether the function receives references to values. These must not outlive the operation.
+    /// Whether the function receives references to values, which must not outlive the operation.
     #[doc(hidden)]
     const REFERS: bool;
 
@@ -174,8 +174,10 @@ pub(crate) mod sealed {
     /// A marker that `#[derive(Accesses)]` implements in addition to [`ScopedAccesses`](super::ScopedAccesses).
     ///
     /// # Safety
-    /// 1. `declare` and `capture` call those of each field, in the same order, and do nothing else.
-    /// 2. `refs` and `guards` call those of each field once, with the pointers that the field has captured.
+    /// 1. `declare` and `capture` call the function of the same name of each field, in the same order, and do nothing
+    ///    else.
+    /// 2. `refs` and `guards` call the function of the same name of each field once, with the pointers that the field
+    ///    has captured.
     pub unsafe trait Derived {}
 
     #[diagnostic::do_not_recommend]
@@ -191,7 +193,7 @@ pub(crate) mod sealed {
 #[doc(hidden)]
 pub struct Captured<T>(NonNull<VarCell>, PhantomData<fn(T) -> T>);
 
-// SAFETY: only the operation uses the pointer, and the tracker orders it with all others that use the value.
+// SAFETY: only the operation uses the pointer, and the tracker orders the operation with all others that use the value.
 // `Var::read` requires `T: Sync`, and every variable requires `T: Send`.
 unsafe impl<T> Send for Captured<T> {}
 // SAFETY: as for `Send`.
@@ -222,7 +224,7 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
         // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value during `'a`. The
         // value has the type `T`, and its drop follows this operation in the queue.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: (1), as in the line above.
+        // SAFETY: (1), as above.
         unsafe { &*value }
     }
 
@@ -262,7 +264,7 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): this
         // operation uses the value once.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: (1) and (2), as in the line above.
+        // SAFETY: (1) and (2), as above.
         unsafe { &mut *value }
     }
 
@@ -309,7 +311,8 @@ impl<A: ScopedAccesses> ScopedAccesses for Vec<A> {
     }
 }
 
-/// Declares every access of an iterator. The function receives a `Vec` of their references, in the same order.
+/// Declares all accesses that an iterator yields. The operation's function receives a `Vec` of their references, in the
+/// same order.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -415,7 +418,7 @@ impl ScopedAccesses for () {
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
-/// A declaration that an operation's function receives its [`OpContext`], from [`cx`].
+/// A declaration, made by [`cx`], that an operation's function receives its [`OpContext`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -443,7 +446,7 @@ pub struct Cx(());
 /// engine.op("note").push((cx(), log.write()), |(cx, log)| log.push(cx.name().to_owned()))?;
 /// assert_eq!(engine.get(&log)?, ["note"]);
 ///
-/// // An operation over untyped variables may declare nothing else.
+/// // An operation over untyped variables can declare the context alone.
 /// let disk = engine.token();
 /// engine.op("flush").writes([&disk]).push(cx(), |cx| assert_eq!(cx.name(), "flush"))?;
 /// engine.wait_for_var(&disk)?;
@@ -475,7 +478,7 @@ impl ScopedAccesses for Cx {
         cx
     }
 
-    /// Returns a context that guards and futures can use after the [`OpContext`] has ended with the call.
+    /// Returns a context that futures and owners of guards can use after the call, at whose end the [`OpContext`] ends.
     unsafe fn guards((): &(), share: &sealed::Share) -> FutureContext {
         FutureContext::new(share)
     }

@@ -33,16 +33,16 @@ impl Engine {
     /// resolves to guards when the call's turn has come. The program uses the values through the guards, and later
     /// operations on the variables wait until the guards are dropped.
     ///
-    /// The call takes its place in the order at once, before the future is polled, like the push of an operation with
-    /// these accesses. The future runs on any executor and needs no worker. If it is dropped before it resolves,
-    /// nothing happens in its turn: no variable fails, and no mutation is counted.
+    /// The call takes its place in the order of pushes at once, before the future is polled, like the push of an
+    /// operation with these accesses. The future runs on any executor and needs no worker. If it is dropped before it
+    /// resolves, nothing happens when its turn comes: no variable fails, and no mutation is counted.
     ///
     /// For each access there is a guard: a [`ReadGuard`](crate::ReadGuard) for [`Var::read`](crate::Var::read), and a
     /// [`WriteGuard`](crate::WriteGuard) for [`Var::write`](crate::Var::write) and
     /// [`Var::overwrite`](crate::Var::overwrite); tuples and arrays of guards for tuples and arrays, and a `Vec` for
-    /// `Vec`s and slices. [`cx()`](crate::cx) gives an engine handle as [`downgrade`](Self::downgrade) does.
+    /// `Vec`s and slices. For [`cx()`](crate::cx) there is a [`FutureContext`](crate::FutureContext).
     ///
-    /// The future and the guards keep the engine open, as its handles do. If one of them is the last to do so, the drop
+    /// The future and the guards keep the engine open, as its handles do. If one of them is the last to do so, its drop
     /// returns immediately, and the engine ends in the background.
     ///
     /// ```
@@ -62,9 +62,9 @@ impl Engine {
     ///
     /// # Errors
     /// The future resolves to [`WaitError::Failed`] if one of the variables has failed, or if the engine is shut down
-    /// with [`Shutdown::Cancel`](crate::Shutdown::Cancel) before its turn; then the variables that would be mutated
-    /// have failed as well. It resolves to [`WaitError::WouldDeadlock`] if the operation that makes the call holds one
-    /// of the variables, and to [`WaitError::Refused`] if the push was refused.
+    /// with [`Shutdown::Cancel`](crate::Shutdown::Cancel) before the call's turn has come. In both cases the variables
+    /// that would have been mutated fail as well. It resolves to [`WaitError::WouldDeadlock`] if the operation that
+    /// makes the call holds one of the variables, and to [`WaitError::Refused`] if the push was refused.
     ///
     /// A task that holds guards and awaits another acquisition of the same variables waits forever. Acquire what
     /// belongs together in one call.
@@ -73,8 +73,8 @@ impl Engine {
         let mut entries = Entries::new();
         accesses.declare(&mut List(&mut entries));
         let captured = accesses.capture();
-        // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and calls this once;
-        // normalising refuses aliases.
+        // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and calls this once; its
+        // push refuses aliases.
         let make = move |share: &Share| unsafe { A::guards(&captured, share) };
         let keeps_open = KeepsOpen::new(self.core());
         let acquiring = self.core().begin_acquire(Location::caller(), &mut entries, make);
@@ -82,11 +82,12 @@ impl Engine {
     }
 }
 
-/// Values in asynchronous code.
+/// Calls that read values in asynchronous code.
 impl Engine {
     /// Returns a future that waits for every mutation of the variable that was pushed before this call, and then
-    /// resolves to a clone of the value. The clone is made where the future is polled; mutations wait for it, and other
-    /// readers do not. Otherwise this is like [`acquire`](Self::acquire) of the variable for reading.
+    /// resolves to a clone of the value. The clone is made where the future is polled; mutations wait for it, but other
+    /// readers do not. In all other respects this call is like [`acquire`](Self::acquire) with a declaration to read
+    /// the variable.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -111,7 +112,7 @@ impl Engine {
     }
 }
 
-/// The future of acquired variables, from [`Engine::acquire`]. It resolves to their guards `G`.
+/// A future that resolves to the guards `G` of acquired variables; from [`Engine::acquire`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -129,7 +130,7 @@ impl Engine {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "the variables are acquired only when the future is awaited"]
+#[must_use = "the future must be awaited to receive the guards"]
 pub struct Acquire<G> {
     acquiring: Result<Waiter<Granted<G>, Claim>, WaitError>,
     /// Keeps the engine open until the guards take this over. Dropped after the waiter.
@@ -175,7 +176,8 @@ impl<G> Drop for Acquire<G> {
         }
         let acquiring: &Arc<Acquiring<G>> = waiter.oneshot();
         acquiring.beside().cancel(Cancel::Quietly);
-        // If the operation has started, its guards are dropped untaken, here or where they would be set.
+        // If the operation has started, its guards are dropped untaken, either here or on the thread that would set
+        // them.
         drop(acquiring.abandon());
     }
 }

@@ -42,7 +42,7 @@ impl Engine {
     }
 
     /// Returns the engine of the process, built with the default settings by the first call. It is never dropped: a
-    /// program must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds one of its own.
+    /// program must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds its own engine.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -122,7 +122,7 @@ impl fmt::Debug for Observers {
 }
 
 impl EngineBuilder {
-    /// Sets the kind of engine. Default: the value of the environment variable `RADDLE_ENGINE`, and
+    /// Sets the kind of engine. Default: the value of the environment variable `RADDLE_ENGINE`, or
     /// [`PerDevice`](EngineKind::PerDevice) if that is not set. The environment never overrides a kind that is set
     /// here.
     ///
@@ -141,8 +141,8 @@ impl EngineBuilder {
     }
 
     /// Sets the number of workers for ordinary operations. Default: one for each core that the engine may use (see
-    /// [`pin`](Self::pin)), limited by the quota of its control group. There may be more workers than cores; those
-    /// beyond the number of cores are not pinned.
+    /// [`pin`](Self::pin)), limited by the CPU quota of the process's control group. There may be more workers than
+    /// cores; those beyond the number of cores are not pinned.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -157,8 +157,8 @@ impl EngineBuilder {
     }
 
     /// Sets the number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations of
-    /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. They are not pinned, so that the operating system can
-    /// schedule them alongside busy workers.
+    /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. These workers are not pinned, so that the operating
+    /// system can schedule them alongside busy ones.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -178,10 +178,10 @@ impl EngineBuilder {
     /// worker runs unpinned, [`Engine::placements`] reports it, and a warning is logged. The threads of a GPU run on
     /// the cores near it, if Linux reports which cores these are.
     ///
-    /// An engine may use the cores that the building thread may use at that moment; if a thread of another engine
-    /// builds it, the engine may use the cores of that engine. All of its threads stay on these cores. The engine pins
-    /// its workers to the cores that have the fewest pinned workers of other engines of the process, and, among equals,
-    /// to the lowest-numbered ones. A worker releases its core when the engine ends.
+    /// An engine may use the cores on which the thread that builds it may run at that moment, or, if that thread
+    /// belongs to another engine, all cores of that engine. All of its threads stay on these cores. The engine pins its
+    /// workers to the cores that have the fewest pinned workers of other engines of the process, and, among equals, to
+    /// the lowest-numbered ones. A worker releases its core when the engine ends.
     ///
     /// A thread that an operation starts inherits the core of the worker. Operations should therefore start threads,
     /// such as those of a thread pool, inside [`unpinned`](crate::unpinned).
@@ -215,25 +215,27 @@ impl EngineBuilder {
         self
     }
 
-    /// Limits the number of pending operations, so that a producer that is faster than the workers does not fill the
+    /// Limits the number of pending operations, so that a producer that is faster than the workers does not exhaust the
     /// memory. Default: no limit. A limit of 0 counts as 1.
     ///
     /// **With a limit, a push may block, and may run other operations.** A push from outside operations that finds the
     /// engine full
     ///
     /// 1. runs ready operations of the CPU on the pushing thread, until there is room;
-    /// 2. continues although the engine is full, if no operation is ready or running: what is pending then waits for
-    ///    something that the program must do, such as using a [`Completion`](crate::Completion) or dropping a guard,
-    ///    perhaps on this very thread;
+    /// 2. continues although the engine is full, if no operation is ready or running: all pending operations then wait
+    ///    for something that the program must do, such as using a [`Completion`](crate::Completion) or dropping a
+    ///    guard, perhaps on this very thread;
     /// 3. otherwise waits until there is room.
     ///
     /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an
-    /// operation waits for inside its function: that operation may run in the push. [`OpBuilder::if_room`] never blocks
-    /// and runs nothing: it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for asynchronous code. Both keep
-    /// the limit in case 2 as well. A shutdown ends the wait with [`PushError::ShutDown`].
+    /// operation waits for inside its function: that operation may run inside the push. [`OpBuilder::if_room`] never
+    /// blocks and runs nothing: if there is no room, it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for
+    /// asynchronous code. Both keep the limit in case 2 as well. A shutdown ends every wait for room with
+    /// [`PushError::ShutDown`].
     ///
     /// Pushes from operations, from polls of their futures, and from all other code that an engine calls, such as
-    /// wakers and destructors, count, but are never held back. [`Engine::acquire`] and waits are not held back either.
+    /// wakers and destructors, count towards the limit, but are never held back. [`Engine::acquire`] and waits are not
+    /// held back either.
     ///
     /// The limit is approximate. A thread that is the only one to push does not exceed it. If several threads push,
     /// each may exceed it by up to 32 operations, or by a few if the limit is small.
@@ -264,10 +266,10 @@ impl EngineBuilder {
     }
 
     /// Records in `recorder` what the engine does. The program [takes](Recorder::take) a [`Trace`](crate::Trace) from
-    /// the recorder. Several engines may share a recorder. The last call counts.
+    /// the recorder. Several engines may share a recorder. Only the last call counts.
     ///
-    /// A push then takes some 25 ns more, and a run some 40 ns more; each reading of the clock takes 10 ns of that. An
-    /// engine without a recorder or an [observer](Self::observer) pays for one test in a push.
+    /// With a recorder, a push takes some 25 ns more, and a run some 40 ns more, of which each reading of the clock
+    /// takes 10 ns. An engine without a recorder or an [observer](Self::observer) pays for only one test in each push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -285,16 +287,17 @@ impl EngineBuilder {
     }
 
     /// Writes a trace of everything that the engine does to the file at `path`, while it runs. If the name ends with
-    /// `.json`, the file has Chrome's format; otherwise, as in `trace.pftrace`, that of
-    /// [Perfetto](https://ui.perfetto.dev), which draws both. The last part is written when the engine ends: a program
-    /// should drop its engine, or shut it down, before it exits. If a program has several such engines for one path,
-    /// the later ones add a number to the name.
+    /// `.json`, the file has Chrome's format; otherwise, as in `trace.pftrace`, it has the format of
+    /// [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part is written when the engine ends: a
+    /// program should drop its engine, or shut it down, before it exits. If several engines of a program write profiles
+    /// to one path, the later ones add a number to the name.
     ///
-    /// Default: the value of the environment variable `RADDLE_PROFILE`, and no profile if that is not set.
+    /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is not set.
     ///
-    /// A separate thread writes to the file every few milliseconds. If threads push and run more than some 40,000
-    /// operations each in that time, some are not in the file; a warning is logged then. A [`recorder`](Self::recorder)
-    /// that the program has set keeps its own trace, in rings of the size that the program has chosen.
+    /// A separate thread writes to the file every few milliseconds. If a thread pushes and runs more than some 40,000
+    /// operations in that time, some of them are missing from the file, and a warning is logged. A
+    /// [`recorder`](Self::recorder) that the program has set keeps its own trace, in rings of the size that the program
+    /// has chosen.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -313,24 +316,24 @@ impl EngineBuilder {
     }
 
     /// Watches the engine, and reports what takes too long. See [`Watchdog`], which has an example. Each operation of
-    /// such an engine receives a number and the time of its push, so a push reads the clock. The last call counts.
+    /// such an engine receives a number and the time of its push, so a push reads the clock. Only the last call counts.
     pub fn watchdog(mut self, watchdog: Watchdog) -> Self {
         self.watchdog = Some(watchdog);
         self
     }
 
-    /// Starts ready operations in a random order, so that a test fails if the program relies on an order that it has
-    /// not declared. `seed` decides the order. Default: the value of the environment variable `RADDLE_SHUFFLE`, a
-    /// number, and no shuffling if that is not set. A naive engine does not shuffle.
+    /// Starts ready operations in a random order, so that tests reveal whether the program relies on an order that it
+    /// has not declared. `seed` decides the order. Default: the value of the environment variable `RADDLE_SHUFFLE`, a
+    /// number, or no shuffling if that is not set. A naive engine does not shuffle.
     ///
     /// Operations that conflict still run in push order. For all others, an engine that shuffles ignores the order of
     /// the pushes and the priorities, and it delays their starts. It is slow, and meant for tests.
     ///
-    /// **With one worker, a seed repeats an order.** Operations start one after the other, and the seed decides which
-    /// of the ready ones is next. This has two conditions: only one thread pushes, apart from operations, and this
-    /// thread waits only in the engine's blocking waits, such as [`Engine::wait_for_all`]. While it waits for something
-    /// else, such as a channel or a future, the engine starts operations once nothing has been pushed for 50 ms. The
-    /// order may still change if other threads use completions, or if functions wait inside operations.
+    /// **With one worker, the same seed gives the same order.** Operations start one after the other, and the seed
+    /// decides which of the ready ones is next. This has two conditions: only one thread pushes, apart from operations,
+    /// and this thread waits only in the engine's blocking waits, such as [`Engine::wait_for_all`]. While it waits for
+    /// something else, such as a channel or a future, the engine starts operations once nothing has been pushed for 50
+    /// ms. The order may still change if other threads use completions, or if functions wait inside operations.
     ///
     /// With several workers, the order and the overlaps change from run to run.
     ///
@@ -361,8 +364,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Adds an observer, which is called when an operation is pushed, starts, or ends. See [`Observer`], which has an
-    /// example.
+    /// Adds an observer, which the engine calls at each step of an operation, such as its push, its start and its end.
+    /// See [`Observer`], which has an example.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.0.push(Arc::new(observer));
         self
@@ -463,7 +466,7 @@ impl EngineBuilder {
             }
             Err(error) => {
                 core.threads().end();
-                // There is no deadline.
+                // This cannot time out, since there is no deadline.
                 let _ = core.threads().join(None);
                 Err(error)
             }

@@ -1,4 +1,4 @@
-//! The token that completes an asynchronous operation.
+//! The handle that completes an asynchronous operation.
 
 use std::{fmt, panic::resume_unwind, ptr::NonNull, sync::Arc};
 
@@ -24,12 +24,13 @@ use crate::{
 /// values, the operation is complete only when the function has returned as well.
 ///
 /// A completion that is dropped unused fails its operation immediately, with [`Cause::LostCompletion`]: a forgotten
-/// completion is an error and not a hang. This includes an early return of the operation's own function, whose error
-/// [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports; pass the error to [`fail`](Self::fail) instead.
-/// If a panic in the function drops the completion, the operation fails with the panic. A completion that is leaked,
-/// for example by [`std::mem::forget`], never completes its operation: the operations behind it wait forever.
+/// completion is an error, not a hang. This also happens if the operation's own function returns an error early and
+/// thereby drops the completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports the function's
+/// error. Pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the completion, the
+/// operation fails with the panic. A completion that is leaked, for example by [`std::mem::forget`], never completes
+/// its operation: the operations behind it wait forever.
 ///
-/// Everything that a thread wrote before it used the completion is visible to the operations that come after.
+/// Everything that a thread wrote before it used the completion is visible to the operations that wait for this one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,7 +67,8 @@ impl Completion {
         Self { of: Some((right, core)), gate: None }
     }
 
-    /// Returns the name and the place of the operation, and how it has declared the variable whose queue is `queue`.
+    /// Returns the operation's name, the location of its push, and how it has declared the variable whose queue is
+    /// `queue`.
     pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
         let Some((right, _)) = &self.of else { return (None, Declared::No) };
         let task = right.op().task();
@@ -148,7 +150,7 @@ fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result:
     }
 }
 
-/// A completion that was used.
+/// A completion that was used: the right to end the operation, and the result.
 struct Used {
     right: Right<Task>,
     core: Arc<Core>,
@@ -192,7 +194,7 @@ impl Gate {
     }
 }
 
-/// Calls the function of an asynchronous operation over `A`.
+/// Calls the function of an asynchronous operation with the accesses `A`.
 ///
 /// # Safety
 /// 1. `captured` came from `A::capture`, the operation of `call` declares the accesses of that `A`, and this is called
@@ -216,7 +218,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     // ending until `f` has returned.
     let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }, done));
     if call.core().is_forked() {
-        // The parent process completes the operation, and another thread of it may have held the lock of the gate.
+        // The parent process completes the operation, and one of its other threads may have held the lock of the gate.
         std::mem::forget((gate, result));
         return Ok(());
     }
@@ -242,8 +244,8 @@ pub(crate) unsafe fn call_async<A: Accesses>(
 /// Returns the function of an asynchronous operation that is pushed once.
 ///
 /// # Safety
-/// 1. `captured` came from `A::capture`, the operation that is made of it declares the accesses of that `A`, and runs
-///    once.
+/// 1. `captured` came from `A::capture`. The operation that runs the returned job declares the accesses of that `A`,
+///    and runs once.
 /// 2. No variable is named twice where one of the references is exclusive.
 pub(crate) unsafe fn async_body<A: Accesses>(
     captured: A::Captured,

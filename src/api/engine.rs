@@ -64,13 +64,14 @@ pub enum Shutdown {
 /// A dependency engine. Programs push operations that name the variables they read and mutate. Conflicting operations
 /// run in push order, and all others in parallel.
 ///
-/// Any number of threads may push concurrently, also inside operations. Each push is atomic over all its variables:
-/// there is one order of all pushes that every variable agrees with, and it respects each thread's own order and real
-/// time. A push never waits for other operations, unless the engine has a [limit](crate::EngineBuilder::max_pending).
-/// Only three kinds of operations run inside a push: those of a [`Naive`](EngineKind::Naive) engine,
-/// [eager](crate::OpBuilder::eager) ones that are ready, and ready ones of an engine that is full.
+/// Any number of threads may push concurrently, even inside operations. Each push is atomic over all its variables:
+/// there is a single order of all pushes, and the queue of every variable follows it. That order respects the order in
+/// which each thread pushes, and real time. A push never waits for other operations, unless the engine has a
+/// [limit](crate::EngineBuilder::max_pending). Only three kinds of operations run inside a push: those of a
+/// [`Naive`](EngineKind::Naive) engine, [eager](crate::OpBuilder::eager) ones that are ready, and ready ones of an
+/// engine that is full.
 ///
-/// Clones are handles to the same engine. Dropping the last one drains the engine: the drop waits for the pending
+/// Clones are handles to the same engine. Dropping the last handle drains the engine: the drop waits for the pending
 /// operations and ends the threads. Inside an operation of any engine, and in other code that an engine calls, the drop
 /// returns immediately and the engine ends in the background. Variables may outlive their engine. [`get`](Self::get)
 /// can read them as long as a handle to the engine exists.
@@ -101,12 +102,12 @@ pub enum Shutdown {
 /// values stay in memory. The parent is not affected.
 ///
 /// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
-/// fork inside an operation. If a thread of the engine forks, it ends in the child when the operation's function
-/// returns. A child cannot use the GPUs of its parent: simulated ones are lost there, and CUDA does not work in a child
-/// of a process that has used it.
+/// fork inside an operation. If a thread of an engine forks, that thread ends in the child when the operation's
+/// function returns. A child cannot use the GPUs of its parent: simulated ones are lost there, and CUDA does not work
+/// in a child of a process that has used it.
 ///
-/// Forks on other systems, and `clone` without `fork`, are not detected. The child must not use the engines of its
-/// parent there.
+/// Forks on other systems, and `clone` without `fork`, are not detected. In these cases the child must not use the
+/// engines of its parent.
 pub struct Engine {
     core: Arc<Core>,
     /// Whether this handle keeps the engine open.
@@ -159,13 +160,13 @@ impl Engine {
         &self.core
     }
 
-    /// Returns a handle that pushes and waits, but does not keep the engine open: the engine drains when the last
+    /// Returns a handle that can push and wait, but does not keep the engine open: the engine drains when the last
     /// handle that keeps it open is dropped, and later pushes are refused with [`PushError::ShutDown`].
     ///
     /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a closure
     /// should capture a downgraded handle. A captured clone of the engine itself keeps the engine open until the
-    /// closure is dropped, and nothing waits for its work when `main` returns. Clones of a downgraded handle do not
-    /// keep the engine open either.
+    /// closure is dropped, and nothing waits for the engine's work when `main` returns. Clones of a downgraded handle
+    /// do not keep the engine open either.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -220,8 +221,8 @@ impl Engine {
         self.core.kind()
     }
 
-    /// Returns where each worker of the CPU's lane was placed when the engine was built. Engines of one process use
-    /// different cores while there are enough; [`EngineBuilder::pin`](crate::EngineBuilder::pin) states the rule.
+    /// Returns where each worker of the CPU lane was placed when the engine was built. Engines of one process use
+    /// different cores as long as there are enough; [`EngineBuilder::pin`](crate::EngineBuilder::pin) states the rule.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -278,7 +279,8 @@ impl Engine {
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices copy to and from directly. The
-    /// memory is cacheable and starts as zeros. It comes from a pool, like that of [`device_var`](Self::device_var).
+    /// memory is cacheable, and initialized to zeros. It comes from a pool, like that of
+    /// [`device_var`](Self::device_var).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -356,8 +358,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`], or [`PushError::DeletedVariable`] if the variable was deleted before. Then `f`
-    /// does not run.
+    /// [`PushError::ForeignVariable`], or [`PushError::DeletedVariable`] if the variable was deleted before. In either
+    /// case `f` does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -432,9 +434,10 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
-    /// it, [`WaitError::TooManyWaiting`], or [`WaitError::Refused`] if it belongs to another engine. Where waits are
-    /// forbidden, [`WaitError::OnDevice`] or [`WaitError::InDeletion`], even if no operation is pending.
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the wait would never return,
+    /// for example because the calling operation names the variable, [`WaitError::TooManyWaiting`], or
+    /// [`WaitError::Refused`] if the variable belongs to another engine. Where waits are forbidden,
+    /// [`WaitError::OnDevice`] or [`WaitError::InDeletion`], even if no operation is pending.
     #[track_caller]
     pub fn wait_for_var(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::All, None)
@@ -577,12 +580,12 @@ impl Engine {
     /// # Errors
     /// [`WaitError::Failed`] with the earliest error that has not been reported: no wait and no handle has returned it,
     /// and it was not cleared on a variable by [`clear_error`](Self::clear_error) or by an overwriting operation. This
-    /// call reports it. Call again for the next error, or [`clear_errors`](Self::clear_errors) for all. The engine
-    /// keeps 4,096 errors and counts further ones; after the last one that it keeps, one error states how many were
-    /// only counted.
+    /// call reports it. Call it again for the next error, or call [`clear_errors`](Self::clear_errors) to discard all
+    /// that are left. The engine keeps 4,096 errors and counts further ones; after the last one that it keeps, one
+    /// error states how many were only counted.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself, and also
-    /// [`WaitError::OnDevice`] and [`WaitError::InDeletion`].
+    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself. Where waits are
+    /// forbidden, [`WaitError::OnDevice`] or [`WaitError::InDeletion`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }
@@ -625,15 +628,15 @@ impl Engine {
     }
 
     /// Returns what is pending at the moment, what each operation waits for, which operations hold each variable, and
-    /// which threads wait. The call stops nothing, and may be made at any time and on any thread, also inside an
+    /// which threads wait. The call stops nothing, and may be made at any time and on any thread, even inside an
     /// operation: it takes no lock that an operation's code could hold. Where operations run and how old they are is
     /// known only with a [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
     ///
-    /// A function that waits for an operation may run it on its own stack. Then both are running, and the dump does not
-    /// say that one waits for the other, unless it is an operation of a scope.
+    /// A function that waits for an operation may run it on its own stack. Both operations are then running, and the
+    /// dump does not say that one waits for the other, unless the wait is the end of a scope.
     ///
-    /// The engine continues during the call. So the dump is exact for what stands still, as in a hang, and mixes
-    /// several moments for what moves.
+    /// The engine continues during the call. So the dump is exact for everything that stands still, as in a hang, but
+    /// may mix several moments for the rest.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -656,8 +659,8 @@ impl Engine {
         self.core.dump()
     }
 
-    /// Returns what the engine has done: what its workers did, and how long the operations of each name took. The
-    /// latter is known only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// Returns statistics about the engine: what its workers have done, and how long the operations of each name took.
+    /// How long they took is known only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
     /// The counts are read one after the other, while the engine continues.
@@ -687,7 +690,7 @@ impl Engine {
     /// Always returns 0 in a forked child.
     ///
     /// The call adds up the counters of all threads under a lock. Use it for reports and for occasional decisions, but
-    /// not at every push.
+    /// not for every push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -715,8 +718,8 @@ impl Engine {
     /// started.
     ///
     /// A shutdown does not report failures. Afterwards [`wait_for_all`](Self::wait_for_all) still returns each failure
-    /// that has not been reported, including those of cancelled operations. The first one that is not a cancellation is
-    /// also logged as a warning.
+    /// that has not been reported, including those of cancelled operations. The first such failure that is not a
+    /// cancellation is also logged as a warning.
     ///
     /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts
     /// another thread to wait for these destructors. On systems other than Linux it does not wait for them if no thread
@@ -741,21 +744,21 @@ impl Engine {
     /// # Errors
     /// * [`ShutdownError::TimedOut`]: operations were still pending. The shutdown has begun, and a further call waits
     ///   again.
-    /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but these threads had not ended. A further call
-    ///   waits again.
-    /// * [`ShutdownError::InsideOperation`]: the caller is an operation, which the shutdown would have to wait for, or
-    ///   no thread could take its worker over. The shutdown continues in the background.
+    /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads that the error names had not ended.
+    ///   A further call waits again.
+    /// * [`ShutdownError::InsideOperation`]: the caller must not wait, because the shutdown would have to wait for it,
+    ///   for example; or no thread could take its worker over. The shutdown continues in the background.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown(deadline(timeout))
     }
 
     /// Begins a shutdown, and returns a future that resolves when no operation is pending and the threads have been
-    /// told to end. It never blocks, so it suits a task of an asynchronous runtime. The threads end soon after;
-    /// dropping the last handle to the engine waits for them.
+    /// told to end. Neither the call nor the future ever blocks, so they suit tasks of an asynchronous runtime. The
+    /// threads end soon after; dropping the last handle to the engine waits for them.
     ///
     /// The shutdown continues if the future is dropped. For a time limit, use a timer of the runtime: when it expires,
-    /// a second call with [`Cancel`](Shutdown::Cancel) cancels what has not started.
+    /// make a second call, with [`Cancel`](Shutdown::Cancel), to cancel what has not started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -777,8 +780,8 @@ impl Engine {
         self.core.finish_shutdown_async()
     }
 
-    /// Stops the engine: ends the threads of its workers, and keeps what is pending. [`start`](Self::start) starts them
-    /// again.
+    /// Stops the engine: ends the threads of its workers, and keeps what is pending. [`start`](Self::start) starts the
+    /// threads again.
     ///
     /// Functions that have started run to completion, and the call waits for them; while one of them waits, the workers
     /// run what it may be waiting for. Operations that have not started stay where they are. Pushes are accepted, and
@@ -786,9 +789,9 @@ impl Engine {
     /// operations that are ready run on the pushing thread. Waits return only after a start. If a function still runs
     /// when the `timeout` has passed, the call gives up, and the engine continues to run.
     ///
-    /// The threads of devices stay: what was issued on a device completes, and operations of devices run. The stream of
-    /// a lane, and what the program binds to it, belong to the lane's thread, which must watch the stream until the
-    /// device has completed all that was issued. The thread of a lane without work uses no processor time.
+    /// The threads of devices keep running: what was issued on a device completes, and operations of devices run. The
+    /// stream of a lane, and what the program binds to it, belong to the lane's thread, which must watch the stream
+    /// until the device has completed all that was issued. The thread of a lane without work uses no processor time.
     ///
     /// An engine of the kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as
     /// always. A shutdown starts a stopped engine again, and so does the drop of its last handle. Several threads may
@@ -830,7 +833,7 @@ impl Engine {
         self.core.is_stopped()
     }
 
-    /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately: from now on operations that have not
+    /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately: from then on, operations that have not
     /// started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
     ///
     /// ```

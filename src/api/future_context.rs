@@ -1,4 +1,4 @@
-//! The context of an operation for futures.
+//! The context of an operation that is a future.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -8,11 +8,11 @@ use crate::{
     error::push::PushError,
 };
 
-/// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to the
-/// engine, and what the operation needs to push children.
+/// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to
+/// the engine, and what the operation needs to push children.
 ///
-/// The future receives it if the operation declares [`cx()`](crate::cx) among its accesses. It dereferences to a handle to
-/// the engine that does not keep the engine open; see [`Engine::downgrade`]. It may outlive the operation.
+/// The future receives it if the operation declares [`cx()`](crate::cx) among its accesses. It dereferences to a handle
+/// to the engine that does not keep the engine open; see [`Engine::downgrade`]. It may outlive the operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -65,7 +65,8 @@ impl FutureContext {
         self.family.as_deref()
     }
 
-    /// Creates a variable for the children of this operation; see [`OpContext::child_var`](crate::OpContext::child_var).
+    /// Creates a variable for the children of this operation; see
+    /// [`OpContext::child_var`](crate::OpContext::child_var).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -85,8 +86,8 @@ impl FutureContext {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`OpContext::child_var`](crate::OpContext::child_var), and [`PushError::ParentEnded`] after the
-    /// future has ended and its guards were dropped.
+    /// Returns the errors of [`OpContext::child_var`](crate::OpContext::child_var), and [`PushError::ParentEnded`]
+    /// after the future has ended and its guards were dropped.
     pub fn child_var<T: Send + 'static>(&self, value: T) -> Result<Var<T>, PushError> {
         Token::of_family(self.family.as_deref(), value).map(Var::new)
     }

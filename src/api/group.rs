@@ -35,16 +35,16 @@ impl Engine {
     }
 }
 
-/// Operations that are waited for, counted and cancelled together; from [`Engine::group`].
+/// A group of operations that are waited for, counted and cancelled together; from [`Engine::group`].
 ///
 /// Clones are handles to the same group. Groups form a tree: the operations of a [group inside](Self::group) a group
 /// belong to both. Neither dropping its handles nor waiting ends a group. A group does not order its operations, and
 /// does not keep the engine open, so the function of an operation may capture it and push to it.
 ///
 /// Operations of one group may be pushed by any number of threads. When a wait has returned, everything that the
-/// operations before it did is visible.
+/// operations it covers have done is visible.
 ///
-/// A group takes about 3 KiB of memory, and an operation in it some hundred nanoseconds more than others.
+/// A group takes about 3 KiB of memory, and an operation in it takes about 100 ns longer than others.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -137,8 +137,9 @@ impl Group {
         self
     }
 
-    /// Waits for every operation that any thread pushed to the group before the call. An operation that waits hands its
-    /// worker over to another thread.
+    /// Waits for every operation that any thread pushed to the group before the call. An operation that waits runs what
+    /// the wait depends on, if that is ready, or else hands its worker over to another thread; see
+    /// [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -152,18 +153,18 @@ impl Group {
     ///
     /// # Errors
     /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those that have failed
-    /// since the last wait. All of these count as reported then: neither a later wait for the group nor
-    /// [`Engine::wait_for_all`] returns them. An operation that was skipped has failed with the failure that it was
-    /// skipped for.
+    /// since the last wait. All of these failures then count as reported: neither a later wait for the group nor
+    /// [`Engine::wait_for_all`] returns them. An operation that was skipped has failed with the failure that caused the
+    /// skip.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of the group, or that an operation of the group waits for,
-    /// [`WaitError::TooManyWaiting`],
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`].
+    /// [`WaitError::WouldDeadlock`] inside an operation of the group, or inside one that an operation of the group
+    /// waits for. [`WaitError::TooManyWaiting`]. Where waits are forbidden, [`WaitError::OnDevice`] or
+    /// [`WaitError::InDeletion`].
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }
 
-    /// Does the same as [`wait`](Self::wait), for at most `timeout`.
+    /// Like [`wait`](Self::wait), but waits for at most `timeout`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -180,13 +181,12 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait), and [`WaitError::TimedOut`]; the operations continue then.
+    /// Those of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout the operations continue.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, deadline(Some(timeout)))
     }
 
-    /// Returns a future that does the same as [`wait`](Self::wait). It covers the operations that were pushed before
-    /// this call.
+    /// Like [`wait`](Self::wait), but returns a future. It covers the operations that were pushed before this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -222,10 +222,10 @@ impl Group {
         if self.core.is_forked() { 0 } else { self.shared.pending.count() }
     }
 
-    /// Cancels the operations of the group that have not started, present and future ones, and those of the groups
-    /// inside it. Each of them fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and its
-    /// function is dropped then. Those that are running can find out through
-    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled). [Clean-ups](OpBuilder::cleanup) run.
+    /// Cancels all operations of the group, and of the groups inside it, that have not started, including those that
+    /// are pushed later. Each of them fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and
+    /// its function is dropped then. Running operations can find out through
+    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled). [Clean-ups](OpBuilder::cleanup) still run.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -243,9 +243,9 @@ impl Group {
         self.shared.cancel(Cancel::Loudly);
     }
 
-    /// Does the same as [`cancel`](Self::cancel), but the cancelled operations change nothing: their variables do not
-    /// fail, and later operations run as if they had never been pushed. Their handles return
-    /// [`Cause::Cancelled`](crate::Cause::Cancelled). If both are called, the first call decides.
+    /// Like [`cancel`](Self::cancel), but the cancelled operations change nothing: their variables do not fail, and
+    /// later operations run as if the cancelled ones had never been pushed. The handles of the cancelled operations
+    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). If both methods are called, the first call decides.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! Values that only operations with a declaration may use.
+//! Values that only operations that have declared them may use.
 
 use std::{
     fmt,
@@ -24,10 +24,11 @@ use crate::{
 ///
 /// The engine does not know what a token stands for, so it cannot check that operations use only what they have
 /// declared. A guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
-/// return an error that names both operations, unless the caller belongs to an operation that has declared the token.
-/// In every build they return an error if another thread uses the value in a conflicting way. So conflicting uses never
-/// happen at the same time. Tests find an operation that has forgotten a variable even if that operation happens to run
-/// at the right time; [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
+/// return an error unless the caller belongs to an operation that has declared the token. The error names the caller's
+/// operation and the last one that used the value. In every build they return an error if another thread is using the
+/// value in a conflicting way. So conflicting uses never happen at the same time. Tests find an operation that has
+/// forgotten to declare a token even if that operation happens to run at the right time;
+/// [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
 ///
 /// A [`Var`](crate::Var) needs none of this, since its operations receive references. Prefer it when the value can live
 /// in the engine.
@@ -42,7 +43,7 @@ use crate::{
 ///
 /// let (source, sink) = (Arc::clone(&bus), Arc::clone(&bus));
 /// engine.op("fill").writes([bus.token()]).try_push((), move |()| Ok(source.write()?.fill(0.5)))?;
-/// // This one forgets to declare that it reads the bus.
+/// // This operation forgets to declare that it reads the bus.
 /// let peak = engine.op("meter").try_submit((), move |()| Ok(sink.read()?.iter().copied().fold(0.0, f32::max)))?;
 /// # if cfg!(debug_assertions) {
 /// let error = peak.wait().unwrap_err().to_string();
@@ -84,7 +85,7 @@ impl<T> Guarded<T> {
         &self.token
     }
 
-    /// Returns the value for reading. Never blocks.
+    /// Returns a reference to the value. Never blocks.
     ///
     /// # Errors
     /// See [`UseErrorKind`].
@@ -93,7 +94,7 @@ impl<T> Guarded<T> {
         self.read_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Returns the value for writing. Never blocks.
+    /// Returns a mutable reference to the value. Never blocks.
     ///
     /// # Errors
     /// See [`UseErrorKind`].
@@ -102,7 +103,7 @@ impl<T> Guarded<T> {
         self.write_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Does the same as [`read`](Self::read), but on any thread, as code of the operation that `done` completes.
+    /// Like [`read`](Self::read), but for code of the operation that `done` completes, on any thread.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -130,7 +131,7 @@ impl<T> Guarded<T> {
         self.read_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Does the same as [`write`](Self::write), but on any thread, as code of the operation that `done` completes.
+    /// Like [`write`](Self::write), but for code of the operation that `done` completes, on any thread.
     ///
     /// # Errors
     /// See [`UseErrorKind`].
@@ -139,7 +140,8 @@ impl<T> Guarded<T> {
         self.write_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Returns the value. The caller has the only reference, so no operation can use it.
+    /// Returns a mutable reference to the value. The caller has the only reference to the `Guarded`, so no operation
+    /// can use the value.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,13 +9,14 @@ use std::{
 
 use crate::engine::held::Share;
 
-/// A guard of a variable that an operation reads, from [`Engine::acquire`](crate::Engine::acquire) and
+/// A guard of a variable that an operation reads; from [`Engine::acquire`](crate::Engine::acquire) and
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, and
 /// mutations wait.
 ///
 /// The guards of one operation belong together. When the last of them is dropped, on any thread, the operation is
 /// complete. A guard that is leaked, for example by [`std::mem::forget`], holds all variables of its operation for
-/// good: the operations behind them wait forever. A guard can be sent to other threads and shared between them.
+/// good, and later operations on these variables wait forever. A guard can be sent to other threads and shared between
+/// them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +32,7 @@ use crate::engine::held::Share;
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct ReadGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation from completing, and so keeps the value.
+    /// Keeps the operation from completing, and so keeps the value valid.
     _share: Share,
 }
 
@@ -71,13 +72,13 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
     }
 }
 
-/// A guard of a variable that an operation mutates, from [`Engine::acquire`](crate::Engine::acquire) and
+/// A guard of a variable that an operation mutates; from [`Engine::acquire`](crate::Engine::acquire) and
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, no other operation uses the
 /// variable.
 ///
-/// The guards of one operation belong together, as [`ReadGuard`] says. When the last of them is dropped, the mutation
-/// of each variable that the operation mutates is counted, whether or not its value was changed. If a panic drops one
-/// of the guards, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
+/// The guards of one operation belong together, as [`ReadGuard`] says. When the last of them is dropped, a mutation is
+/// counted for each variable that the operation mutates, whether or not its value was changed. If a panic drops one of
+/// the guards, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -105,7 +106,7 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// # }
 /// ```
 ///
-/// What is stored in the value must live as long as the type of the value says:
+/// A reference that is stored in the value must live as long as the type of the value demands:
 ///
 /// ```compile_fail,E0597
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -122,10 +123,10 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct WriteGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation from completing, and so keeps the value.
+    /// Keeps the operation from completing, and so keeps the value valid.
     _share: Share,
-    /// Invariant: a guard of `&'static U` must not become one of `&'short U`, through which a short reference could be
-    /// stored.
+    /// Makes the guard invariant in `T`: a guard of a `&'static U` must not become a guard of a `&'short U`, through
+    /// which a short-lived reference could be stored.
     _invariant: PhantomData<fn(T) -> T>,
 }
 

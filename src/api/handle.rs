@@ -85,8 +85,8 @@ impl<R> OpHandle<R> {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if it is the calling
-    /// operation, or [`WaitError::TooManyWaiting`].
+    /// Returns [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if the wait
+    /// would never return, or [`WaitError::TooManyWaiting`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
@@ -111,15 +111,15 @@ impl<R> OpHandle<R> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait), [`WaitError::TimedOut`], and [`WaitError::ValueTaken`] if an earlier call took
-    /// the result.
+    /// Returns the errors of [`wait`](Self::wait), [`WaitError::TimedOut`], or [`WaitError::ValueTaken`] if an earlier
+    /// call took the result.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
         self.core.wait_for_handle(self.waiter.oneshot(), Instant::now().checked_add(timeout))
     }
 }
 
 impl<R> OpHandle<R> {
-    /// Drops the handle, and counts a failure that it would return as reported:
+    /// Drops the handle, and marks a failure that it would return as reported:
     /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and the
     /// variables that it fails stay failed.
     ///
@@ -167,7 +167,7 @@ impl<R> OpHandle<R> {
     /// let frame = engine.var(0);
     /// engine.op("capture").push(frame.write(), move |_| _ = receiver.recv())?;
     /// let filter = engine.op("filter").submit(frame.write(), |frame| *frame += 1)?;
-    /// assert!(filter.cancel(), "it stands behind the capture");
+    /// assert!(filter.cancel(), "it is queued behind the capture");
     /// let Err(WaitError::Failed(error)) = filter.wait() else { panic!("it was cancelled") };
     /// assert!(matches!(error.cause(), Cause::Cancelled));
     /// drop(sender);

@@ -101,8 +101,8 @@ impl FutureContext {
     /// [`with_children`](crate::OpBuilder::with_children). Children start when the future has ended and its guards were
     /// dropped; the operation is complete when they are.
     ///
-    /// A future must not await its children: the handle of one returns
-    /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock) there.
+    /// A future must not await its children: inside the future, the handle of a child returns
+    /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -128,7 +128,7 @@ impl FutureContext {
     }
 }
 
-/// A builder that describes an operation and pushes it; from [`Engine::op`].
+/// A builder that describes an operation and pushes it, from [`Engine::op`].
 ///
 /// # Accesses
 ///
@@ -355,8 +355,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Sets where the operation counts as pushed, in errors, dumps and traces. Default: the place of the call that
-    /// pushes it.
+    /// Sets the place where the operation counts as pushed, in errors, dumps and traces. Default: the place of the call
+    /// that pushes it.
     ///
     /// Code that pushes for others should name its caller. A function with `#[track_caller]` does so without this call,
     /// which is for code that cannot have the attribute, such as closures, `async` functions, and queues of requests
@@ -394,30 +394,31 @@ impl<'e> OpBuilder<'e> {
     /// complete when its function has returned and all its children are complete, including children of children,
     /// without a wait in any function. Until then it holds its variables.
     ///
-    /// If the operation ends by a [`Completion`], that must have been used as well. A future pushes children through
-    /// [`FutureContext::child`](crate::FutureContext::child); instead of the function, the future must have ended, and its
-    /// guards must have been dropped. An [`Operator`] may have children in each of its runs.
+    /// If the operation is completed by a [`Completion`], that must have been used as well. If the operation is a
+    /// future, the future must have ended and its guards must have been dropped; it pushes children through
+    /// [`FutureContext::child`](crate::FutureContext::child). An [`Operator`] may have children in each of its runs.
     ///
     /// Children name variables that their parent holds: they mutate what it mutates, and read what it reads or mutates.
     /// They also name [variables of their own](OpContext::child_var), which end with the parent. They take the parent's
-    /// place in the order, so no other operation comes between them, and they are ordered among themselves as operations
-    /// are. They start after the function of their parent has returned. If the parent is a future, they start after the
-    /// future has ended and its guards were dropped. So a function or a future must not wait for its children: the wait
-    /// returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be used before or after
-    /// the children run.
+    /// place in the order, so no other operation comes between them, and they are ordered among themselves like any
+    /// other operations. They start after the function of their parent has returned. If the parent is a future, they
+    /// start after the future has ended and its guards were dropped. So a function or a future must not wait for its
+    /// children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be
+    /// used before or after the children run.
     ///
-    /// If the function fails, so does everything that it mutates, for children as well: those that name it are skipped.
-    /// If a child fails, and no later one has cleared the failure, the parent fails with it; if there are several such
-    /// failures, it fails with that of the child that was pushed first. The version of each variable that the parent
-    /// mutates rises by one, however many children mutate it. Children have the priority, the deadline and the group of
-    /// their parent, unless they set their own priority or deadline, and those of a [clean-up](Self::cleanup) are
-    /// clean-ups. Cancelling the group cancels children that have not started; cancelling the parent through its handle
-    /// does not, once the parent has started.
+    /// If the function fails, everything that it mutates fails, for its children as well: children that name it are
+    /// skipped. If a child fails, and no later one has cleared the failure, the parent fails with it; if there are
+    /// several such failures, it fails with that of the child that was pushed first. The version of each variable that
+    /// the parent mutates rises by one, however many children mutate it. Children have the priority, the deadline and
+    /// the group of their parent, unless they set their own priority or deadline, and those of a
+    /// [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started; cancelling
+    /// the parent through its handle does not, once the parent has started.
     ///
-    /// Each push of a child costs time and memory for each family that it is in, so they should not nest hundreds deep.
+    /// Each push of a child costs time and memory for each family that it is in, so families should not nest hundreds
+    /// deep.
     ///
-    /// Only operations of the CPU can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be of
-    /// any kind but an operator, and may run on a device.
+    /// Only operations of the CPU can have children; others are refused with [`PushError::UnfitForFamily`]. A child may
+    /// be of any kind except an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -447,7 +448,7 @@ impl<'e> OpBuilder<'e> {
     /// [limit](crate::EngineBuilder::max_pending). Otherwise the push that follows on this builder is not held back. In
     /// both cases the program still has the function of the operation.
     ///
-    /// The room is not reserved: of several threads that find room for one operation, each may push one. Inside
+    /// The room is not reserved: if several threads find room for one operation, each of them may push one. Inside
     /// operations there is always room.
     ///
     /// ```
@@ -466,13 +467,13 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::Full`], [`PushError::ShutDown`], [`PushError::Forked`].
+    /// Returns [`PushError::Full`], [`PushError::ShutDown`] or [`PushError::Forked`].
     pub fn if_room(self) -> Result<Self, PushError> {
         self.core.check_room(self.group)?;
         Ok(self.admitted())
     }
 
-    /// Returns a future of the builder that resolves when there is room for the operation. The push that follows is not
+    /// Returns a future that resolves to the builder when there is room for the operation. The push that follows is not
     /// held back. This call is for tasks of an asynchronous runtime, which must not block.
     ///
     /// A poll neither blocks nor runs operations, and a future that is dropped leaves nothing behind. Futures are
@@ -581,7 +582,7 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
-        // Not with `extend`, which prepares for many variables at a higher cost: there are few.
+        // Not `extend`, which prepares for many variables at a higher cost: there are usually few.
         for variable in variables {
             self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
         }
@@ -934,9 +935,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy of a whole buffer from the memory of one device to that of another. The operation's device makes
-    /// the copy. Unless a [property](Self::property) is set, the copy goes to the lane for copies to the device. If the
-    /// lengths differ, the operation fails.
+    /// Pushes a copy of a whole buffer from the memory of one device to that of another. The operation's device
+    /// performs the copy. Unless a [property](Self::property) is set, the copy goes to the lane for copies to the
+    /// device. If the lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. If there is an error, nothing is enqueued.
@@ -1040,7 +1041,7 @@ impl<'e> OpBuilder<'e> {
     /// The operation is complete when the future has ended and all guards are gone: the function may give guards away,
     /// for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push even
     /// while the engine drains, and it must not wait for a variable of the operation. A future that waits by blocking
-    /// hands its worker over like other functions; one that awaits does not need to.
+    /// hands over its worker like other functions; one that awaits does not need to.
     ///
     /// If the future panics, each variable that the operation mutates fails. They also fail, with
     /// [`Cause::LostFuture`], if all wakers of the future were dropped, so that it can never be woken again. If the
@@ -1098,7 +1099,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push_future`](Self::push_future).
+    /// Returns the errors of [`push_future`](Self::push_future).
     #[track_caller]
     pub fn try_push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1128,7 +1129,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push_future`](Self::push_future).
+    /// Returns the errors of [`push_future`](Self::push_future).
     #[track_caller]
     pub fn submit_future<A, F, Fut, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -1155,7 +1156,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push_future`](Self::push_future).
+    /// Returns the errors of [`push_future`](Self::push_future).
     #[track_caller]
     pub fn try_submit_future<A, F, Fut, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -1517,8 +1518,8 @@ impl<'e> OpBuilder<'e> {
         self.finish_future(accesses)?;
         let (captured, priority) = (accesses.capture(), self.spec.priority);
         let start = move |call: &Call<'_>| {
-            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once;
-            // normalising refuses aliases.
+            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once, and
+            // its push refuses aliases.
             let guards = |share: &Share| unsafe { A::guards(&captured, share) };
             future_task::start(call, priority, None, |share| f(guards(share)))
         };
@@ -1541,8 +1542,8 @@ impl<'e> OpBuilder<'e> {
         self.finish_future(accesses)?;
         let (captured, priority) = (accesses.capture(), self.spec.priority);
         let start = move |call: &Call<'_>, handle: Arc<Handled<R>>| {
-            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once;
-            // normalising refuses aliases.
+            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once, and
+            // its push refuses aliases.
             let guards = |share: &Share| unsafe { A::guards(&captured, share) };
             future_task::start(call, priority, Some(handle), |share| f(guards(share)))
         };
@@ -1561,7 +1562,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler never builds the
-    /// description of an operation that is pushed at once.
+    /// description of an operation that is pushed immediately.
     #[inline(always)]
     fn enqueue_worker_job<J: Job>(
         mut self,
@@ -1578,8 +1579,8 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_declared(location, job)
     }
 
-    /// Enqueues an operation whose accesses were declared. By value: a reference would keep the description in memory
-    /// where it is not used.
+    /// Enqueues an operation whose accesses were declared. Takes the builder by value: a reference would keep the
+    /// description in memory where it is not used.
     #[inline(never)]
     fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
         self.enqueue(location, &(), 0, job)

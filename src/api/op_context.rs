@@ -99,8 +99,8 @@ impl<'a> OpContext<'a> {
     }
 
     /// Returns whether the operation should stop: its handle was cancelled after it had started, its group was
-    /// cancelled, or a shutdown cancels what has not started. A long-running function may check this from time to time
-    /// and return early; it decides whether that is a failure. Always returns `false` in a
+    /// cancelled, or a shutdown is cancelling operations that have not started. A long-running function may check this
+    /// from time to time and return early; it decides whether that is a failure. Always returns `false` in a
     /// [clean-up](crate::OpBuilder::cleanup).
     ///
     /// ```
@@ -158,10 +158,11 @@ impl<'a> OpContext<'a> {
 /// Children.
 impl OpContext<'_> {
     /// Creates a variable for the children of this operation, which must have been pushed
-    /// [`with_children`](crate::OpBuilder::with_children). Only they can name it, and their own children if they do.
+    /// [`with_children`](crate::OpBuilder::with_children). Only they can name it, and the children of a child that
+    /// names it.
     ///
-    /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if the
-    /// program still has handles. If a child fails that mutates it, so does the operation, unless a later child
+    /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if
+    /// the program still has handles. If a child that mutates it fails, so does the operation, unless a later child
     /// [overwrites](Var::overwrite) the variable. If the operation's function fails, the variable fails with it.
     ///
     /// All other calls with the variable, such as a wait for it, return [`PushError::FamilyVariable`].

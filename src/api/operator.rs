@@ -48,7 +48,7 @@ unsafe impl Sync for Inner {}
 /// The state that the handles of an operator share. Runs over variables hold no count of the state. An operation behind
 /// them in the queues drops the state.
 struct Owner {
-    /// A pointer from a box. It is raw, since runs use the state as well, even while the `Owner` is dropped.
+    /// A pointer from a box. It is raw, since runs use the state as well, even while the `Owner` is being dropped.
     inner: NonNull<Inner>,
     /// Keeps the variables of the entries alive.
     tokens: Box<[Token]>,
@@ -215,7 +215,7 @@ impl Operator {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::DeletedVariable`], or [`PushError::ShutDown`].
+    /// Returns [`PushError::DeletedVariable`] or [`PushError::ShutDown`].
     #[track_caller]
     pub fn push(&self) -> Result<(), PushError> {
         self.push_with_priority(self.inner().spec.priority)
@@ -235,7 +235,7 @@ impl Operator {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push`](Self::push).
+    /// Returns the errors of [`push`](Self::push).
     #[track_caller]
     pub fn push_with_priority(&self, priority: i32) -> Result<(), PushError> {
         self.push_run::<false>(priority, Location::caller())
@@ -281,7 +281,7 @@ impl Operator {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::Full`], [`PushError::ShutDown`], [`PushError::Forked`].
+    /// Returns [`PushError::Full`], [`PushError::ShutDown`] or [`PushError::Forked`].
     pub fn if_room(&self) -> Result<Admitted<'_>, PushError> {
         self.inner().core.check_room(self.inner().limits.0.as_ref())?;
         Ok(Admitted(self))
@@ -335,7 +335,7 @@ impl Operator {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push`](Self::push).
+    /// Returns the errors of [`push`](Self::push).
     #[track_caller]
     pub fn submit(&self) -> Result<OpHandle<()>, PushError> {
         self.submit_run::<false>(Location::caller())
@@ -432,7 +432,7 @@ impl Operator {
     }
 }
 
-/// An operator that there is room for, from [`Operator::if_room`] and [`Operator::when_room`]: a push through this is
+/// An operator that has room for a run, from [`Operator::if_room`] and [`Operator::when_room`]: a push through this is
 /// not held back.
 ///
 /// ```
@@ -451,7 +451,7 @@ impl Admitted<'_> {
     /// Does the same as [`Operator::push`], and never blocks.
     ///
     /// # Errors
-    /// Those of [`Operator::push`].
+    /// Returns the errors of [`Operator::push`].
     #[track_caller]
     pub fn push(self) -> Result<(), PushError> {
         self.0.push_run::<true>(self.0.inner().spec.priority, Location::caller())
@@ -460,7 +460,7 @@ impl Admitted<'_> {
     /// Does the same as [`Operator::push_with_priority`], and never blocks.
     ///
     /// # Errors
-    /// Those of [`Operator::push`].
+    /// Returns the errors of [`Operator::push`].
     #[track_caller]
     pub fn push_with_priority(self, priority: i32) -> Result<(), PushError> {
         self.0.push_run::<true>(priority, Location::caller())
@@ -469,7 +469,7 @@ impl Admitted<'_> {
     /// Does the same as [`Operator::submit`], and never blocks.
     ///
     /// # Errors
-    /// Those of [`Operator::push`].
+    /// Returns the errors of [`Operator::push`].
     #[track_caller]
     pub fn submit(self) -> Result<OpHandle<()>, PushError> {
         self.0.submit_run::<true>(Location::caller())

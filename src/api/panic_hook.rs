@@ -1,4 +1,4 @@
-//! The name of the operation in panic messages.
+//! The panic hook that names the operation in panic messages.
 
 use std::{panic, sync::Once, thread};
 
@@ -8,9 +8,8 @@ use crate::engine::frame;
 /// line to standard error with the operation's name, the place of its push, and the seed if the engine
 /// [shuffles](crate::EngineBuilder::shuffle). Then the panic hook that was set before runs.
 ///
-/// A program calls this function when it starts. Further calls do nothing, and neither does a call on a panicking
-/// thread. A hook that is set later replaces this one. The error of a failed operation has the name and the place in
-/// any case.
+/// A program calls this function when it starts. Further calls, and calls on a panicking thread, do nothing. A hook
+/// that is set later replaces this one. The error of a failed operation contains the name and the place in any case.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +32,8 @@ pub fn install_panic_hook() {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if let Some((name, location, seed)) = frame::panicking_op() {
-                let seed = seed.map(|seed| format!(", in an engine that shuffles by seed {seed},")).unwrap_or_default();
+                let seed =
+                    seed.map(|seed| format!(", in an engine that shuffles with seed {seed},")).unwrap_or_default();
                 eprintln!("operation `{name}` pushed at {location}{seed} panics:");
             }
             before(info);

@@ -28,14 +28,14 @@ use crate::{
 
 impl Engine {
     /// Calls `f` with a scope, and returns when every operation of the scope has ended. So operations of the scope may
-    /// borrow what lives longer than this call, as the threads of [`std::thread::scope`] may.
+    /// borrow what outlives this call, as the threads of [`std::thread::scope`] may.
     ///
     /// `f` runs on the calling thread. When it has returned or panicked, the call waits for the operations of the
-    /// scope, including those that they push themselves. Then it drops the values of the scope's variables. A worker
-    /// that waits at the end of a scope runs the scope's operations that are ready and that no other worker has taken,
-    /// and is then handed over to another thread.
+    /// scope, including those that operations of the scope push to it. Then it drops the values of the scope's
+    /// variables. A worker that waits at the end of a scope runs the scope's operations that are ready and that no
+    /// other worker has taken, and is then handed over to another thread.
     ///
-    /// Scopes may be nested: any operation may open one, even an operation of another scope.
+    /// Scopes may be nested: any operation can open one, even an operation of another scope.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +52,7 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// Operations that conflict name a variable of the scope, or any other variable of the engine:
+    /// Operations that conflict must name a common variable: one of the scope, or any other of the engine:
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -88,7 +88,7 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// The function cannot keep the scope, its variables or its handles:
+    /// `f` cannot keep the scope, its variables or the handles to its operations:
     ///
     /// ```compile_fail,E0521
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -101,19 +101,20 @@ impl Engine {
     ///
     /// # Errors
     /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those of the scope that
-    /// have failed, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is dropped
-    /// then.
+    /// have failed, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then
+    /// dropped.
     ///
-    /// [`WaitError::WouldDeadlock`] if operations of the scope could not start before the call returns, and nothing but the ends
-    /// of scopes waits in between: those are cancelled, and fail what they mutate.
+    /// [`WaitError::WouldDeadlock`] if operations of the scope could start only after the call has returned, and every
+    /// wait in this cycle is the end of a scope. These operations are cancelled, and the variables that they mutate
+    /// fail.
     ///
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread must not
-    /// wait; `f` is not called then. [`WaitError::Refused`] in a forked child.
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread
+    /// must not wait; `f` is then not called. [`WaitError::Refused`] in a forked child.
     ///
     /// # Panics
-    /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic of an
-    /// operation fails that operation, as it does elsewhere. If the drop of a variable's value panics, the others are
-    /// dropped, and then the call panics.
+    /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic in an
+    /// operation fails that operation, as it does elsewhere. If the drop of a variable's value panics, the other values
+    /// are dropped, and then the call panics.
     pub fn scope<'env, F, R>(&self, f: F) -> Result<R, WaitError>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
@@ -143,8 +144,8 @@ impl Engine {
 
 /// A scope for operations that borrow; from [`Engine::scope`].
 ///
-/// `'scope` is the lifetime of the scope, and `'env` that of what its operations borrow, as in [`std::thread::Scope`].
-/// Operations of the scope may push others to it through a reference that they capture.
+/// `'scope` is the lifetime of the scope, and `'env` that of the data that its operations borrow, as in
+/// [`std::thread::Scope`]. Operations of the scope may push others to it through a captured reference to the scope.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -209,7 +210,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # }
     /// ```
     pub fn var<T: Send + 'scope>(&'scope self, value: T) -> ScopedVar<'scope, T> {
-        // SAFETY: (1): the value outlives the scope, which empties the variable when it ends.
+        // SAFETY: (1): the value is valid for `'scope`, and the scope empties the variable when it ends.
         let (var, cell) = unsafe { ScopedVar::with_value(self.scoped.core(), value) };
         // SAFETY: (1): only the scope uses this handle.
         unsafe { self.scoped.keep(cell) };
@@ -242,8 +243,8 @@ impl<'scope> Scope<'scope, '_> {
         var
     }
 
-    /// Returns the group of the scope's operations: they can be waited for, counted and cancelled together. The scope
-    /// also waits for other operations that are pushed to the group.
+    /// Returns the group of the scope's operations, through which they can be waited for, counted and cancelled
+    /// together. The scope also waits for other operations that are pushed to the group.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -272,7 +273,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// The function of an operation that borrows for `'f`.
+/// An operation's function that borrows for `'f`.
 type Function<'f, R> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<R, Cause> + Send + 'f>;
 
 /// Erases the lifetime for which a function borrows.
@@ -286,7 +287,8 @@ unsafe fn erase<'f, R: 'static>(f: Function<'f, R>) -> Function<'static, R> {
 
 /// A builder that describes an operation of a scope and pushes it; from [`Scope::op`].
 ///
-/// It is an [`OpBuilder`] whose operations run on the CPU, and whose functions and results may borrow for `'scope`.
+/// It works like an [`OpBuilder`], but its operations run on the CPU, and their functions and results may borrow for
+/// `'scope`.
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct ScopedOp<'scope> {
@@ -339,7 +341,7 @@ impl<'scope> ScopedOp<'scope> {
         self
     }
 
-    /// Declares variables of the engine that the operation mutates regardless of their state; see
+    /// Declares variables of the engine that the operation mutates even if they have failed; see
     /// [`OpBuilder::overwrites`].
     pub fn overwrites<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
         self.builder = self.builder.overwrites(variables);
@@ -497,7 +499,8 @@ impl<'scope> ScopedOp<'scope> {
     }
 }
 
-/// A handle to an operation of a scope; from [`ScopedOp::submit`]. It is an [`OpHandle`] whose result may borrow.
+/// A handle to an operation of a scope; from [`ScopedOp::submit`]. It works like an [`OpHandle`], but its result may
+/// borrow.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

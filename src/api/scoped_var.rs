@@ -81,7 +81,7 @@ impl<T: Send> ScopedVar<'_, T> {
     /// Creates a variable with a value. The returned pointer is its only handle.
     ///
     /// # Safety
-    /// 1. The value is valid until the scope has emptied the variable, which it does when it ends.
+    /// 1. The value is valid until the scope has emptied the variable, which happens when the scope ends.
     pub(super) unsafe fn with_value(core: &Arc<Core>, value: T) -> (Self, NonNull<VarCell>) {
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
         // SAFETY: (1).
@@ -128,7 +128,7 @@ impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
         ScopedWrite { var: *self, mode: Mode::Write }
     }
 
-    /// Declares that an operation mutates the value regardless of its state; see
+    /// Declares that an operation mutates the value even if the variable has failed; see
     /// [`Var::overwrite`](crate::Var::overwrite).
     pub fn overwrite(&self) -> ScopedWrite<'scope, T> {
         ScopedWrite { var: *self, mode: Mode::Overwrite }
@@ -183,7 +183,7 @@ impl<'scope, T: Send + Sync + ?Sized> ScopedAccesses for ScopedRead<'scope, T> {
         Self: 'a,
     {
         // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value during `'a`. The
-        // value is valid while the scope lasts, which is until the operation has ended.
+        // value is valid while the scope lasts, and the scope lasts until the operation has ended.
         unsafe { captured.value.as_ref() }
     }
 
@@ -215,8 +215,8 @@ impl<'scope, T: Send + ?Sized> ScopedAccesses for ScopedWrite<'scope, T> {
     {
         let mut value = captured.value;
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): this
-        // operation uses the value once. The value is valid while the scope lasts, which is until the operation has
-        // ended.
+        // operation uses the value once. The value is valid while the scope lasts, and the scope lasts until the
+        // operation has ended.
         unsafe { value.as_mut() }
     }
 

@@ -69,7 +69,7 @@ impl Token {
         Self(VarCell::with_value(core, value, memory))
     }
 
-    /// Creates a variable of a family, if there is one.
+    /// Creates a variable of `family`. Returns [`PushError::NotAParent`] if there is no family.
     pub(super) fn of_family<T: Send + 'static>(family: Option<&Family>, value: T) -> Result<Self, PushError> {
         match family {
             Some(family) => family.create_var(value).map(Self),

@@ -27,9 +27,9 @@ use crate::{
 };
 
 impl Engine {
-    /// Waits for every mutation of the variable that was pushed before, and returns a clone of its value. The clone is
-    /// made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers may run at the
-    /// same time.
+    /// Waits for every mutation of the variable that was pushed before the call, and returns a clone of its value. The
+    /// clone is made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers may run
+    /// at the same time.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -42,8 +42,10 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the calling operation names
-    /// it, [`WaitError::Refused`] if it belongs to another engine or is deleted, [`WaitError::TooManyWaiting`].
+    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the wait would never return,
+    /// for example because the calling operation names the variable, [`WaitError::Refused`] if the variable belongs to
+    /// another engine or is deleted, or [`WaitError::TooManyWaiting`]. Where waits are forbidden,
+    /// [`WaitError::OnDevice`] or [`WaitError::InDeletion`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
         self.check_wait_for(var)?;
@@ -63,8 +65,9 @@ impl Engine {
 
     /// Like [`get`](Self::get), but waits for at most `timeout`. The clone is made on the calling thread.
     ///
-    /// A call that times out leaves its place in the order behind, some hundred bytes, until its turn has come.
-    /// [`wait_to_read_timeout`](Self::wait_to_read_timeout) leaves nothing, and suits programs that poll.
+    /// A call that times out leaves a record of some hundred bytes in the queue until its turn has come. However often
+    /// [`wait_to_read_timeout`](Self::wait_to_read_timeout) times out, it leaves at most one record behind, so it suits
+    /// programs that poll.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -98,9 +101,9 @@ impl Engine {
         Ok(acquired.enter(|| unsafe { value_of(&acquired, var) }.clone()))
     }
 
-    /// Waits for every mutation of the variable that was pushed before, and calls `f` with its value, on the calling
-    /// thread and without a clone. The variable is held for reading until `f` returns: until then other readers may
-    /// run, and mutations wait.
+    /// Waits for every mutation of the variable that was pushed before the call, and calls `f` with its value, on the
+    /// calling thread and without a clone. The variable is held for reading until `f` returns: until then other readers
+    /// may run, and mutations wait.
     ///
     /// `f` may push while the engine is open, and may wait. A wait for the variable itself, or for a later operation
     /// that mutates it, returns [`WaitError::WouldDeadlock`].
@@ -150,7 +153,8 @@ impl Engine {
         self.op("set").push(var.overwrite(), move |old| *old = value)
     }
 
-    /// Waits for every operation on the variable that was pushed before, replaces its value, and returns the old one.
+    /// Waits for every operation on the variable that was pushed before the call, replaces its value, and returns the
+    /// old one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -169,8 +173,8 @@ impl Engine {
         self.change("replace", Location::caller(), var, |old| std::mem::replace(old, value))
     }
 
-    /// Waits for every operation on the variable that was pushed before, takes its value, and leaves the default value
-    /// of the type in its place.
+    /// Waits for every operation on the variable that was pushed before the call, takes its value, and leaves the
+    /// default value of the type in its place.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -203,7 +207,7 @@ impl Engine {
         let acquired = self.core().acquire(name, location, entry, None)?;
         // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
         let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
-        // SAFETY: `acquired` is an operation that holds the variable for writing, until it is dropped after this.
+        // SAFETY: `acquired` holds the variable for writing until it is dropped, after this call.
         let changed = acquired.enter(|| f(unsafe { &mut *value }));
         acquired.mutated();
         Ok(changed)
@@ -229,6 +233,7 @@ fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entry, Read<'_, T>) {
 unsafe fn value_of<'a, T: Send + Sync + 'static>(_acquired: &'a Acquired, var: &'a Var<T>) -> &'a T {
     // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
     let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
-    // SAFETY: (1): nothing mutates the value until the operation is dropped. Its queue has handed over earlier writes.
+    // SAFETY: (1): nothing mutates the value until `acquired` is dropped. The variable's queue has handed over earlier
+    // writes.
     unsafe { &*value }
 }

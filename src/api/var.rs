@@ -12,11 +12,11 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 
 /// A handle to a variable with a value.
 ///
-/// Clones are handles to the same variable, and handles are equal if they belong to the same variable. Every call that
-/// takes a [`Token`] accepts a `Var` too, through `impl AsRef<Token>`. Only operations reach the value, through
+/// Clones are handles to the same variable, and handles are equal if they refer to the same variable. Every call that
+/// takes a [`Token`] accepts a `Var` too, through `impl AsRef<Token>`. Only operations can use the value, through
 /// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), and
 /// [`Engine::get`](crate::Engine::get) returns a clone of it. When the last handle is dropped, the value is dropped on
-/// a worker after every operation on it.
+/// a worker, after all operations on the variable.
 ///
 /// The function of an operation can only use a value as the operation has declared it:
 ///
@@ -29,7 +29,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// # }
 /// ```
 ///
-/// It cannot keep a reference:
+/// The function cannot keep a reference to the value:
 ///
 /// ```compile_fail
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -71,7 +71,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// # }
 /// ```
 ///
-/// A function cannot borrow from the stack of the pushing function, which it may outlive:
+/// A function cannot borrow from the stack of the function that pushes it, which it may outlive:
 ///
 /// ```compile_fail,E0373
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -247,9 +247,9 @@ impl<T: Send + 'static> Var<T> {
         Write { var: self, mode: Mode::Write }
     }
 
-    /// Declares that an operation mutates the value regardless of its state. As with [`write`](Self::write), its
-    /// function receives `&mut T`. But the operation is not skipped if the variable has failed, and its success clears
-    /// the error. If the operation fails, its own error replaces the old one.
+    /// Declares that an operation mutates the value even if the variable has failed. As with [`write`](Self::write),
+    /// the operation's function receives `&mut T`. Its success clears the variable's error. If the operation fails, its
+    /// own error replaces the old one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -266,7 +266,7 @@ impl<T: Send + 'static> Var<T> {
     }
 }
 
-/// A declaration that an operation reads a variable, from [`Var::read`].
+/// A declaration that an operation reads a variable; from [`Var::read`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -290,7 +290,7 @@ impl<T> Clone for Read<'_, T> {
 }
 impl<T> Copy for Read<'_, T> {}
 
-/// A declaration that an operation mutates a variable, from [`Var::write`] and [`Var::overwrite`].
+/// A declaration that an operation mutates a variable; from [`Var::write`] and [`Var::overwrite`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -12,14 +12,14 @@ pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
 
-/// Forgets the kernel that runs on this thread, in a child that was forked by the kernel. The kernel belongs to the
-/// parent.
+/// Notes, in a child process that a kernel has forked, that no kernel is running on this thread: the kernel belongs to
+/// the parent.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_kernel() {
     KERNEL.with(|kernel| kernel.set(false));
 }
 
-/// Runs `f`, which is program code, as a kernel. Meanwhile [`in_kernel`] returns `true`.
+/// Runs `f`, which is program code, as a kernel. While `f` runs, [`in_kernel`] returns `true`.
 pub(crate) fn as_kernel<R>(f: impl FnOnce() -> R) -> R {
     struct Leave(bool);
     impl Drop for Leave {

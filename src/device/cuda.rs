@@ -16,7 +16,7 @@
 //!
 //! | `RADDLE_CUDA_MARKS` | a mark is | the host reads |
 //! |---|---|---|
-//! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before it are done and visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
+//! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before the mark are done and their writes are visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
 //! | `events` | an event from the pool | `cuEventQuery`, oldest first |
 //!
 //! A device that has failed no longer writes counters, and does not report the failure: only [`Stream::probe`] detects
@@ -30,22 +30,23 @@
 //!
 //! # Progress
 //!
-//! Calls on a stream queue a command and do not wait for the device, until the driver's queue of about a thousand
-//! commands is full. A lane limits how many operations it issues on a stream. Memory is allocated when the pool has
-//! none, and freed when the device is full or dropped; the driver may then wait for the whole device.
+//! A call on a stream puts a command into a queue of the driver. It waits for the device only if this queue, of about a
+//! thousand commands, is full. A lane limits how many operations it has in flight on a stream. Memory is allocated when
+//! the pool has no suitable block, and freed when the device is full or dropped; in both cases the driver may wait for
+//! the whole device.
 //!
 //! # Captures
 //!
 //! While a thread captures work into a graph, the driver refuses calls of other threads that could disturb the capture,
-//! and may invalidate it. This module makes the calls that are known to be of this kind in the thread's relaxed mode
-//! (`Relaxed`).
+//! and may invalidate the capture. This module makes the calls that are known to be of this kind in the thread's
+//! relaxed mode (`Relaxed`).
 //!
 //! A function must end every capture on the stream of its lane before it returns. An open capture is found as follows:
 //!
 //! | found by | when | consequence |
 //! |---|---|---|
 //! | the check after a function | the function has failed, or this is a build with debug assertions; always after `include` | the capture is ended, and its graph is not used; the operation fails |
-//! | the same, if functions before it were not checked | as in the first row | the same, and the device is given up, since the work of those functions may be in the graph |
+//! | the same check, if functions before this one were not checked | as in the first row | the same, and the device is given up, since the work of those functions may be in the graph |
 //! | the check before the engine's next command or probe on the stream | otherwise | the same as in the second row, except that the operation has ended and does not fail |
 //!
 //! # Limits
@@ -179,8 +180,8 @@ fn is_loss(code: u32) -> bool {
     }
 }
 
-/// Switches the calling thread to the relaxed capture mode until the drop. In this mode the driver does not check the
-/// thread's calls against graphs that other threads capture: it neither refuses them because of a capture nor
+/// A guard: until it is dropped, the calling thread is in the relaxed capture mode. In this mode the driver does not
+/// check the thread's calls against graphs that other threads capture: it neither refuses them because of a capture nor
 /// invalidates the capture. Each thread has its own mode (`cuThreadExchangeStreamCaptureMode`).
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
@@ -192,8 +193,8 @@ impl Relaxed {
         (result == CUresult::CUDA_SUCCESS).then_some(mode)
     }
 
-    /// Switches the calling thread to the relaxed mode until the drop. If the driver refuses, for instance because the
-    /// thread has no current context, the mode stays as it is.
+    /// Switches the calling thread to the relaxed mode until the guard is dropped. If the driver refuses, for instance
+    /// because the thread has no current context, the mode stays as it is.
     fn begin() -> Self {
         Self(Self::exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
     }
@@ -418,7 +419,7 @@ impl CudaGpu {
         self.0.sound()?;
         if stream.context().cu_ctx() != self.0.context.cu_ctx() {
             let code = CUresult::CUDA_ERROR_INVALID_CONTEXT as i32;
-            let message = format!("the stream is not of the primary context of {}; create it there", self.0.name);
+            let message = format!("the stream is not in the primary context of {}; create it there", self.0.name);
             return Err(DeviceError::refused(code, message));
         }
         if stream.cu_stream().addr() == PER_THREAD {
@@ -476,7 +477,7 @@ impl Shared {
         CStr::from_bytes_until_nul(&address).ok()?.to_str().ok().map(str::to_ascii_lowercase)
     }
 
-    /// Returns the error of an earlier drop in cudarc, if there was one. cudarc keeps it for the next call.
+    /// Returns an error if an earlier drop in cudarc has failed: cudarc keeps the error for the next call.
     fn left_behind(&self) -> Result<(), DeviceError> {
         self.context.check_err().or_else(|error| self.check("a drop in cudarc", error.0))
     }
@@ -489,7 +490,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the loss as an error, if there was one.
+    /// Returns the loss as an error if the device is lost.
     fn sound(&self) -> Result<(), DeviceError> {
         self.own()?;
         self.lost.get().cloned().map_or(Ok(()), Err)
@@ -515,8 +516,8 @@ impl Shared {
         let result = f();
         drop(relaxed);
         if before != self.context.cu_ctx() {
-            // SAFETY: the context was current before the call of `f`. If it has been destroyed since, the driver
-            // returns an error, and no context is current.
+            // SAFETY: the context was current before `f` was called. If it has been destroyed since, the driver returns
+            // an error, and no context is current.
             let _ = unsafe { sys::cuCtxSetCurrent(before) };
         }
         result
@@ -536,7 +537,8 @@ impl Shared {
             }
             MemoryKind::Pinned => {
                 let mut at: *mut c_void = ptr::null_mut();
-                // Not write-combined: the host reads it as well. Portable: any device copies to and from it directly.
+                // Not write-combined: the host reads the memory as well. Portable: any device copies to and from it
+                // directly.
                 let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
                 // SAFETY: the context is current, and the pointer is to a local variable of the type that the driver
                 // writes.
@@ -559,7 +561,8 @@ impl Shared {
         Ok(page)
     }
 
-    /// Returns memory to the driver. If a lost device refuses, the memory stays allocated until the process ends.
+    /// Returns memory to the driver. If the driver refuses, as it does for a lost device, the memory stays allocated
+    /// until the process ends.
     fn release(&self, address: Address) {
         let released = match address.kind {
             MemoryKind::Device => {
@@ -633,7 +636,8 @@ impl Shared {
         let _relaxed = Relaxed::begin();
         // SAFETY: the context is alive: its device is kept alive by the owner of the memory to copy from.
         let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
-        // A refusal only makes copies slower. Refusals with other numbers may be temporary.
+        // A refusal only makes copies slower. After a refusal with another number, which may be temporary, the next
+        // copy asks again.
         if let CUresult::CUDA_SUCCESS
         | CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
         | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
@@ -673,9 +677,9 @@ impl Drop for Shared {
                 self.release(page);
             }
             for event in lock(&self.events).drain(..) {
-                // SAFETY: the event is alive, and the list was its only owner. Its mark may still be pending: the
-                // driver permits the destruction even then, and releases the event once it has happened. If this fails,
-                // the event leaks.
+                // SAFETY: the event is alive, and the list was its only owner. Its last recording may still be pending:
+                // the driver permits the destruction even then, and releases the event once it has happened. If the
+                // call fails, the event leaks.
                 let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
             }
             Ok(())
@@ -702,7 +706,7 @@ impl Driver for CudaGpu {
         let _relaxed = Relaxed::begin();
         let priority = if role == StreamRole::Urgent { gpu.priorities.1 } else { gpu.priorities.0 };
         let stream = gpu.context.new_stream_with_priority(priority);
-        let stream = stream.map_err(|error| gpu.check("making a stream", error.0).expect_err("it failed"))?;
+        let stream = stream.map_err(|error| gpu.check("creating a stream", error.0).expect_err("it failed"))?;
         let marks = match gpu.marks {
             MarkKind::Counter => Marks::Counter(Counter::new(gpu)?),
             MarkKind::Events => Marks::Events { pending: VecDeque::new(), passed: 0 },
@@ -740,7 +744,7 @@ impl Driver for CudaGpu {
         }
         let waited = {
             let _turn = lock(&gpu.giving_up);
-            // After this the pool allocates nothing, and streams accept no commands.
+            // Once the loss is set, the pool allocates nothing, and streams accept no commands.
             let _ = gpu.lost.set(error.clone().into_loss());
             // A device that still works finishes its commands, including those that this thread issued after another
             // thread had waited here; only then may the host reuse pinned memory. A lost device reports the loss
@@ -800,8 +804,8 @@ impl Counter {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the word is pinned host memory, aligned, initialised, and the counter's alone. The host only
-        // accesses it atomically, and the device writes it as a whole.
+        // SAFETY: the word is pinned host memory, aligned and initialised, and belongs to the counter alone. The host
+        // only accesses it atomically, and the device writes it as a whole.
         unsafe { AtomicU64::from_ptr(self.word.ptr.cast()) }
     }
 }
@@ -868,7 +872,7 @@ impl LaneStream {
         self.ready().map(drop)
     }
 
-    /// Returns whether the program has the stream, or has had it since the last function ended.
+    /// Returns whether the program has a handle to the stream, or has had one since the last function ended.
     fn may_be_captured(&self) -> bool {
         self.shown || Arc::strong_count(&self.stream) > 1
     }
@@ -897,7 +901,7 @@ impl LaneStream {
         // The graph is not destroyed: the program may have supplied the graph to capture into.
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the driver writes.
-        // Whatever this returns, the capture may be over.
+        // Whatever the call returns, the capture may be over.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
         if gpu.is_capturing(&self.stream)? {
             // For instance, another stream has drawn this one into its capture, or another thread has begun the

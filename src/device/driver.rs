@@ -121,9 +121,9 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// briefly. The device must no longer use the block.
     fn free(&self, block: Block);
 
-    /// Gives up the device: the engine stops using it, and frees memory that commands in flight may still use. When
-    /// this returns, on any thread, the device no longer touches the memory of any block, or the blocks that it may
-    /// touch are never used again.
+    /// Gives up the device. Afterwards the engine does not use the device, and frees memory that commands in flight may
+    /// have used. So when a call has returned, on any thread, the device no longer touches the memory of any block, or
+    /// the blocks that it may still touch are never used again.
     fn abandon(&self, error: &DeviceError);
 }
 
@@ -159,8 +159,8 @@ pub(crate) trait Stream: Send {
     /// Makes all later commands of the stream wait for `event`, on the device. The host does not wait.
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError>;
 
-    /// Puts a mark behind all commands so far: [`passed`](Self::passed) returns at least `seq` once they are done.
-    /// Each number must be greater than the one before.
+    /// Puts a mark behind all commands so far: [`passed`](Self::passed) returns at least `seq` once they are done. Each
+    /// `seq` must be greater than the one before.
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
     /// Returns the number of the last mark that the stream has passed, or 0 before the first. The call is cheap.
@@ -177,7 +177,7 @@ pub(crate) trait Stream: Send {
     /// # Safety
     /// 1. Both places hold `bytes` bytes, and stay allocated until the stream has passed a mark behind this command, or
     ///    the device is lost.
-    /// 2. Until then, nothing else writes to either place or reads the target, except commands that streams and events
+    /// 2. Until then, nothing else writes to either place or reads from `to`, except commands that streams and events
     ///    order with this one.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 

@@ -41,7 +41,7 @@ pub(crate) struct Gpu {
     idle: Mutex<Vec<GpuStream>>,
 }
 
-/// One lane of a GPU.
+/// One GPU lane.
 pub(crate) struct GpuLane<T> {
     pub(crate) lane: Arc<Lane<T>>,
     pub(crate) gpu: usize,
@@ -53,7 +53,7 @@ pub(crate) struct GpuLane<T> {
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
 }
 
-/// The role of each lane of a GPU, and its name.
+/// The role and the name of each lane of a GPU.
 const LANE_ROLES: [(StreamRole, &str); LANES_PER_GPU] = [
     (StreamRole::CopyIn, "copy-in"),
     (StreamRole::CopyOut, "copy-out"),
@@ -115,8 +115,8 @@ impl<T> Gpus<T> {
         self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
     }
 
-    /// Sends `op` to the device lane that it waits for. The lane takes `op` before the operations that it has yet to
-    /// issue, on which `op` does not depend.
+    /// Sends `op` to device lane `number`, which has issued operations that `op` waits for. The lane takes `op` before
+    /// the operations that the lane has yet to issue, since `op` does not depend on these.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }

@@ -46,10 +46,10 @@ impl Drop for Owned {
 
 /// A fixed number of values in the memory of a device.
 ///
-/// The host cannot access them. Operations on the device use them, and copies move them to and from a [`PinnedVec`]. A
-/// `DeviceVec` exists only as the value of a variable. So only operations that have declared the variable can have
-/// references to the vector, and the engine knows when the device has finished with it. The contents of a new vector
-/// are unspecified.
+/// The host cannot access the values. Operations on the device use them, and copies move them to and from a
+/// [`PinnedVec`]. A `DeviceVec` exists only as the value of a variable. So only operations that have declared the
+/// variable can have references to the vector, and the engine knows when the device has finished with it. The contents
+/// of a new vector are unspecified.
 ///
 /// Dropping it returns its memory to the device's pool.
 ///
@@ -121,7 +121,7 @@ impl<T> fmt::Debug for DeviceVec<T> {
 /// something else.
 ///
 /// It derefs to a slice. Like a [`DeviceVec`], it exists only as the value of a variable, so no reference to it exists
-/// while a copy is in flight. A new vector holds zeros. The CPU caches the memory like any other.
+/// while a copy is in flight. A new vector holds zeros. The CPU caches the memory like any other host memory.
 ///
 /// Dropping it returns its memory to the device's pool.
 ///
@@ -183,7 +183,7 @@ impl<T> Deref for PinnedVec<T> {
 
 impl<T> DerefMut for PinnedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`; besides, the engine lends no exclusive reference while the device reads.
+        // SAFETY: as in `deref`; in addition, the engine lends no exclusive reference while the device reads.
         unsafe { slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 }

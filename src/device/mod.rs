@@ -10,7 +10,7 @@
 //! |---|---|
 //! | a driver | any thread, at any time |
 //! | a stream | one thread at a time: the thread of its lane; in the naive engine, and for imported streams, the thread that runs an operation on it |
-//! | a block, and the memory in it | the owner that took it from the pool, until it returns it; the device, while commands on it are in flight |
+//! | a block, and the memory in it | the owner that took the block from the pool, until the block is returned; the device, while commands that use the memory are in flight |
 //!
 //! # Order
 //!
@@ -23,7 +23,7 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `mark` | the device, when it reaches a mark | [`Stream::passed`](driver::Stream::passed) | what the commands before the mark have written |
-//! | `event` | the device, when it reaches a recorded event | the device, in a stream that waits for it | the same, to commands behind the wait |
+//! | `event` | the device, when it reaches a recorded event | the device, in a stream that waits for the event | what the commands before the event have written, to commands behind the wait |
 //!
 //! # After a loss
 //!

@@ -1,8 +1,8 @@
 //! A cache of free blocks, by size. It exists because the driver may stop the whole device to allocate memory.
 //!
-//! There are four sizes between one power of two and the next. So a block is at most a quarter larger than the
-//! requested size, except that the smallest block has 256 bytes. Above [`LARGE`] the size of a block is a multiple of
-//! [`PAGE`], so that one block can take most of a device's memory.
+//! There are four sizes between one power of two and the next. So a new block is at most a quarter larger than the
+//! requested size, except that the smallest block has 256 bytes. Above [`LARGE`] the size of a new block is a multiple
+//! of [`PAGE`], so that one block can take most of a device's memory.
 //!
 //! # Progress
 //!
@@ -127,7 +127,7 @@ mod tests {
         let mut last = 0;
         for bytes in (1..70_000).chain([LARGE - 1, LARGE, LARGE + 1, 5_000_000_000, isize::MAX as usize / 2]) {
             let size = size_for(bytes).expect("it can be addressed");
-            assert!(size >= last, "the block for {bytes} bytes is smaller than that for fewer bytes");
+            assert!(size >= last, "the block for {bytes} bytes is smaller than the one for fewer bytes");
             last = size;
             assert!(size >= bytes && (size - bytes <= bytes / 4 || size == ALIGNMENT), "{size} bytes for {bytes}");
             assert_eq!(size_for(size), Some(size));
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(size_for(usize::MAX), None);
     }
 
-    /// The device has 141 GB.
+    /// For a device with 141 GB.
     #[test]
     fn one_block_can_take_most_of_a_device() {
         const GIB: usize = 1 << 30;
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(less.bytes, LARGE + PAGE);
         let again = pool.allocate(MemoryKind::Device, 2 * LARGE - PAGE, asked(&mut count), |_, _| ());
         assert_eq!(again.expect("there is room").bytes, 2 * LARGE);
-        assert_eq!(count, 2, "one of the three blocks was in the pool");
+        assert_eq!(count, 2, "one of the three blocks came from the pool");
     }
 
     fn asked(count: &mut usize) -> impl FnMut(usize) -> Result<Address, DeviceError> {
@@ -172,7 +172,7 @@ mod tests {
         for (kind, bytes) in [(MemoryKind::Device, 1000), (MemoryKind::Device, 2000), (MemoryKind::Pinned, 1000)] {
             pool.allocate(kind, bytes, asked(&mut count), |_, _| ()).expect("there is room");
         }
-        assert_eq!(count, 3, "one of the four blocks was in the pool");
+        assert_eq!(count, 3, "one of the four blocks came from the pool");
     }
 
     #[test]

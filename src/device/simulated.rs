@@ -151,8 +151,8 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets how many commands a stream can hold. A call that issues another one waits until the first has ended.
-    /// Default: 1,024. 0 counts as 1.
+    /// Sets how many commands a stream can hold. A call that issues one more waits until the oldest has ended. Default:
+    /// 1,024. 0 counts as 1.
     #[must_use]
     pub fn depth(mut self, commands: usize) -> Self {
         self.depth = commands.max(1);
@@ -270,7 +270,7 @@ struct Device {
     number: u64,
     options: SimulatedGpuBuilder,
     state: Mutex<State>,
-    /// Notified whenever an effect has ended after the device was lost.
+    /// Notified whenever the effect of a command has been executed on a device that is lost by then.
     idle: Condvar,
     pool: pool::Pool,
     /// Recognises a forked child, where the locks may be held forever by threads of the parent.
@@ -290,8 +290,8 @@ impl SimulatedGpu {
         SimulatedGpuBuilder::new()
     }
 
-    /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by then. Does nothing
-    /// with other clocks.
+    /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by the new time. Does
+    /// nothing with other clocks.
     pub fn advance(&self, by: Duration) {
         self.0.control(|state| state.advance_clock(by));
     }
@@ -501,11 +501,11 @@ impl Simulated {
         let has_room = |state: &State| state.depth(self.index) < self.device.options.depth;
         loop {
             let state = self.device.state()?;
-            // A refused call needs no room.
+            // A lost device refuses the call, which then needs no room.
             if has_room(&state) || state.is_lost() {
                 return Ok(state);
             }
-            // The device does its work when it is polled.
+            // The device has no thread, so this one does its work, as a poll does.
             drop(timeline::work(&self.device.state, state, &self.device.idle)?);
             // A kernel may have forked this process, so the state is requested again.
             thread::yield_now();
@@ -518,7 +518,7 @@ impl Simulated {
         if let Err(error) = state.call(call) {
             // A caller that learns of a loss may free memory that running effects still use.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
-            // Without the lock: the drop of the command may run program code.
+            // The lock is released by now: the drop of the command may run program code.
             drop(command);
             return Err(error);
         }

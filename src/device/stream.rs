@@ -9,8 +9,8 @@
 //! | state of the lane's stream | how it gets there | next |
 //! |---|---|---|
 //! | alone | – | forked |
-//! | forked | the other stream waits for an event of this one; the function runs, and has only the other stream | alone, given up |
-//! | alone | it waits for an event of the other stream; the record and the wait are each tried as often as a mark | forked |
+//! | forked | the other stream waits for an event of this one; the function runs, and is given only the other stream | alone, given up |
+//! | alone | it waits for an event of the other stream; the record and the wait are each tried up to [`MARK_TRIES`] times | forked |
 //! | given up | the device is lost, or every try failed; the stream is dead, so that nothing more is issued, and the engine gives up the device | – |
 
 use std::{any::Any, fmt, panic::resume_unwind};
@@ -102,16 +102,17 @@ impl GpuStream {
     }
 
     /// Returns the cudarc stream. Libraries can be given this stream, and `cu_stream()` returns the raw one. Returns
-    /// `None` on other devices, and on a stream that was given up.
+    /// `None` on other devices, and if the stream was given up.
     ///
     /// Work that is issued on it may use, beyond the operation's variables, only what outlives the work; that is why
-    /// cudarc's launches are `unsafe`. This includes code: cudarc unloads a module with its last `CudaFunction` and
-    /// `CudaModule`, and the captures of a function are dropped before the device is done. A program must keep its
-    /// modules elsewhere, or as values of variables that the operation reads.
+    /// cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module with its
+    /// last `CudaFunction` and `CudaModule`, and the captures of a function are dropped before the device is done. So a
+    /// program must keep its modules outside its functions, for instance as values of variables that the operation
+    /// reads.
     ///
     /// A function that captures a graph on the stream must end the capture on every path out of it, panics included. If
-    /// it does not, the operation fails in builds with debug assertions; in others the operation fails or the device is
-    /// given up. Nothing that the engine does on other streams invalidates the capture.
+    /// it does not, the operation fails in builds with debug assertions; in other builds the operation fails or the
+    /// device is given up. Nothing that the engine does on other streams invalidates the capture.
     ///
     /// An object that keeps the stream, such as a graph or a library's handle, may be used by operations with the same
     /// property on one engine that is not naive: these all have the same stream. In the naive engine, each operation
@@ -128,9 +129,9 @@ impl GpuStream {
     /// operation: the device does it after everything that was issued on this stream before the call, and before
     /// everything that is issued on this stream after it. `f` need not issue anything.
     ///
-    /// This is for objects that are bound to a stream, such as the handle of a library: they keep their stream, and are
-    /// ordered with all operations. Other work that the program has issued on `other` keeps its place there, so this
-    /// operation waits for it. The host does not wait. The call costs two events and two waits for events, which
+    /// This is for objects that are bound to a stream, such as a library's handle: their work stays on their stream,
+    /// and is ordered with all operations. Other work that the program has issued on `other` keeps its place there, so
+    /// this operation waits for it. The host does not wait. The call costs two events and two waits for events, which
     /// operations that use only their lane's stream do not need.
     ///
     /// If `f` panics, the work that it has issued is still part of the operation.
@@ -163,9 +164,9 @@ impl GpuStream {
     ///
     /// # Errors
     /// `other` belongs to another device, or was imported through a handle that is neither the engine's nor a clone of
-    /// it; the device refuses a call, or is lost. If this is found before `f` is called, `f` is not called. A device
-    /// that repeatedly refuses a call that is needed after `f` is given up like a lost one: all operations in flight on
-    /// it fail, since their state is unknown.
+    /// it; the device refuses a call, or is lost. If the error is found before the call of `f`, `f` is not called. A
+    /// device that repeatedly refuses a call that is needed after `f` is given up like a lost one: all operations in
+    /// flight on it fail, since their state is unknown.
     ///
     /// # Panics
     /// If `f` panics.
@@ -181,8 +182,8 @@ impl GpuStream {
         }
         let before = self.stream.record()?;
         if other.stream.driver().is_some_and(|driver| self.stream.driver() != Some(driver)) {
-            let message = "the imported stream belongs to another device than the operation's; import one for each, \
-                           through the handle that the engine was given or a clone of it";
+            let message = "the imported stream belongs to a device other than the operation's; import one for each \
+                           device, through the handle that the engine was given or a clone of it";
             return Err(DeviceError::refused(-1, message));
         }
         if !removed(Step::IncludedComesAfter) {
@@ -190,7 +191,7 @@ impl GpuStream {
         }
         other.device = self.device;
         let result = panics::catch(|| f(other));
-        // Ends a capture that `f` has left open on `other`, which `record` below would refuse.
+        // Ends a capture that `f` has left open on `other`: `record`, below, would refuse a captured stream.
         let left = other.function_ended(FunctionEnd::Failed);
         // `f` may have captured the lane's stream too, into a graph that holds only this operation's work.
         let left = match self.stream.is_captured() {
@@ -204,7 +205,8 @@ impl GpuStream {
             persist(|| self.stream.wait(&after))
         });
         if let Err(error) = joined {
-            // Later work must not run concurrently with work that is not ordered with it.
+            // Later work of the lane must not run concurrently with the included work, which could not be ordered
+            // before it.
             let stream = std::mem::replace(&mut self.stream, Box::new(Dead(error.clone())));
             self.given_up = Some((error.clone(), stream));
             if let Err(payload) = result {
@@ -216,7 +218,8 @@ impl GpuStream {
         left.map(|()| result)
     }
 
-    /// Notes that a function that had the stream has ended. Returns the failure that it has left behind.
+    /// Notes that a function that was given the stream has ended. Returns the failure that the function has left
+    /// behind, if any.
     pub(crate) fn function_ended(&mut self, end: FunctionEnd) -> Result<(), DeviceError> {
         let check = match end {
             FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
@@ -261,12 +264,11 @@ impl GpuStream {
         Ok(())
     }
 
-    /// Copies values of type `T`, which a device operation has declared, between two places. Each place is an address
-    /// with a length.
+    /// Copies values of type `T` from one place to another. Each place is an address with a length.
     ///
     /// # Safety
-    /// 1. Both places hold as many values as their lengths say, and the operation holds them until the device has done
-    ///    the copy.
+    /// 1. Both places hold as many values as their lengths say, and the running operation holds the variables of both
+    ///    until the device has done the copy.
     unsafe fn copy<T>(&mut self, from: (Address, usize), to: (Address, usize)) -> Result<(), DeviceError> {
         let ((from, length), (to, room)) = (from, to);
         if length != room {
@@ -278,8 +280,8 @@ impl GpuStream {
         unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
 
-    // For pinned memory only the length is used: another copy may be in flight there, so not even a reference to the
-    // values may exist.
+    // Only the address and the length of a `PinnedVec` are used: another copy may be in flight in its memory, so not
+    // even a reference to the values may exist.
 
     pub(crate) fn copy_in<T>(&mut self, from: &PinnedVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
         // SAFETY: the only caller is an operation that declares both vectors, so it holds them until the copy is done.
@@ -324,7 +326,7 @@ fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, Dev
 
 /// One of the program's own streams, on which operations of its device can issue work; see [`GpuStream::include`].
 ///
-/// It belongs to one operation at a time, which the engine ensures if it is the value of a variable
+/// It belongs to one operation at a time. The engine ensures this for the value of a variable
 /// ([`Engine::stream_var`](crate::Engine::stream_var)). Dropping it leaves the program's stream as it is.
 ///
 /// ```
@@ -345,7 +347,7 @@ impl ImportedStream {
         Self(GpuStream::new(stream, Device::Cpu))
     }
 
-    /// Creates a stream of a simulated device, in place of one that a real program would bring.
+    /// Creates a stream of a simulated device. It stands in for one of a real program's own streams.
     ///
     /// # Errors
     /// The device is lost.
@@ -358,8 +360,8 @@ impl ImportedStream {
     /// The stream must not be captured into a graph while an operation includes it.
     ///
     /// # Errors
-    /// The stream belongs to another context than the primary one of `gpu`, in which
-    /// [`CudaGpu::context`](crate::CudaGpu::context) makes streams; it is the per-thread default stream, which is a
+    /// The stream belongs to a context other than the primary context of `gpu`, which
+    /// [`CudaGpu::context`](crate::CudaGpu::context) returns; it is the per-thread default stream, which would be a
     /// different stream on a lane's thread; or the device is lost.
     #[cfg(feature = "cuda")]
     pub fn cuda(

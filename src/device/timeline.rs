@@ -1,15 +1,16 @@
 //! How far the streams of a device have progressed, and which operations in flight use a variable.
 //!
-//! A device operation releases its variables when it is *issued*, before the device has completed it. This is enough
-//! for dependent operations of the same device, because events order their streams. Every other operation must wait
-//! until it is *complete*. So each lane numbers the operations that it issues, a variable notes these numbers (its
-//! [`DeviceUses`]), and the lane publishes the last number that is complete (in its [`Timeline`]).
+//! A device operation releases its variables when it is *issued*, before the device has completed it. Dependent
+//! operations of the same device need no more, because events order the streams. Every other dependent operation must
+//! wait until the device operation is *complete*. So each lane numbers the operations that it issues, each variable
+//! notes the numbers of those that use it (in its [`DeviceUses`]), and the lane publishes the number of the last
+//! complete one (in its [`Timeline`]).
 //!
 //! # Who may touch what
 //!
-//! * `DeviceUses`: stored by the lane of an operation, while the operation holds the variable. Each lane has its own
+//! * `DeviceUses`: written by the lane of an operation, while the operation holds the variable. Each lane has its own
 //!   part. Any thread may read it.
-//! * `Timeline::completed`: stored by its lane, read by any thread.
+//! * `Timeline::completed`: written by its lane, read by any thread.
 //! * `Timeline::recorded`: appended to by its lane, read by the other lanes of the device.
 //!
 //! # Edges
@@ -40,10 +41,10 @@ use crate::{
 /// The maximum number of lanes of one GPU.
 pub const LANES_PER_GPU: usize = 4;
 
-/// For each lane of one GPU, the number of its last operation on which something depends.
+/// A point in the work of one GPU: for each lane, the number of the last operation that comes before the point.
 pub type Clock = [u64; LANES_PER_GPU];
 
-/// The last operations of each lane that use a variable.
+/// For each lane, the numbers of the last operation that reads a variable and of the last one that mutates it.
 #[derive(Debug)]
 pub struct DeviceUses(Box<[LaneUses]>);
 
@@ -54,7 +55,7 @@ struct LaneUses {
 }
 
 impl DeviceUses {
-    /// Creates the uses of a variable on which none of the `lanes` lanes has issued an operation yet.
+    /// Creates the uses of a variable that no operation of the `lanes` lanes has used yet.
     pub fn new(lanes: usize) -> Self {
         Self((0..lanes).map(|_| LaneUses::default()).collect())
     }
@@ -62,8 +63,7 @@ impl DeviceUses {
     /// Notes that `lane` issues its operation number `seq`, which accesses the variable in `mode`.
     pub fn note(&self, lane: usize, seq: u64, mode: Mode) {
         let uses = &self.0[lane];
-        // Relaxed: released when the operation releases the variable. Only this lane stores here, so the number never
-        // decreases.
+        // Relaxed: the number is released with the variable. Only this lane stores here, so the number never decreases.
         if mode.is_write() { &uses.written } else { &uses.read }.store(seq, Relaxed);
     }
 
@@ -71,8 +71,8 @@ impl DeviceUses {
     /// writes.
     pub fn last(&self, lane: usize, mode: Mode) -> u64 {
         let uses = &self.0[lane];
-        // Relaxed: acquired with the variable. A caller that does not hold the variable only asks whether it would
-        // have to wait.
+        // Relaxed: the number is acquired with the variable. A caller that does not hold the variable only asks whether
+        // it would have to wait.
         let written = uses.written.load(Relaxed);
         // Relaxed: as for `written`.
         if mode == Mode::Read { written } else { written.max(uses.read.load(Relaxed)) }

@@ -1,23 +1,23 @@
-//! Acquired variables: an operation that holds its variables while the thread that has acquired them uses them, or
-//! while guards for them exist.
+//! Acquired variables. An operation holds them while the thread that has acquired them uses them, or while guards for
+//! them exist.
 //!
 //! # States
 //!
-//! 1. *Pushed*: an [`AcquireJob`] is in a record, behind the operations before it.
-//! 2. *Acquired*: its turn has come, and an [`Acquired`] is in the oneshot, or has been taken from it. The operation
-//!    holds its variables.
+//! 1. *Pushed*: an [`AcquireJob`] is in a record, which waits behind earlier operations.
+//! 2. *Acquired*: the operation's turn has come, and an [`Acquired`] is in the oneshot, or has been taken from it. The
+//!    operation holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
 //! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the job
-//! is the last owner of the oneshot. The [`Acquired`] is then dropped with it, so no variable is held for ever. The
-//! record stays in the queues until its turn comes.
+//! is the last owner of the oneshot. The [`Acquired`] is then dropped with the oneshot, so no variable is held for
+//! ever. The record stays in the queues until its turn comes.
 //!
 //! The operation is silent: only [`Acquired::mutated`] counts mutations, so an [`Acquired`] that was not used counts
 //! none.
 //!
-//! For a future, a [`GuardsJob`] puts guards into the oneshot instead, which hold [shares](super::held) of the right to
-//! end the operation. A future that is dropped before that [cancels](Claim) the operation, which then changes nothing
-//! in its turn.
+//! For a future, a [`GuardsJob`] puts guards into the oneshot instead. They hold [shares](super::held) of the right to
+//! end the operation. A future that is dropped earlier [cancels](Claim) the operation, which then changes nothing when
+//! its turn comes.
 //!
 //! # Who may touch what
 //!
@@ -52,7 +52,7 @@ use crate::{
     values::name::Name,
 };
 
-/// The right to use variables whose turn has come. Dropping it releases the variables.
+/// The right to use the variables of an operation whose turn has come. Dropping it releases the variables.
 pub(crate) struct Acquired {
     right: ManuallyDrop<Right<Task>>,
     core: Arc<Core>,
@@ -137,22 +137,23 @@ impl Core {
     }
 }
 
-/// Guards for variables whose turn has come. If they are dropped before they are [taken](Self::take), the variables
-/// stay as they are.
+/// Guards for the variables of an operation whose turn has come. If they are dropped before they are
+/// [taken](Self::take), the variables stay as they are.
 pub(crate) struct Granted<G> {
     guards: G,
     share: Share,
 }
 
 impl<G> Granted<G> {
-    /// Takes the guards, which keep the engine open from now on.
+    /// Takes the guards, which keep the engine open from then on.
     pub(crate) fn take(self, keeps_open: KeepsOpen) -> G {
         self.share.take(keeps_open);
         self.guards
     }
 }
 
-/// Where a future finds the guards of the variables that it acquires, and how it cancels their acquisition.
+/// The oneshot in which a future finds the guards of the variables that it acquires, with the claim through which it
+/// cancels their acquisition.
 pub(crate) type Acquiring<G> = Oneshot<Granted<G>, Claim>;
 
 /// The job of an operation that acquires its variables for a future.
@@ -185,8 +186,8 @@ where
         Ok(())
     }
 
-    /// Hands the guards over here and not in `start`: the wakers run after the operations that became ready have been
-    /// dispatched.
+    /// Hands the guards over here and not in `start`, so that the wakers run after the operations that became ready
+    /// have been dispatched.
     fn started(&mut self) -> Cleanup {
         match (self.acquiring.take(), self.granted.take()) {
             (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
@@ -208,7 +209,8 @@ where
 }
 
 impl Core {
-    /// Pushes an operation with these entries that will hold its variables for the guards that `make` returns.
+    /// Pushes an operation with these entries. When its turn comes, it holds its variables for the guards that `make`
+    /// returns.
     pub(crate) fn begin_acquire<G: Send + 'static>(
         self: &Arc<Self>,
         location: &'static Location<'static>,

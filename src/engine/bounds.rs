@@ -1,4 +1,4 @@
-//! What an engine knows about limits of pending operations. [`room`](super::room) uses it.
+//! What an engine knows about limits of pending operations. [`room`](super::room) uses this.
 //!
 //! # Who may touch what
 //!
@@ -35,7 +35,7 @@ pub(crate) struct Bounds {
     in_use: AtomicBool,
     /// The number of threads that run operations without a worker.
     pub(super) running: AtomicUsize,
-    /// The number of such threads that wait.
+    /// The number of threads counted in `running` that wait.
     pub(super) waiting: AtomicUsize,
     /// The number of threads inside a push from outside.
     pushing: [CachePadded<AtomicUsize>; SHARDS],

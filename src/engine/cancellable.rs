@@ -2,16 +2,16 @@
 //!
 //! # States
 //!
-//! 1. *Pushed*: the function is there, and the [`Claim`] is pending.
+//! 1. *Pushed*: the function is present, and the [`Claim`] is pending.
 //! 2. *Claimed*: the thread of the operation takes the function, calls it or drops it, and sets the oneshot when the
 //!    operation is complete.
-//! 3. *Cancelled*, instead: the canceller sets the oneshot immediately, and drops the function. The operation stays in
+//! 3. *Cancelled* instead: the canceller sets the oneshot immediately, and drops the function. The operation stays in
 //!    the queues until its turn comes. Then it fails with the same failure, or changes nothing.
 //!
 //! # Who may touch what
 //!
 //! * The function: the thread that wins the claim.
-//! * The failure: made under its lock, by a canceller before it tries to claim the operation.
+//! * The failure: created under its lock, by a canceller before it tries to claim the operation.
 //!
 //! # Edges
 //!
@@ -53,7 +53,7 @@ pub struct Cancellable<F: ?Sized> {
     /// Called when the started operation is asked to stop.
     stop: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     place: Place,
-    /// The function was dropped by the canceller.
+    /// Whether the canceller has dropped the function.
     is_cleared: AtomicBool,
     f: UnsafeCell<F>,
 }
@@ -66,9 +66,9 @@ pub struct Place {
     op: AtomicPtr<()>,
     /// The lane of that queue.
     lane: AtomicU8,
-    /// The task of the operation, or null. The pointer is compared, and never read.
+    /// The task of the operation, or null. The pointer is only compared.
     task: AtomicPtr<()>,
-    /// The task of the operation that keeps this one from entering a queue, or null. The pointer is compared, and never read.
+    /// The task of the operation that keeps this one from entering a queue, or null. The pointer is only compared.
     held_back_by: AtomicPtr<()>,
 }
 
@@ -83,7 +83,7 @@ impl Place {
 
     /// Notes which task the operation has.
     pub(super) fn set_task(&self, task: NonNull<()>) {
-        // Relaxed: set before the push returns the handle, which is handed over to other threads.
+        // Relaxed: set before the push returns the handle, and passing the handle to another thread orders the store.
         self.task.store(task.as_ptr(), Relaxed);
     }
 
@@ -95,7 +95,7 @@ impl Place {
 
     /// Notes that the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn hold_back(&self, by: NonNull<()>) {
-        // Relaxed: set before the push returns the handle, which is handed over to other threads.
+        // Relaxed: set before the push returns the handle, and passing the handle to another thread orders the store.
         self.held_back_by.store(by.as_ptr(), Relaxed);
     }
 
@@ -105,16 +105,17 @@ impl Place {
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
     }
 
-    /// The task of the operation that keeps this one from entering a queue, or null. The pointer is to be compared.
+    /// Returns where to find the task of the operation that keeps this one from entering a queue, or null. The pointer
+    /// may only be compared.
     pub(super) fn held_back_by(&self) -> &AtomicPtr<()> {
         &self.held_back_by
     }
 
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
-        // Relaxed: exact for the work that holds the operation back, and for the operations that are let go together with this
-        // one, which enter a queue after that. Other threads read an earlier value at worst, and do not run while the operation
-        // that it names does.
+        // Relaxed: exact for the work that holds the operation back, and for the operations that are let go together
+        // with this one, which enter a queue after the store. At worst, other threads read an earlier value, and they
+        // do not run inside the operation that it names.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
@@ -153,7 +154,7 @@ impl<F> Cancellable<Option<F>> {
     }
 }
 
-/// The function of an operation with a handle, of any type.
+/// The function of an operation with a handle, with its type erased.
 pub(crate) trait Function: Send {
     /// Drops the function.
     fn clear(&mut self);
@@ -211,7 +212,7 @@ impl Cancellable<dyn Function> {
     }
 
     /// Cancels the operation if it has not started: calls `tell` with its failure, and then drops the function.
-    /// Otherwise asks a started operation to stop. Returns whether this call has cancelled the operation.
+    /// Otherwise asks the operation to stop. Returns whether this call has cancelled the operation.
     pub(crate) fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
@@ -239,9 +240,9 @@ impl Cancellable<dyn Function> {
         self.is_cleared.store(true, Release);
     }
 
-    /// Cancels the operation loudly if it has not started, calls `tell` with its failure, and drops the function. Returns
-    /// whether the operation has not started, by this call or an earlier cancellation, and whether its scope may therefore
-    /// count it out. Then its turn does not.
+    /// Cancels the operation loudly if it has not started, calls `tell` with its failure, and drops the function.
+    /// Returns whether the operation was cancelled, by this call or an earlier one. If so, its scope may count it out,
+    /// and its turn does not.
     pub(super) fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         // Acquire (edge `cleared`): the drop of the function, which comes before the end of the scope.

@@ -1,4 +1,5 @@
-//! The completion of an operation: updates the state of its variables, and collects the operations that become ready.
+//! The completion of an operation: the state of its variables is updated, and the operations that become ready are
+//! collected.
 
 use crate::{
     engine::{
@@ -99,8 +100,8 @@ impl Core {
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
-    /// The first part of [`complete`](Self::complete) for an operation that leaves the state of its variables alone, or
-    /// that a GPU ran.
+    /// Does the first part of [`complete`](Self::complete) for an operation that leaves the state of its variables
+    /// alone, or that a GPU ran.
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
@@ -133,22 +134,22 @@ impl Core {
         }
     }
 
-    /// Clears the failures that an operation of a GPU overwrites. Called once it has been issued, since operations
-    /// behind it on that GPU may run from then on.
+    /// Clears the failures that an operation of a GPU overwrites. Called once the operation has been issued, since
+    /// operations behind it on that GPU may run from then on.
     pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
         let first = ended.len();
         self.take_overwritten(op, ended);
         ended[first..].iter().for_each(OpError::mark_reported);
     }
 
-    /// Takes the failures of the variables that an operation overwrites. An operation that fails puts its own failure
-    /// in their place, and the ones taken are still to be reported.
+    /// Takes the failures of the variables that an operation overwrites. An operation that fails then puts its own
+    /// failure in their place, and those taken are still to be reported.
     pub(crate) fn take_overwritten(&self, op: &Op<Task>, taken: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);
             if access.mode() == Mode::Overwrite && cell.fault().has_failed() {
-                // SAFETY: the operation holds its variables until the tracker completes it, and this is under the fault
-                // lock.
+                // SAFETY: the operation holds its variables until the tracker completes it, and the closure runs under
+                // the fault lock.
                 taken.extend(self.fault_lock.with(|| unsafe { cell.fault().set_failure(None) }));
             }
         }
@@ -162,11 +163,11 @@ impl Core {
     }
 
     /// Runs [`fail_variables`](Self::fail_variables) for an operation of a GPU, whose variables may be held by
-    /// operations behind it. Returns the failure that was used: if `failure` is the loss of a GPU, and a loss has
-    /// already failed one of the variables, that earlier failure.
+    /// operations behind it. Returns the failure that was used: `failure`, or, if `failure` is the loss of a GPU and a
+    /// loss has already failed one of the variables, that earlier failure.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.fault_lock.with(|| {
-            // SAFETY: this is under the fault lock.
+            // SAFETY: this runs under the fault lock.
             let failure_of = |access| unsafe { VarCell::of(access).fault().failure() };
             let known = op.accesses().iter().filter_map(failure_of).find(|known| known.loss().is_some());
             let failure = known.filter(|_| failure.loss().is_some()).unwrap_or(failure);
@@ -175,7 +176,7 @@ impl Core {
         })
     }
 
-    /// Fails an operation that was in flight on a GPU when the GPU was lost to `error`. Returns the failure.
+    /// Fails an operation that was in flight on a GPU when the GPU was lost because of `error`. Returns the failure.
     pub(crate) fn lose_on_device(&self, op: &Op<Task>, error: &DeviceError) -> OpError {
         self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
     }
@@ -187,9 +188,9 @@ impl Core {
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {
-                // SAFETY: the operation holds its variables until the tracker completes it; or the caller is the lane
-                // of a GPU and has the fault lock, and only other lanes read the failure before the lane's timeline
-                // says that the operation is complete.
+                // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane
+                // and has the fault lock, and only other lanes read the failure before the lane's timeline says that
+                // the operation is complete.
                 let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
                 debug_assert!(none.is_none(), "the variable had not failed");
             }

@@ -2,12 +2,13 @@
 //!
 //! # States
 //!
-//! The [phases](phase) of an engine only rise. A shutdown goes from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING`
-//! or `CANCELLING`, or both, to `CLOSED`. In a forked child, an engine goes from any phase to `FORKED`.
+//! The [phase] of an engine only rises. A shutdown goes from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or
+//! `CANCELLING`, or both, to `CLOSED`. In a forked child, an engine goes from any phase to `FORKED`.
 //!
 //! # Who may touch what
 //!
-//! * `phase`: raised by the threads that shut the engine down, and by the only thread of a forked child; read by any.
+//! * `phase`: raised by the threads that shut the engine down, and by the only thread of a forked child; read by any
+//!   thread.
 //! * `handles`: changed by the handles that keep the engine open.
 //! * `placements`: set once, before the engine has a handle.
 //! * The other fields have protocols of their own.
@@ -37,7 +38,7 @@ use crate::{
 pub(super) mod phase {
     /// Any thread may push.
     pub(crate) const OPEN: u8 = 0;
-    /// Any thread may push, except in an observer.
+    /// Any thread may push, except inside an observer.
     pub(crate) const OBSERVED: u8 = 1;
     /// Any thread may push, but the engine has a limit: pushes from outside wait for room.
     pub(crate) const BOUNDED: u8 = 2;
@@ -56,13 +57,13 @@ pub(crate) struct Core {
     pub(super) kind: EngineKind,
     /// Whether the engine has a limit of pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_sole`](Core::push_sole) may push on the engine: it has workers and no GPU, neither records nor
-    /// shuffles, and has no limit.
+    /// Whether [`push_sole`](Core::push_sole) may push to the engine, which has workers, no GPU and no limit, and
+    /// neither records nor shuffles.
     pub(crate) is_straight: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
-    /// The number of operations that pushes that were held back have run.
+    /// The number of operations that were run by pushes that were held back.
     pub(super) helped: Count,
     /// All threads that sleep in calls of this engine.
     pub(super) sleepers: Sleepers,
@@ -132,7 +133,7 @@ impl Core {
             core.limit(limit);
         }
         if core.shuffler.is_some() {
-            // The counts that limits use also show when nothing runs.
+            // Shuffling needs to know when nothing runs, and the counts for limits show that.
             core.bounds.begin_use();
         }
         core
@@ -142,8 +143,8 @@ impl Core {
         self.kind
     }
 
-    /// Ends the engine in a forked child, on the only thread of that process: pending operations stay pending, calls
-    /// return errors, and a thread of the engine ends.
+    /// Ends the engine in a forked child, on the only thread of that process: pending operations stay pending, and
+    /// calls return errors. If the thread belongs to the engine, it ends.
     #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
     pub(crate) fn end_in_child(&self) {
         // Relaxed: there is no other thread.
@@ -196,9 +197,9 @@ impl Core {
         self.mark().wrapping_byte_add(1)
     }
 
-    /// Returns a new number for a variable.
+    /// Returns a number for a new variable.
     pub(crate) fn next_id(&self) -> u64 {
-        // Relaxed: the numbers must only be distinct, and rise within a thread.
+        // Relaxed: the numbers need only be distinct, and rise within a thread.
         self.next_id.fetch_add(1, Relaxed)
     }
 }

@@ -1,38 +1,38 @@
-//! Waits that would never return: an operation waits for one that stands behind it, directly or through others.
+//! Waits that would never return: an operation waits for one that is queued behind it, directly or through others.
 //!
-//! A thread that waits inside operations is in a list of [waiters](crate::notify::waiters), which all engines share. From time
-//! to time it walks forward, from what its thread is [inside of](Inside):
+//! A thread that waits inside operations is in a list of [waiters](crate::notify::waiters), which all engines share.
+//! From time to time, it walks forward from what it is [inside of](Inside):
 //!
 //! | from | to | because |
 //! |---|---|---|
-//! | an operation | those that stand behind it | they start when it is complete |
+//! | an operation | the operations queued behind it | they start once it is complete |
 //! | an operation | a waiter that waits for it, for its group, or for all operations of its engine | its wait ends when the operation has ended |
-//! | an operation whose epilogue runs | a waiter that waits for its group, or for all operations of its engine | it is counted out after the epilogue |
-//! | a parent | a waiter that waits for one of its children, which is not in a queue yet | it enters its queues when the parent's own work has ended |
-//! | a waiter | what its thread is inside of | that goes on when the wait is over |
+//! | an operation whose epilogue runs | a waiter that waits for its group, or for all operations of its engine | the operation is counted out after the epilogue |
+//! | a parent | a waiter that waits for one of its children that is not in a queue yet | the child enters its queues when the parent's own work has ended |
+//! | a waiter | what its thread is inside of | that continues when the wait is over |
 //!
-//! If it comes to its own wait, none of these can go on.
+//! If the walk reaches the thread's own wait, none of these can continue.
 //!
-//! Each step of such a cycle lasts as long as the step before: an operation in a queue cannot start before the one ahead is
-//! complete, and that cannot complete while its thread waits. So the cycle is real if the waits of all its waiters are not
-//! over after the walk: then none of the operations that they wait for was, and each record is known to be its own still. A
-//! walk may see a push that is not over, so it is repeated.
+//! Each step of such a cycle lasts as long as the step before it: an operation in a queue cannot start before the one
+//! ahead of it is complete, and that one cannot complete while its thread waits. So the cycle is real if none of its
+//! waits is over after the walk: then none of the awaited operations was complete during the walk, and each record
+//! still belonged to its operation. A walk may see a push that is still in progress, so walks are repeated.
 //!
 //! # Who ends a cycle
 //!
-//! | its waiters | who | how |
+//! | the waiters in the cycle | who ends it | how |
 //! |---|---|---|
-//! | one has a time limit | the thread that walks, if its own wait is the one | its wait returns [`WaitError::WouldDeadlock`]; other walks do not follow waits with time limits |
-//! | some can be refused | the one of these that began to wait last | its wait returns `WouldDeadlock` |
-//! | all are at the end of a scope | the one that began to wait last | it gives up operations that cannot start; see [`engine::scope`](crate::engine::scope) |
+//! | one has a time limit | the thread that walks, if the wait with the limit is its own | its wait returns [`WaitError::WouldDeadlock`]; other walks do not follow waits with time limits |
+//! | some can be refused | the one among them that began to wait last | its wait returns `WouldDeadlock` |
+//! | all are at the end of a scope | the one that began to wait last | it abandons operations that cannot start; see [`engine::scope`](crate::engine::scope) |
 //!
-//! A walk finds some cycle through its own wait, not each. Of all waits that can be refused in cycles that share waits, the last
-//! one is the last one of each cycle that its own walk can find, so it ends that.
+//! A walk finds one cycle through its own wait, not all of them. Among the refusable waits of cycles that share waits,
+//! the one that began last is also the last in each cycle that its own walk can find, so it ends that cycle.
 //!
 //! # Not followed
 //!
-//! Tasks of other executors, futures of waits, guards, completions, and the shutdowns of other engines. In an engine's forked child nothing
-//! is found.
+//! Walks do not follow tasks of other executors, futures of waits, guards, completions, and the shutdowns of other
+//! engines. In a forked child, they find nothing.
 
 use std::{
     mem::offset_of,
@@ -61,17 +61,16 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
-/// All waiters together spend about one part in so many of a core's time on walks: a walk through many operations is
-/// repeated less often, but at least once in `LONGEST_PAUSE`. Not tuned.
+/// All waiters together spend about `1 / SHARE` of a core's time on walks: a long walk is repeated less often, but at
+/// least once per `LONGEST_PAUSE`. Not tuned.
 const SHARE: u32 = 16;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The maximum number of operations that a walk in search of a deadlock visits. Not tuned: so many take a few
-/// milliseconds.
+/// The maximum number of operations that a search for a deadlock visits. Not tuned: this many take a few milliseconds.
 const MAX_VISITED: usize = 100_000;
 
-/// The maximum number of operations that a walk in search of what a wait depends on visits. Not tuned: so many take a
-/// few microseconds, less than handing a worker over takes.
+/// The maximum number of operations that a search for what a wait depends on visits. Not tuned: this many take a few
+/// microseconds, less than handing over a worker does.
 const MAX_NEAR: usize = 256;
 
 /// The waiters of all engines of this process: operations of different engines can wait for each other.
@@ -81,13 +80,13 @@ fn waiters() -> &'static Waiters {
     WAITERS.get(Waiters::default)
 }
 
-/// The one operation that a wait waits for.
+/// The operation that a wait for a single operation awaits.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     /// The task of the operation. The pointer identifies the operation until the operation is complete, and is never
-    /// read.
+    /// dereferenced.
     pub(super) task: NonNull<()>,
-    /// What keeps the operation from entering a queue, if it has a handle.
+    /// Where to find the task of the operation that keeps this one from entering a queue, if this one has a handle.
     pub(super) held_back_by: Option<&'a AtomicPtr<()>>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
 }
@@ -107,7 +106,7 @@ unsafe impl<T: ?Sized> Sync for AnyThread<'_, T> {}
 
 impl<'a, T: ?Sized> AnyThread<'a, T> {
     /// # Safety
-    /// 1. Any thread may do with `value` what the caller lets it do.
+    /// 1. Any thread may use `value` in every way that the caller allows.
     unsafe fn new(value: &'a T) -> Self {
         Self(value)
     }
@@ -117,17 +116,16 @@ impl<'a, T: ?Sized> AnyThread<'a, T> {
     }
 }
 
-/// Returns the pointer that identifies an operation to waiters. It is never read.
+/// Returns the pointer that identifies an operation to waiters. It is never dereferenced.
 fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
     NonNull::new(op.shared_task_ptr().cast_mut().cast())
 }
 
-/// Returns those of `ops` that are not complete. The function of an asynchronous operation may still run after the
-/// operation is complete.
+/// Returns the operations among `ops` that are not complete. The function of an asynchronous operation may still run
+/// after the operation is complete.
 ///
 /// # Safety
-/// 1. The records of `ops` exist: the functions of the operations have not returned, or the operations are not
-///    complete.
+/// 1. The record of each operation exists: its function has not returned, or it is not complete.
 unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Task>>> {
     let is_over = |op: &NonNull<Op<Task>>| {
         // SAFETY: (1).
@@ -136,7 +134,7 @@ unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Tas
     ops.iter().map(|op| op.cast()).filter(move |op| !is_over(op))
 }
 
-/// The ticket of `op` in this count, if it is that of one of its groups.
+/// Returns the ticket of `op` in `pending`, if that is the count of one of its groups.
 ///
 /// # Safety
 /// 1. The operation was pending at some moment since the calling thread was pinned.
@@ -145,12 +143,12 @@ unsafe fn ticket_in_group(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket>
     unsafe { op.joined() }?.ticket_in(pending)
 }
 
-/// The ticket of `op` in this count, if it is that of one of its groups or that of its engine.
+/// Returns the ticket of `op` in `pending`, if that is the count of one of its groups or of its engine.
 ///
 /// # Safety
 /// 1. The operation was pending at some moment since the calling thread was pinned.
 pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket> {
-    // A pending operation is marked with the address of its engine, or with the one behind that.
+    // A pending operation is marked with the address of its engine, or with that address plus one.
     let engine = op.marked_by().addr() & !1;
     if engine == std::ptr::from_ref(pending).addr().wrapping_sub(offset_of!(Core, pending)) {
         return Some(op.task().ticket);
@@ -159,15 +157,14 @@ pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ti
     unsafe { ticket_in_group(op, pending) }
 }
 
-/// Returns a function that tells any thread whether the result of a oneshot is set.
+/// Returns a function that returns whether the result of a oneshot is set, and that any thread may call.
 pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> bool + Sync {
-    // SAFETY: the thread that sets the result shares the oneshot already, and whether it is set is found under its
-    // lock.
+    // SAFETY: the oneshot is already shared with the thread that sets its result, and `is_done` takes its lock.
     let oneshot = unsafe { AnyThread::new(oneshot) };
     move || oneshot.get().is_done()
 }
 
-/// When a thread looks for a cycle of waits.
+/// The times at which a thread looks for a cycle of waits.
 pub(super) struct Looks {
     next: Instant,
     pause: Duration,
@@ -178,7 +175,7 @@ impl Looks {
         Self { next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
 
-    /// When the thread looks next.
+    /// Returns when the thread looks next.
     pub(super) fn next(&self) -> Instant {
         self.next
     }
@@ -188,7 +185,7 @@ impl Looks {
         self.next = Instant::now();
     }
 
-    /// Calls `walk`, which searches for a cycle, if it is due.
+    /// Calls `walk`, which searches for a cycle, if the next search is due.
     pub(super) fn look(&mut self, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
         let begun = Instant::now();
         if begun < self.next {
@@ -203,7 +200,8 @@ impl Looks {
     }
 }
 
-/// A step of a walk: a waiter, and the step that it came from. The first is the waiter whose thread walks.
+/// A step of a walk: a waiter, and the index of the step that led to it. The first step is the waiter whose thread
+/// walks.
 struct Step {
     number: u64,
     kind: Kind,
@@ -213,17 +211,17 @@ struct Step {
 /// A search for a cycle of waits.
 struct Walk {
     own: u64,
-    /// Only ends of scopes are followed.
+    /// Whether the walk follows only waits at the ends of scopes.
     only_closing: bool,
     steps: Vec<Step>,
-    /// The step that led to the own wait, and the operation that this waits for.
+    /// The step from which the walk came back to its own wait, and the awaited operation that it came through.
     found: Option<(usize, NonNull<Op<Task>>)>,
-    /// Operations to visit, each with the step that it belongs to.
+    /// The operations to visit, each with the index of the step that it belongs to.
     ahead: Ahead<Task>,
 }
 
 impl Walk {
-    /// Begins with what the calling thread is `inside` of.
+    /// Begins a walk at what the calling thread is `inside` of.
     fn from(waiter: &Waiter<'_>, inside: &Inside, only_closing: bool) -> Self {
         let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
         let mut walk = Self { own: waiter.number(), only_closing, steps: vec![own], found: None, ahead: Vec::new() };
@@ -233,14 +231,15 @@ impl Walk {
         walk
     }
 
-    /// Goes on from what the thread of a waiter is inside of, except for the operations that are not complete.
+    /// Continues from the operations whose epilogues run on the thread of a waiter. The caller has added those that are
+    /// not complete to `ahead`.
     fn enter(&mut self, inside: &Inside, step: usize) {
         let mut todo = vec![(inside.clone(), step)];
         while let Some((inside, step)) = todo.pop() {
             for &(op, in_group) in &inside.ended {
                 let op: NonNull<Op<Task>> = op.cast();
-                // SAFETY: the frame of the epilogue keeps the record, and its thread was in the list of waiters, or is this
-                // one, since this thread was pinned.
+                // SAFETY: the frame of the epilogue keeps the record alive. Its thread is this one, or was in the list
+                // of waiters after this thread was pinned.
                 let known = unsafe { op.as_ref() };
                 let reaches = |goal: &Goal<'_>| {
                     goal.covers(|pending| {
@@ -255,7 +254,7 @@ impl Walk {
         }
     }
 
-    /// Goes on to the waiters whose goal `reaches`, from `op`.
+    /// Continues from `op` to the waiters for whose goals `reaches` returns `true`.
     fn reach(
         &mut self,
         op: NonNull<Op<Task>>,
@@ -274,7 +273,8 @@ impl Walk {
             }
             let step = steps.len();
             steps.push(Step { number, kind, from });
-            // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not returned.
+            // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not
+            // returned.
             ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, step)));
             todo.push((inside.clone(), step));
         });
@@ -291,7 +291,7 @@ impl Walk {
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
     }
 
-    /// The waiters on the way to `step`, without the own one.
+    /// Returns the waiters on the way to `step`, except the walk's own.
     fn way_to(&self, mut step: usize) -> impl Iterator<Item = &Step> {
         std::iter::from_fn(move || {
             let at = &self.steps[step];
@@ -303,15 +303,17 @@ impl Walk {
     }
 }
 
-/// A cycle of waits that the calling thread is to end.
+/// A cycle of waits that the calling thread must end.
 pub(super) struct Cycle {
-    /// The operation through which it comes back to the wait of the calling thread, if that waits for several.
+    /// The operation through which the cycle returns to the calling thread's wait, if that is a wait for several
+    /// operations.
     pub(super) through: Option<Pushed>,
 }
 
-/// Looks for a cycle through the wait of the calling thread, which is `inside` of these operations, and which is to end it.
+/// Looks for a cycle that contains the wait of the calling thread, and that this thread must end. The thread is
+/// `inside` of these operations.
 pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) -> Option<Cycle> {
-    // Before operations are found to be incomplete.
+    // This comes before operations are found to be incomplete.
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, inside, false);
     let ahead = std::mem::take(&mut walk.ahead);
@@ -321,14 +323,14 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
             ahead.append(&mut walk.ahead);
             walk.found.is_some()
         };
-        // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
+        // SAFETY: (1): all of them were found to be incomplete after this thread was pinned.
         unsafe { walk_blocked(ahead, MAX_VISITED, look) };
     }
     let (from, op) = walk.found?;
     let is_refusable = |step: &&Step| step.kind == Kind::Refusable;
     let is_last = |step: &Step| step.number < waiter.number();
     let ends_it = match waiter.kind() {
-        // Others do not follow a wait with a time limit, so it ends the cycle itself.
+        // Other walks do not follow a wait with a time limit, so this one must end the cycle.
         Kind::Timed => true,
         Kind::Refusable => walk.way_to(from).filter(is_refusable).all(is_last),
         Kind::Closing => walk.way_to(from).all(|step| step.kind == Kind::Closing && is_last(step)),
@@ -336,19 +338,21 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
     if !ends_it || !waiters().all_wait(walk.way_to(from).map(|step| step.number)) {
         return None;
     }
-    // SAFETY: if the goal is not a single operation, `visit` or `enter` has found this one, since this thread was pinned.
+    // SAFETY: if the goal is not a single operation, `visit` or `enter` has found this operation after this thread was
+    // pinned.
     let pushed = |op: NonNull<Op<Task>>| unsafe { op.as_ref() }.task().pushed();
     Some(Cycle { through: (!is_single).then(|| pushed(op)) })
 }
 
-/// The operations of this count that cannot start before the calling thread goes on, which waits at the end of a scope, if all
-/// waits in between are at the ends of scopes. Each with what identifies it, and its ticket.
+/// Returns the operations counted in `pending` that cannot start before the calling thread continues, each with the
+/// pointer that identifies it and its ticket. The thread waits at the end of a scope, and only waits at the ends of
+/// scopes are followed.
 pub(super) fn blocked_members(
     waiter: &Waiter<'_>,
     inside: &Inside,
     pending: &PendingOps,
 ) -> Vec<(NonNull<()>, Ticket)> {
-    // Before operations are found to be incomplete.
+    // This comes before operations are found to be incomplete.
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, inside, true);
     let ahead = std::mem::take(&mut walk.ahead);
@@ -362,15 +366,15 @@ pub(super) fn blocked_members(
         ahead.append(&mut walk.ahead);
         false
     };
-    // SAFETY: (1): all of them were found to be incomplete since this thread was pinned.
+    // SAFETY: (1): all of them were found to be incomplete after this thread was pinned.
     unsafe { walk_blocked(ahead, MAX_VISITED, look) };
     blocked
 }
 
 impl Core {
-    /// Calls `wait`, which blocks until a time limit, until it returns something other than [`WaitError::TimedOut`], or
-    /// until `deadline`. Returns [`WaitError::WouldDeadlock`] if the thread would wait for `goal` for ever. `describe` describes
-    /// a goal that is one operation.
+    /// Calls `wait`, which blocks until the time limit that it is given, again and again until it returns something
+    /// other than [`WaitError::TimedOut`], or until `deadline`. Returns [`WaitError::WouldDeadlock`] if the thread
+    /// would wait for `goal` forever. `describe` describes a goal that is a single operation.
     pub(super) fn wait_watching<R>(
         &self,
         goal: Goal<'_>,
@@ -436,12 +440,12 @@ impl Core {
         WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited))
     }
 
-    /// What identifies this engine to waiters.
+    /// Returns the pointer that identifies this engine to waiters.
     pub(super) fn engine(&self) -> NonNull<()> {
         NonNull::from(self).cast()
     }
 
-    /// Calls `f` as [`Waiters::during`] does, for the end of a scope. Returns `None` if nothing depends on the calling thread.
+    /// Calls `f` as [`Waiters::during`] does, for the wait at the end of a scope.
     pub(super) fn while_closing<R>(
         &self,
         inside: &Inside,
@@ -452,14 +456,16 @@ impl Core {
         waiters().during(self.engine(), inside.clone(), Goal::Counted(pending, None), Kind::Closing, is_over, f)
     }
 
-    /// Whether no wait for this engine inside an operation is over whose thread has yet to run.
+    /// Whether every thread that waits for this engine inside an operation still has to wait. A wait may be over
+    /// although its thread has yet to run.
     pub(super) fn all_wait_still(&self) -> bool {
         waiters().all_wait_still(self.engine())
     }
 
-    /// Whether `target` cannot complete before the ready operation `op`, which this thread owns, as far as a short walk finds.
+    /// Whether a short walk finds that `target` cannot complete before the ready operation `op`, which this thread
+    /// owns.
     pub(super) fn leads_to(op: &OpRef<Task>, target: NonNull<()>) -> bool {
-        // Before operations are found to be incomplete.
+        // This comes before operations are found to be incomplete.
         let _pinned = epoch::pin();
         let mut ops = Ops::from_iter([NonNull::from(&**op).cast()]);
         // SAFETY: (1): this thread owns the operation.
@@ -478,7 +484,8 @@ impl Core {
             let reaches =
                 |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
             waiters().each_for(None, reaches, |_, _, inside| {
-                // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not returned.
+                // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not
+                // returned.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
             });
             task == target

@@ -51,8 +51,7 @@ impl Core {
         }
     }
 
-    /// [`dispatch`](Self::dispatch) for an operation that may run on this thread, that a waiter may take, or that is
-    /// recorded.
+    /// Dispatches an operation that may run on this thread, that a waiter may take, or that is recorded.
     #[inline(never)]
     fn dispatch_specially(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
@@ -72,7 +71,7 @@ impl Core {
         self.schedule_drawn(op);
     }
 
-    /// [`schedule`](Self::schedule) for an operation that was drawn from the shuffler.
+    /// Schedules an operation that was drawn from the shuffler.
     pub(super) fn schedule_drawn(&self, op: OpRef<Task>) {
         self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
@@ -130,7 +129,7 @@ impl Core {
         if !ready.is_empty() && !self.has_workers() {
             return std::mem::take(ready);
         }
-        // Operations for other threads go first, since those that run here may take long.
+        // Operations for other threads go first, since those that run here may take a long time.
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
             if !op.task().has(flag::INLINE | flag::CLAIMS | flag::RECORDED) {
@@ -175,8 +174,8 @@ impl Core {
     /// Runs a ready operation on this thread, or leaves it to a loop that runs on this thread already.
     #[inline(never)]
     fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
-        // The work that the function of a device operation has issued is not complete when it returns, so no operation
-        // of the program may run inside that function.
+        // The work that a device operation's function has issued is not complete when the function returns, so no
+        // operation of the program may run inside it.
         let forbidden = !op.task().has(flag::INLINE) && no_wait::in_device_function();
         if forbidden && self.has_workers() {
             self.observe_ready(&op);
@@ -190,8 +189,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside those that run on this thread, or leaves its work to the one around it if they are
-    /// nested too deeply.
+    /// Starts a ready loop inside those that run on this thread, or, if they are nested too deeply, leaves its work to
+    /// the innermost of them.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -281,9 +280,9 @@ impl Core {
 
     /// Runs a ready loop: `first`, then everything that becomes ready and must run here, and the epilogues.
     ///
-    /// The engine's own operations run first, since the program code in epilogues may take long. Then the epilogues
-    /// run, and then the program's operations, one at a time. Program code that waits inside the loop runs the work
-    /// that is left in it ([`catch_up`](Self::catch_up)).
+    /// The engine's own operations run first, since the program code in epilogues may take a long time. Then the
+    /// epilogues run, and then the program's operations, one at a time. Program code that waits inside the loop runs
+    /// the work that is left in it ([`catch_up`](Self::catch_up)).
     fn run_loop(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,

@@ -36,7 +36,7 @@ impl Core {
         if self.is_forked() || op.is_rejected() {
             return Disposition::Discard;
         }
-        // This comes before the failures are read: lanes of GPUs may change a failure until their work is complete.
+        // This comes before the failures are read: GPU lanes may change a failure until their work is complete.
         if let Some(lane) = self.pending_on_device(op, at) {
             return Disposition::Forward(lane);
         }
@@ -83,9 +83,9 @@ impl Core {
         Disposition::Run
     }
 
-    /// Returns a lane of a GPU that must complete a dependency of `op` before `op` may run on the device `at`, another
-    /// GPU or the CPU. The caller sends the operation to that lane, which sends it back later. Each lane is returned at
-    /// most once: commands that the lane receives later, such as those of readers next to a wait, are not dependencies.
+    /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`. The caller
+    /// sends the operation to that lane, which sends it back later. Each lane is returned at most once for an
+    /// operation: commands that the lane receives later, such as those of readers next to a wait, are not dependencies.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.
@@ -96,14 +96,14 @@ impl Core {
             if !cell.fault().needs_check() {
                 continue;
             }
-            // On its own GPU the order of streams is enough, unless the host reads or writes the value.
+            // On the operation's own GPU the order of streams is enough, unless the host reads or writes the value.
             let on_stream = self.follows_on_device(op, cell, at);
             let counts =
                 |lane: usize| lane >= from && !(on_stream && self.gpus.device_of(FIRST_LANE + lane as u8) == at);
             let lane = self.lane_before(cell, access.mode(), counts);
             if lane.is_none() && !on_stream && access.mode().is_write() {
                 // SAFETY: the operation is ready and mutates the variable, so it holds the variable for writing. Every
-                // lane was found to have completed its operations on it, now or by an earlier call.
+                // lane was found to have completed its operations on the variable, by this call or an earlier one.
                 unsafe { cell.fault().leave_device() };
             }
             pending = pending.into_iter().chain(lane).min();

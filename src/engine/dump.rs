@@ -1,9 +1,9 @@
 //! Dumps of what is pending, made while the engine runs.
 //!
 //! A pending operation has a mark of its engine in the first word of its record, from its push to the drop of its
-//! function ([`registry`](crate::memory::registry)). The thread that looks is pinned, so the records that it finds are
-//! not reused. The function may be dropped during the look, but what is read here stays valid: the name, the location,
-//! the flags and the accesses.
+//! function ([`registry`](crate::memory::registry)). The thread that makes the dump is pinned, so the records that it
+//! finds are not reused. An operation may drop its function in the meantime, but what is read here stays valid: the
+//! name, the location, the flags and the accesses.
 
 use std::{
     collections::HashMap,
@@ -35,9 +35,9 @@ use crate::{
     values::name::Name,
 };
 
-/// The maximum number of readers that are visited between a reader and the next operation that mutates, if the reader
-/// holds the variable, and if it waits. Not tuned: there may be a million readers. Those behind an operation that
-/// mutates wait for that one alone, so all of them are visited.
+/// The maximum number of readers that are visited between a reader and the next operation that mutates: the first
+/// number applies if the reader holds the variable, the second if it waits. Not tuned: there may be a million readers.
+/// All readers behind an operation that mutates are visited, since they wait only for that operation.
 const MAX_READERS: [usize; 2] = [1024, 64];
 
 impl Core {
@@ -49,13 +49,13 @@ impl Core {
         }
         let running = self.running_ops();
         let pinned = epoch::pin();
-        // The indices of operations, by their records and by their tasks, which are what waiters know.
+        // The indices of operations, by their records, and by their tasks, which identify operations to waiters.
         let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
-        // Pairs of a record and the index of an operation before it.
+        // Pairs of a record and the index of an operation that it waits for.
         let mut before = Vec::new();
-        // The records of the operations, and the indices of variables by their queues.
+        // The records of the operations, and the indices of variables by their addresses.
         let (mut records, mut variables) = (Vec::new(), HashMap::new());
-        // Before the operations: what these threads still wait for after the look is found pending.
+        // Listed before the operations, so that whatever these threads still wait for afterwards is found pending.
         let (sleepers, scopes) = (self.sleepers.list(), self.sleepers.scopes());
         let marks = [self.mark(), self.started_mark()];
         let look = |op: &Op<Task>, mark: *mut ()| {
@@ -86,7 +86,7 @@ impl Core {
         for (child, parent) in members.parents() {
             if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
                 parent.waits_for.push(child);
-                // Children are in their queues only when the function of their parent has returned.
+                // Children enter their queues only after the function of their parent has returned.
                 parent.state = OpState::WaitingForChildren;
             }
         }
@@ -101,7 +101,7 @@ impl Core {
             let covered = |index: &usize| goal.covers(|pending| members.ticket_in(*index, pending));
             let found: Vec<usize> = match goal {
                 Goal::Op { task, .. } => by_task.get(&task.as_ptr()).copied().into_iter().collect(),
-                // A thread outside of operations holds nothing up.
+                // A thread outside operations does not hold up any operation.
                 Goal::Counted(pending, _) if ptr::eq(*pending, &raw const self.pending) => {
                     (0..members.records.len()).filter(|_| is_inside).filter(covered).collect()
                 }
@@ -140,7 +140,7 @@ impl Core {
         } else {
             OpState::Ready
         };
-        // A variable whose access is done may have been freed before this thread was pinned.
+        // A variable that the operation has released may have been freed before this thread was pinned.
         let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
         let accesses = in_use.map(|(access, &standing)| PendingAccess {
             variable: name_of(VarCell::of(access)),
@@ -178,7 +178,7 @@ impl Core {
                 *ready += 1;
             }
         };
-        // SAFETY: (1): only `enqueue` marks records with this, and their tasks are filled.
+        // SAFETY: (1): only `enqueue` sets this mark, on records whose tasks are filled.
         unsafe { each_marked(&pinned, [self.mark(), self.mark()], look) };
         ready
     }
@@ -198,21 +198,23 @@ impl Recorded for Core {
         }
         let pinned = epoch::pin();
         let look = |op: &Op<Task>, _: *mut ()| op.task().op_id().into_iter().for_each(&mut *found);
-        // SAFETY: (1): only `enqueue` and those that start operations mark records with these, and their tasks are filled.
+        // SAFETY: (1): only `enqueue` and the functions that start operations set these marks, on records whose tasks
+        // are filled.
         unsafe { each_marked(&pinned, [self.mark(), self.started_mark()], look) };
     }
 }
 
-/// The name of a variable, or its number if it has none.
+/// Returns the name of a variable, or its number if it has none.
 fn name_of(cell: &VarCell) -> String {
     cell.name().map_or_else(|| format!("#{}", cell.queue().id()), Name::to_string)
 }
 
-/// Adds what the operation at `index` holds and waits for to the variables. `known` has their places, by their queues.
+/// Adds the operation at `index` to the holders and waiters of its variables. `known` has the indices of variables, by
+/// their addresses.
 fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, known: &mut HashMap<usize, usize>) {
     for access in op.accesses() {
         let standing = access.standing();
-        // A variable with which the operation was done may have been freed before this thread was pinned.
+        // A variable that the operation has released may have been freed before this thread was pinned.
         if standing == Standing::Done {
             continue;
         }
@@ -226,7 +228,7 @@ fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, k
     }
 }
 
-/// The operations that were found, and the groups that they are members of.
+/// The operations that were found, and the groups to which they belong.
 struct Members {
     records: Vec<NonNull<Op<Task>>>,
     by_count: HashMap<*const PendingOps, Vec<Member>>,
@@ -235,19 +237,19 @@ struct Members {
 /// A member of a group.
 #[derive(Clone, Copy)]
 struct Member {
-    /// Its index in the dump.
+    /// The index of the member in the dump.
     index: usize,
-    /// Whether it belongs to the group itself, and not to one inside it.
+    /// Whether it belongs to the group itself, rather than to a group inside it.
     is_innermost: bool,
 }
 
 impl Members {
-    /// Looks up the groups of operations, which were found marked since this thread was pinned, and are used until it is
-    /// unpinned.
+    /// Looks up the groups of the operations in `records`, which were found marked after this thread was pinned. The
+    /// result must not be used after the thread is unpinned.
     fn of(records: Vec<NonNull<Op<Task>>>) -> Self {
         let mut members = Self { records, by_count: HashMap::new() };
         for (index, record) in members.records.iter().enumerate() {
-            // SAFETY: see above: the record is not reused.
+            // SAFETY: the record was found marked after this thread was pinned, so it is not reused.
             let op = unsafe { record.as_ref() };
             // SAFETY: (1): as above.
             for (depth, count) in unsafe { op.joined() }.into_iter().flat_map(Joined::counts).enumerate() {
@@ -257,7 +259,7 @@ impl Members {
         members
     }
 
-    /// The children among the operations, each with the record of its parent.
+    /// Returns the children among the operations, each with the record of its parent.
     fn parents(&self) -> impl Iterator<Item = (usize, NonNull<()>)> {
         self.records.iter().enumerate().filter_map(|(index, record)| {
             // SAFETY: see `of`: the record is not reused.
@@ -267,12 +269,12 @@ impl Members {
         })
     }
 
-    /// The members of the group with this count, and of those inside it.
+    /// Returns the members of the group with this count, and of the groups inside it.
     fn in_count(&self, count: *const PendingOps) -> impl Iterator<Item = Member> {
         self.by_count.get(&count).into_iter().flatten().copied()
     }
 
-    /// The ticket of an operation in this count.
+    /// Returns the ticket of an operation in this count.
     fn ticket_in(&self, index: usize, pending: &PendingOps) -> Option<Ticket> {
         // SAFETY: see `of`: the record is not reused.
         let op = unsafe { self.records[index].as_ref() };
@@ -282,7 +284,7 @@ impl Members {
 }
 
 impl Dump {
-    /// Adds a thread that waits for `targets`. `find` returns the place of an operation by its record.
+    /// Adds a thread that waits for `targets`. `find` returns the index of an operation, given its record.
     fn add_sleeper(&mut self, sleeper: &Sleeper, targets: Vec<usize>, find: impl Fn(&NonNull<()>) -> Option<usize>) {
         let mut inside: Vec<usize> = sleeper.ops.iter().filter_map(find).collect();
         inside.sort_unstable();

@@ -4,7 +4,7 @@
 //!
 //! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain waits in an
 //!    [`Unfinished`] until the slow path completes it.
-//! 2. It is complete: its variables were released. What is left is its [`Epilogue`].
+//! 2. It is complete: its variables were released. Only its [`Epilogue`] is left.
 //! 3. The operations that became ready have been dispatched, and then the epilogue has run: the operation is counted
 //!    out.
 //!
@@ -29,7 +29,7 @@ use crate::{
 pub(crate) enum Disposition {
     Run,
     Skip(OpError),
-    /// A dependency is not complete on that lane of a device.
+    /// The GPU lane with this number has yet to complete a dependency.
     Forward(usize),
     /// The push was refused, or the operation was cancelled quietly; or this is a forked child, where the operations of
     /// the parent are left alone.
@@ -45,8 +45,8 @@ pub(crate) enum Epilogue {
     CountOut(Ticket),
     /// A result must be reported or program code run before the operation is counted out.
     CleanUp(Completed),
-    /// The operation is asynchronous and has started. Program code runs; the operation ends, and is counted out,
-    /// elsewhere.
+    /// The operation is asynchronous and has started. Program code is left to run here; the operation ends, and is
+    /// counted out, elsewhere.
     Started(Hold<Task>, Cleanup),
 }
 
@@ -58,7 +58,7 @@ pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 pub(crate) enum FnState {
     Called,
     /// The operation is asynchronous: its function was called and may still run on another thread, so the end of the
-    /// operation must not touch it.
+    /// operation must not touch the function.
     MayRun,
     /// The function was not called, and must be dropped in the epilogue.
     NotCalled,
@@ -68,7 +68,7 @@ pub(crate) enum FnState {
 pub(crate) struct Completed {
     pub(super) op: Hold<Task>,
     pub(super) result: Result<(), OpError>,
-    /// Failures that the operation has cleared, or that were replaced by another. They are dropped in the epilogue.
+    /// Failures that the operation has cleared, or that other failures have replaced. They are dropped in the epilogue.
     pub(super) ended: Vec<OpError>,
     pub(super) function: FnState,
     pub(super) cleanup: Cleanup,

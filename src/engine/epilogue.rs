@@ -24,8 +24,8 @@ use crate::{
 };
 
 impl Core {
-    /// Returns the epilogue that must wait until the operations that became ready have been dispatched: all of it,
-    /// except in a model.
+    /// Returns the epilogue, which must run after the operations that became ready have been dispatched. A model of the
+    /// wrong order runs it here.
     pub(super) fn defer_epilogue(self: &Arc<Self>, epilogue: Epilogue) -> Epilogue {
         if !removed(Step::ScheduleThenNotify) {
             return epilogue;
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// Whether program code that may wait must run on a worker: the calling thread serves a lane of a GPU, and must not
+    /// Whether program code that may wait must run on a worker: the calling thread serves a GPU lane, and must not
     /// block.
     fn leaves_to_workers(&self) -> bool {
         worker_thread::serves_device() && self.has_workers()
@@ -68,8 +68,8 @@ impl Core {
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
-    /// Returns the epilogue of an operation whose variables were released when it was issued. `ended` are the failures
-    /// that it cleared.
+    /// Returns the epilogue of an operation whose variables were released when it was issued. `ended` holds the
+    /// failures that it cleared.
     pub(crate) fn epilogue_of(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Epilogue {
         Epilogue::CleanUp(Completed::new(op, result, ended, FnState::Called))
     }
@@ -102,10 +102,10 @@ impl Core {
         self.count_out(ticket);
     }
 
-    /// Runs `f`, program code of an operation that has completed, and that is counted in a group if it has a
+    /// Runs `f`, program code of an operation that has completed, and that is still counted in a group if it has a
     /// `membership`. A panic becomes a failure that `wait_for_all` returns.
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
-        // The code may take long, so other workers may steal the operation in the slot.
+        // The code may take a long time, so other workers may steal the operation in the slot.
         worker_thread::share_slot();
         let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), None, f);
         let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();
@@ -125,9 +125,9 @@ impl Core {
     /// Wakes futures that wait for all operations, or for room.
     #[cold]
     pub(super) fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // The wakers run on a worker, unless the workers may have ended. The operation pushed for them would then run
-        // here. Counting it out would wake the waker that ends the engine; that waker would find the operation pending,
-        // register again, and be woken again, without end.
+        // The thread of a GPU lane leaves the wakers to a worker, unless the workers may have ended. In that case the
+        // operation pushed for the wakers would run here. Counting it out would wake the waker that ends the engine;
+        // that waker would find the operation pending, register again, and be woken again, without end.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }

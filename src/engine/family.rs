@@ -2,17 +2,18 @@
 //!
 //! Children take the place of their parent in the order of operations. Each variable of the parent that a child names
 //! is represented by a variable of the family, whose queue orders the children among themselves, under the parent's
-//! access. The value stays in the parent's variable. A family also has variables of its own, with values, which only its
-//! children name.
+//! access. The value stays in the parent's variable. A family also has variables of its own, with values, which only
+//! its children name.
 //!
 //! # States
 //!
-//! 1. *Working*: the parent's own work goes on: its function runs, or its future or a guard of that is left. A child is
-//!    counted as pending and has a record, but is not in a queue yet, so it shares no value with that work.
+//! 1. *Working*: the parent's own work goes on: its function runs, or its future or a guard of that future still
+//!    exists. A child is counted as pending and has a record, but is not in a queue yet, so it shares no value with
+//!    that work.
 //! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues, in the order in which
 //!    they were pushed. If the work has failed, the variables that the parent mutates have failed for the children as
-//!    well, and so have the variables of the family. The drop of the value of each variable of the family comes after the
-//!    children, and has a share. The completion of an asynchronous parent has a share as well.
+//!    well, and so have the variables of the family. The value of each variable of the family is dropped after the
+//!    children have used it, and this drop has a share. The completion of an asynchronous parent has a share as well.
 //! 3. *Over* ([`Family::end`]): the last share was dropped, and the parent completes.
 //!
 //! [`FamilyCount`] decides which thread makes each of these steps.
@@ -20,8 +21,8 @@
 //! # Who may touch what
 //!
 //! * `plan`: set by the thread that starts the parent, before its function is called; then constant.
-//! * `identity`: constant. The pointers are compared, and never read.
-//! * `is_future`: set by the thread that starts the parent, before there is a future.
+//! * `identity`: constant. The pointers are only compared.
+//! * `is_future`: set by the thread that starts the parent, before the future exists.
 //! * `parent`: set by the thread that starts the parent, or by the thread that uses its completion; taken by the thread
 //!   that drops the last share.
 //! * `stand_ins`, `variables`, `children` and `own`: under their locks.
@@ -73,7 +74,7 @@ pub(crate) struct Plan {
     deadline: Option<Instant>,
     /// The group of the children, inside the group of the operation if it has one.
     group: Arc<Group>,
-    /// The family of an operation that is a child itself. That is not over before this one is.
+    /// The family that the operation belongs to, if it is a child itself. That family is not over before this one is.
     within: Option<Weak<Family>>,
 }
 
@@ -110,17 +111,17 @@ struct Child {
     place: Option<NonNull<Place>>,
 }
 
-// SAFETY: the place is in what the operation shares with its handle, and has only atomics.
+// SAFETY: the place is in what the operation shares with its handle, and contains only atomics.
 unsafe impl Send for Child {}
 
-/// What identifies the parent.
+/// The pointers that identify the parent.
 struct Identity {
     op: NonNull<()>,
     /// What identifies the parent to waiters.
     task: NonNull<()>,
 }
 
-// SAFETY: the pointers are compared, and never read.
+// SAFETY: the pointers are only compared.
 unsafe impl Send for Identity {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Identity {}
@@ -140,24 +141,24 @@ struct Parent {
     observers: Option<Box<Observers>>,
 }
 
-/// An operation with children.
+/// The family of an operation with children.
 pub(crate) struct Family {
     this: Weak<Family>,
     core: Arc<Core>,
     identity: Identity,
-    /// The parent is a clean-up.
+    /// Whether the parent is a clean-up.
     is_kept: bool,
     is_future: OnceLock<()>,
     count: FamilyCount,
     plan: OnceLock<Box<Plan>>,
     parent: Mutex<Option<Parent>>,
     own: Mutex<Own>,
-    /// The variables of the family that stand for others, each with the index in the plan of the variable that it stands
-    /// for.
+    /// The variables of the family that stand for others, each with the index in the plan of the variable that it
+    /// stands for.
     stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
     /// The variables of the family that have values of their own.
     variables: Mutex<Vec<OwnedVar>>,
-    /// `None` when the children have entered the queues.
+    /// The children that are not in a queue yet, or `None` once they have entered the queues.
     children: Mutex<Option<Vec<Child>>>,
 }
 
@@ -186,7 +187,7 @@ impl Family {
         })
     }
 
-    /// Creates the family of an operation that is about to start, and that is complete without a completion.
+    /// Creates the family of an operation that is about to start and has no completion.
     pub(super) fn of_sync(core: &Arc<Core>, op: OpRef<Task>) -> Arc<Self> {
         let hold = op.hold();
         Self::new(core, &hold, Some(Parent { op, observers: None }))
@@ -214,8 +215,8 @@ impl Family {
         self.is_kept
     }
 
-    /// Returns the owner of the queues of the family's own variables, in the place of an engine. It is odd, so no engine has
-    /// it. No other family has it while this one exists, and later the variables are closed.
+    /// Returns the owner tag of the family's own variables, which takes the place of an engine's tag. It is odd, so no
+    /// engine has it. No other family has it while this one exists, and afterwards the variables are closed.
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr() + 1
     }
@@ -240,8 +241,8 @@ impl Family {
         self.plan().deadline
     }
 
-    /// Begins a push of a child, or the creation of a variable. The parent's work does not end before the returned value
-    /// is dropped.
+    /// Begins a push of a child, or the creation of a variable. The parent's work does not end before the returned
+    /// value is dropped.
     fn admit(&self) -> Result<Admitted<'_>, PushError> {
         if self.core.is_forked() {
             return Err(PushError::Forked);
@@ -263,7 +264,7 @@ impl Family {
             }
         };
         let cell = VarCell::of_family(&self.core, self.owner(), value);
-        // SAFETY: the family takes the only handle; the one that is returned is another.
+        // SAFETY: the family takes the only handle; the caller receives a second one.
         let var = unsafe { OwnedVar::new(cell) };
         var.cell().add_handle();
         lock(&self.variables).push(var);
@@ -277,16 +278,16 @@ impl Family {
         self.owner() == owner || iter::successors(self.within(), |family| family.within()).any(|at| at.owner() == owner)
     }
 
-    /// The family of a parent that is a child itself.
+    /// Returns the family that the parent belongs to, if it is a child itself.
     fn within(&self) -> Option<Arc<Self>> {
         self.plan.get()?.within.as_ref()?.upgrade()
     }
 
-    /// Returns the entries of a child, with the variables of the family that stand for those in `entries`. A variable of
-    /// the family itself stays.
+    /// Replaces each variable in the `entries` of a child with the variable of the family that stands for it, and
+    /// returns the new entries. The family's own variables stay.
     ///
     /// # Errors
-    /// [`PushError::NotHeld`] if the parent does not name a variable, or only reads one that the child mutates.
+    /// Returns [`PushError::NotHeld`] if the parent does not name a variable, or only reads one that the child mutates.
     fn stand_in(
         &self,
         entries: &[Entry],
@@ -334,7 +335,8 @@ impl Family {
         let place = job.place_of_handle();
         let mut replaced = || {
             let admitted = self.admit()?;
-            // A variable that was deleted since the push of the parent is accepted: the deletion is behind the parent.
+            // A variable that was deleted after the push of the parent is accepted: the deletion is queued behind the
+            // parent.
             let sorted = push::sort(entries, &spec.name, location)?;
             Ok((self.stand_in(sorted, &spec.name, location)?, admitted))
         };
@@ -366,7 +368,7 @@ impl Family {
         Ok(())
     }
 
-    /// Notes the end of the parent's function, with `result`.
+    /// Notes that the parent's function has ended with `result`.
     pub(super) fn end_function(&self, result: Result<(), OpError>) {
         if self.core.is_forked() {
             // The parent process completes the operation.
@@ -386,8 +388,8 @@ impl Family {
         }
     }
 
-    /// Notes that the completion of the parent was used with `result`, or that its future has ended with it. `op` is the
-    /// right to complete the parent.
+    /// Notes that the completion of the parent was used with `result`, or that its future has ended with it. `op` is
+    /// the right to complete the parent.
     pub(super) fn end_completion(
         &self,
         op: OpRef<Task>,
@@ -415,7 +417,7 @@ impl Family {
             let names = &self.plan().names;
             let mutated = stand_ins.iter().filter(|(index, _)| names[*index].1.is_write()).map(|(_, cell)| cell);
             for cell in mutated.chain(&variables) {
-                // SAFETY: the family has a handle of the variable until it is over, and it is not yet.
+                // SAFETY: the family has a handle to the variable until the family is over, which it is not yet.
                 let fault = unsafe { cell.as_ref() }.fault();
                 // SAFETY: no operation has entered the queue of this variable, and no other thread uses it.
                 let none = unsafe { fault.set_failure(Some(failure.clone())) };
@@ -423,7 +425,7 @@ impl Family {
             }
         }
         let children = lock(&self.children).take().unwrap_or_default();
-        // All of them before the first one may run, which may wait for another one.
+        // This is done for all children before the first one may run, since that may wait for another.
         for place in children.iter().filter_map(|child| child.place) {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
@@ -439,8 +441,8 @@ impl Family {
         for cell in variables {
             self.count.enter();
             let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };
-            // SAFETY: (1): the family has a handle of the variable. (2): every child that names it has entered its queue, and
-            // everything else is refused.
+            // SAFETY: (1): the family has a handle to the variable. (2): every child that names it has entered its
+            // queue, and everything else is refused.
             unsafe { self.core.empty_variable(cell, KinShare::new(this)) };
         }
         self.leave();
@@ -470,7 +472,7 @@ impl Family {
             (None, Some(failure)) => (Some(failure), None),
             (None, None) => (self.failure_of_children(), None),
         };
-        // The second failure must not get lost.
+        // The second failure must not be lost.
         second.iter().for_each(|second| second.record(&self.core.failures));
         let Some(Parent { op, observers }) = lock(&self.parent).take() else { return };
         // The variables of the family are dropped before a wait for the parent can return.
@@ -488,7 +490,7 @@ impl Family {
     }
 }
 
-/// A push of a child that has begun.
+/// An admitted push of a child, or an admitted creation of a variable.
 struct Admitted<'f>(&'f Family);
 
 impl Drop for Admitted<'_> {
@@ -533,7 +535,7 @@ impl Kin for Family {
             return;
         }
         match self.this.upgrade() {
-            // Many families may end one after the other, each with its only child.
+            // Many nested families may end one inside the other, each with its only child.
             Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
             _ => self.end(),
         }

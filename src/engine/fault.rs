@@ -1,5 +1,5 @@
 //! The fault of a variable: the state that an operation must check before it runs. It holds the failure of the
-//! variable, and the operations of GPUs that may still use it.
+//! variable, and the operations of GPUs that may still use the variable.
 //!
 //! # Who may touch what
 //!
@@ -14,7 +14,7 @@
 //! This module has no edges of its own. The queue of the variable hands over the effects of earlier operations. The
 //! [`Timeline`](crate::device::timeline::Timeline) of a lane hands over everything that the lane noted before it
 //! completed an operation. The [`FaultLock`] hands over the changes of its last holder. So an operation that depends on
-//! operations of a GPU checks the timelines first, and the failure after that.
+//! operations of a GPU checks the timelines first, and then the failure.
 
 use crate::{
     device::timeline::DeviceUses,
@@ -33,7 +33,7 @@ const ON_DEVICE: u8 = 2;
 pub struct Fault<E> {
     bits: AtomicU8,
     failure: UnsafeCell<Option<E>>,
-    /// The last operations of each lane of a GPU. Created when the first of them is issued.
+    /// The last operations of each GPU lane on the variable. Created when the first of them is issued.
     uses: OnceLock<DeviceUses>,
 }
 
@@ -51,19 +51,21 @@ impl<E: Clone> Fault<E> {
     /// Whether an operation must check the failure and the uses before it runs.
     #[inline]
     pub fn needs_check(&self) -> bool {
-        // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
+        // Relaxed: an operation that holds the variable reads the exact value. A caller that does not hold it relies on
+        // what the queue has handed over.
         self.bits.load(Relaxed) != 0
     }
 
-    /// Whether the variable has failed. Exact for a caller that may read the failure.
+    /// Whether the variable has failed. The answer is exact for a caller that may read the failure.
     #[inline]
     pub fn has_failed(&self) -> bool {
-        // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
+        // Relaxed: an operation that holds the variable reads the exact value. A caller that does not hold it relies on
+        // what the queue has handed over.
         self.bits.load(Relaxed) & FAILED != 0
     }
 
     /// Whether a wait must be pushed although no operation is pending in the queue: the variable has failed, or GPUs
-    /// have not completed their operations on it, for which `is_pending` checks the timelines.
+    /// have not completed their operations on it. `is_pending` checks the timelines for such operations.
     #[inline]
     pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
         // The timelines are checked first, since a lane notes the failure of an operation before it completes the
@@ -91,18 +93,18 @@ impl<E: Clone> Fault<E> {
     ///    a lane of such a GPU and has the [`FaultLock`].
     pub unsafe fn set_failure(&self, failure: Option<E>) -> Option<E> {
         if failure.is_some() {
-            // Relaxed: handed over with the failure itself.
+            // Relaxed: the bit is handed over with the failure itself.
             self.bits.fetch_or(FAILED, Relaxed);
         } else {
-            // Relaxed: handed over with the failure itself.
+            // Relaxed: the bit is handed over with the failure itself.
             self.bits.fetch_and(!FAILED, Relaxed);
         }
         // SAFETY: (1): no other thread uses the failure during the call.
         self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
     }
 
-    /// Notes that `lane`, one of `lanes` lanes of GPUs, issues its operation number `seq`, which accesses the variable
-    /// in `mode`.
+    /// Notes that `lane`, one of `lanes` GPU lanes, issues its operation number `seq`, which accesses the variable in
+    /// `mode`.
     pub fn note_on_device(&self, lanes: usize, lane: usize, seq: u64, mode: Mode) {
         let uses = match self.uses.get() {
             Some(uses) => uses,
@@ -113,14 +115,15 @@ impl<E: Clone> Fault<E> {
             }
         };
         uses.note(lane, seq, mode);
-        // Relaxed: handed over through the queue.
+        // Relaxed: the bit is handed over through the queue.
         self.bits.fetch_or(ON_DEVICE, Relaxed);
     }
 
     /// Returns the number of the last operation that `lane` has issued on the variable and that an access of `mode`
     /// must follow. Returns 0 if there is no such operation.
     pub fn last_on_device(&self, lane: usize, mode: Mode) -> u64 {
-        // Relaxed: exact for an operation that holds the variable. A caller that does not hold it relies on the queue.
+        // Relaxed: an operation that holds the variable reads the exact value. A caller that does not hold it relies on
+        // what the queue has handed over.
         if self.bits.load(Relaxed) & ON_DEVICE == 0 {
             return 0;
         }
@@ -132,7 +135,7 @@ impl<E: Clone> Fault<E> {
     /// # Safety
     /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete.
     pub unsafe fn leave_device(&self) {
-        // Relaxed: (1), handed over through the queue.
+        // Relaxed: (1); the bit is handed over through the queue.
         self.bits.fetch_and(!ON_DEVICE, Relaxed);
     }
 }

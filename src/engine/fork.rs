@@ -1,13 +1,14 @@
 //! Engines in a forked child.
 //!
-//! The threads of an engine do not exist in the child, and any lock may be held there by a thread that does not
-//! exist. So [`watch`] registers a handler that ends every living engine before the program continues in the child.
-//! The engine's phase becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). Its
-//! memory is left alone. The thread that forked may have been one of the engine's; it belongs to no engine in the
-//! child. It receives a new epoch collector, since threads that do not exist may be pinned in the parent's for ever.
+//! The threads of an engine do not exist in the child, and any lock may be held there by a thread that does not exist.
+//! So [`watch`] registers a handler that ends every living engine before the program continues in the child. The phase
+//! of each engine becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). The
+//! memory of the engines is left alone. The thread that forked may have been a thread of an engine; in the child it
+//! belongs to none. It receives a new epoch collector, since threads that do not exist may be pinned in the parent's
+//! collector for ever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been in the middle of
-//! any of these when the process forked. The parent does nothing.
+//! any of these when the process forked. Nothing is done in the parent.
 //!
 //! # States of a slot
 //!
@@ -61,7 +62,7 @@ impl<T> Slots<T> {
         // Acquire (edge `slot`): the slots in the list.
         let mut at = self.head.load(Acquire);
         std::iter::from_fn(move || {
-            // SAFETY: the pointer is null or to a slot of the list, and slots are never freed.
+            // SAFETY: the pointer is null or points to a slot of the list, and slots are never freed.
             let slot = unsafe { at.as_ref() }?;
             at = slot.next;
             Some(slot)
@@ -76,11 +77,11 @@ impl<T> Slots<T> {
         if self.slots().any(claim) {
             return;
         }
-        // Relaxed: the CAS checks it.
+        // Relaxed: the CAS checks the value.
         let mut next = self.head.load(Relaxed);
         let slot = Box::into_raw(Box::new(Slot { object: AtomicPtr::new(object), next }));
-        // Release (edge `slot`): the slot and its object. Relaxed on failure: the next CAS checks the value. The
-        // slots behind it are handed over as well, since every change of `head` is a read-modify-write.
+        // Release (edge `slot`): the slot and its object. Relaxed on failure: the next CAS checks the value. The slots
+        // behind the new one are handed over as well, since every change of `head` is a read-modify-write.
         while let Err(now) = self.head.compare_exchange_weak(next, slot, Release, Relaxed) {
             next = now;
             // SAFETY: the slot is from a box, and no other thread knows it before it is in the list.
@@ -160,7 +161,7 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a handler of forks. It takes no lock, because a fork might find the lock held. If two
+    /// Registers [`in_child`] as a handler of forks. Takes no lock, because a fork might find the lock held. If two
     /// threads register the handler at the same time, it is called twice, which does no harm.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);

@@ -61,14 +61,15 @@ use crate::{
 
 /// A call of program code on this thread, most often for an operation.
 pub(crate) struct Frame {
-    /// The caller of `enter_with` owns the operation, or holds its record, until the frame ends.
+    /// The operation that the code runs for. The caller of `enter_with` owns it, or holds its record, until the frame
+    /// ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
     /// What can cancel the operation, or null.
     limits: Cell<*const Limits>,
-    /// The right to an asynchronous operation, until the operation's completion takes it. If a panic in the function
-    /// drops the completion, the right is put back. The code that enters a frame with a right takes the right out
-    /// again.
+    /// The right to end an asynchronous operation, until the operation's completion takes it. If a panic in the
+    /// function drops the completion, the right is put back. The code that enters a frame with a right takes the right
+    /// out again.
     right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -105,7 +106,7 @@ impl Frame {
         self.holds == Holds::Variables && self.op().is_some_and(|op| op.task().is_over())
     }
 
-    /// Takes the right to the operation out of the frame.
+    /// Takes the right to end the operation out of the frame.
     pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.right.take().map(ManuallyDrop::into_inner)
     }
@@ -348,8 +349,8 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out those that are
-/// known by an operation of a scope that was opened inside them.
+/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out frames that
+/// are already known through an operation of a scope that was opened inside them.
 fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     let mut known_from = None;
     any_frame(|frame| {
@@ -361,8 +362,8 @@ fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     });
 }
 
-/// Takes the right to an operation on this thread whose completion was dropped by a panic in its function. Returns the
-/// right with the engine.
+/// Takes the right to end an operation on this thread whose completion was dropped by a panic in its function. Returns
+/// the right and the operation's engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
@@ -428,8 +429,8 @@ pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Decla
     (user, declared)
 }
 
-/// Returns the name of the innermost operation on this thread, where it was pushed, and the seed of an engine that
-/// shuffles.
+/// Returns the name of the innermost operation on this thread, where it was pushed, and the seed of its engine, if that
+/// engine shuffles.
 pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option<u64>)> {
     let mut found = None;
     any_frame(|frame| {
@@ -482,8 +483,8 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
     held.into()
 }
 
-/// The operations that run on this thread, for any engine, and have not released their variables; also the parents of
-/// children.
+/// Returns the operations that run on this thread, for any engine, and have not released their variables, and the
+/// parents of those that are children.
 pub(super) fn running_ops() -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
@@ -501,14 +502,14 @@ pub(super) fn running_ops() -> Ops {
     ops
 }
 
-/// What this thread is inside of.
+/// Returns what this thread is inside of.
 pub(super) fn inside() -> Inside {
     let mut inside = Inside { ops: running_ops(), ..Inside::default() };
     any_frame(|frame| {
         if let (Some(op), Holds::Nothing) = (frame.op, frame.holds) {
             let in_group = frame.limits().group.is_some();
-            // What starts an asynchronous operation has an epilogue as well, but another thread may end the operation
-            // meanwhile. No group counts on that.
+            // The start of an asynchronous operation may leave an epilogue as well, but another thread may end the
+            // operation before that epilogue has run. Such an epilogue has no group.
             // SAFETY: the caller of `enter_with` keeps the operation alive until the frame ends.
             if in_group || !unsafe { op.as_ref() }.task().has(flag::ASYNC) {
                 inside.ended.push((op.cast(), in_group));
@@ -519,7 +520,7 @@ pub(super) fn inside() -> Inside {
     inside
 }
 
-/// The name of the innermost operation that runs on this thread, and where it was pushed.
+/// Returns the name of the innermost operation that runs on this thread, and where it was pushed.
 pub(super) fn running_op() -> Option<Pushed> {
     let mut running = None;
     any_frame(|frame| {
@@ -539,7 +540,8 @@ pub(super) fn holds_back(place: &Place) -> bool {
     any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
-/// The name of an operation of `group`, or of a group inside it, that runs on this thread, and where it was pushed.
+/// Returns the name of an operation of `group`, or of a group inside it, that runs on this thread, and where the
+/// operation was pushed.
 pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
     let mut member = None;
     any_frame(|frame| {
@@ -551,8 +553,8 @@ pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
     member
 }
 
-/// Puts the right to an operation back into the innermost frame, if that frame belongs to the operation and a panic in
-/// its function is dropping the completion. Returns the right otherwise.
+/// Puts the right to end an operation back into the innermost frame, if that frame belongs to the operation and a panic
+/// in its function is dropping the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which it runs, until `enter_with`
     // has taken it out of the list.
@@ -600,12 +602,12 @@ impl<'a> Call<'a> {
         self.frame
     }
 
-    /// Takes the right to an asynchronous operation, for its completion. Returns `None` on the second call.
+    /// Takes the right to end an asynchronous operation, for its completion. Returns `None` on the second call.
     pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.frame.take_right()
     }
 
-    /// Calls `f` with the right to an asynchronous operation, before its completion takes it.
+    /// Calls `f` with the right to end an asynchronous operation, before its completion takes it.
     pub(crate) fn with_right(&self, f: impl FnOnce(&mut Right<Task>)) {
         if let Some(mut right) = self.frame.take_right() {
             f(&mut right);
@@ -613,8 +615,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Puts back the right to an asynchronous operation whose completion was used, but whose function has failed: the
-    /// operation fails with the function's failure.
+    /// Puts back the right to end an asynchronous operation whose completion was used, but whose function has failed:
+    /// the operation fails with the function's failure.
     pub(crate) fn return_right(&self, right: Right<Task>) {
         self.frame.put_right(right);
     }

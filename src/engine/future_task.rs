@@ -8,12 +8,12 @@
 //!    wake does not wait for a turn.
 //! 3. *Ended*: the future has returned a result or panicked, and was dropped. The operation ends when its guards are
 //!    dropped as well.
-//! 4. *Stopped*, instead: the operation was cancelled, through its handle or with its group. The next poll drops the
+//! 4. *Stopped* instead: the operation was cancelled, through its handle or with its group. The next poll drops the
 //!    future, and the operation fails. A handle wakes the future for that poll; a group does not.
-//! 5. *Lost*, instead: the last waker was dropped between two polls, so nothing can wake the future any more. The
-//!    future is dropped on a worker, and the operation fails.
+//! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future any more. The future
+//!    is dropped on a worker, and the operation fails.
 //!
-//! [`PollState`] says which thread polls. The naive engine polls where the future is woken.
+//! [`PollState`] decides which thread polls. The naive engine polls where the future is woken.
 //!
 //! Each poll, and the drop of the future, is a call of program code in a frame of the operation.
 //!
@@ -66,7 +66,7 @@ trait Polled: Send {
 }
 
 struct Running<F, R> {
-    /// Pinned.
+    /// Pinned. `None` once the future was dropped.
     future: Option<F>,
     delivery: Option<Delivery<R>>,
 }
@@ -80,7 +80,7 @@ impl<F, R> Running<F, R> {
     }
 }
 
-/// Calls `f`, program code of an operation. With a `delivery` the operation has a handle, which may cancel it.
+/// Calls `f`, program code of an operation. If there is a `delivery`, the operation has a handle, which may cancel it.
 fn claimed<R, T>(delivery: Option<&Delivery<R>>, frame: &Frame, f: impl FnOnce() -> T) -> T {
     match delivery {
         Some(delivery) => frame.claimed_by(delivery.handle.beside().claim(), f),
@@ -186,7 +186,7 @@ struct FutureTask {
     core: Arc<Core>,
     priority: i32,
     lane: u8,
-    /// `None` when the future has ended.
+    /// The future, or `None` once it has ended.
     started: UnsafeCell<Option<Started>>,
 }
 
@@ -196,7 +196,7 @@ unsafe impl Sync for FutureTask {}
 unsafe impl Send for FutureTask {}
 
 impl FutureTask {
-    /// Polls the future, until it ends or must be woken. The calling thread is the one that polls.
+    /// Polls the future until it ends or must be woken. The calling thread is the one that polls.
     fn run(self: &Arc<Self>) {
         // SAFETY: this thread polls, so it is the only user of the field.
         while self.started.with_mut(|started| unsafe { &mut *started }.is_some()) {

@@ -11,10 +11,11 @@
 //! # Who may touch what
 //!
 //! * `state`: any thread.
-//! * `belongs_to`: set before the first push, by the thread that starts the parent. Never read through.
+//! * `belongs_to`: set before the first push, by the thread that starts the parent. The pointer is only compared.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
-//! * [`Joined`]: constant, in the record of the member. Any thread that is pinned may read it until the record is reused.
+//! * [`Joined`]: constant, in the record of the member. Any thread that is pinned may read it until the record is
+//!   reused.
 //!
 //! There are no edges here: the count hands over what the members did.
 
@@ -49,7 +50,8 @@ const OPEN: u8 = 0;
 const CANCELLED: u8 = 1;
 const PASSED_OVER: u8 = 2;
 
-/// The maximum number of failures that a group keeps, to mark them as reported with the first one. Not tuned.
+/// The maximum number of failures that a group keeps, so that they can be marked as reported together with the first
+/// one. Not tuned.
 const MAX_KEPT: usize = 1024;
 
 /// A group of operations.
@@ -62,7 +64,7 @@ pub(crate) struct Group {
     pushed: AtomicU64,
     /// The record of the operation whose children the members are, or null.
     belongs_to: AtomicPtr<()>,
-    /// The failures of members since the last wait, by the number of the push.
+    /// The failures of members since the last wait, keyed by the number of the push.
     failures: Mutex<BTreeMap<u64, Kept>>,
 }
 
@@ -163,7 +165,7 @@ struct Kept {
     mutates: bool,
 }
 
-/// A member of a group, which is counted in it until this is dropped.
+/// The membership of an operation in a group, which counts the operation until this is dropped.
 pub(crate) struct Membership {
     group: Arc<Group>,
     /// The member's tickets in the group and in those around it.
@@ -190,15 +192,16 @@ impl Membership {
         tickets.find_map(|(at, &ticket)| ptr::eq(&raw const **at, group).then_some(ticket))
     }
 
-    /// Notes that the member was counted out of its groups by others.
+    /// Notes that the end of a scope has counted the member out of its groups.
     pub(super) fn abandon(&mut self) {
         self.tickets.clear();
     }
 
-    /// What others may know of the membership.
+    /// Returns what other threads may know of the membership.
     pub(super) fn joined(&self) -> Joined {
         let counts = self.group.path().map(|group| ptr::from_ref(&group.pending));
-        // Relaxed: see `set_parent`. A push that does not see the store would leave the member out of dumps of its parent.
+        // Relaxed: see `set_parent`. A push that does not see the store only leaves the member out of dumps of its
+        // parent.
         Joined::new(self.group.belongs_to.load(Relaxed), counts.zip(self.tickets.iter().copied()))
     }
 
@@ -209,23 +212,24 @@ impl Membership {
     }
 }
 
-/// The number of groups, one inside the other, whose tickets a record of a member holds. Those of more are in a box.
+/// The number of nested groups whose tickets fit into the record of a member. If there are more, all tickets are in a
+/// box.
 const LEVELS: usize = 6;
 
-/// The tickets of a member in its group and in those around it, for threads that only know its record. They hold as long as
-/// the member is counted, and mean nothing afterwards.
+/// The tickets of a member in its group and in those around it, for threads that only know its record. They are valid
+/// as long as the member is counted, and mean nothing afterwards.
 pub(crate) struct Joined {
-    /// The counts, which are compared and never read.
+    /// The counts. The pointers are only compared.
     counts: [MaybeUninit<*const PendingOps>; LEVELS],
     tickets: [MaybeUninit<Ticket>; LEVELS],
-    /// The record of the operation whose child the member is, or null. Compared and never read. It is that operation's for as
-    /// long as the member is pending.
+    /// The record of the operation whose child the member is, or null. The pointer is only compared. The record belongs
+    /// to that operation as long as the member is pending.
     parent: *mut (),
     /// The number of tickets, or [`BOXED`].
     levels: u32,
 }
 
-/// In [`Joined::levels`]: the first pointer is to a boxed [`Tickets`] instead.
+/// The value of [`Joined::levels`] if the first pointer is to a boxed [`Tickets`] instead.
 const BOXED: u32 = u32::MAX;
 
 type Tickets = Vec<(*const PendingOps, Ticket)>;
@@ -260,7 +264,7 @@ impl Joined {
     fn inline(&self) -> impl Iterator<Item = (*const PendingOps, Ticket)> {
         let levels = if self.levels == BOXED { 0 } else { self.levels as usize };
         self.counts.iter().zip(&self.tickets).take(levels).map(|(count, ticket)| {
-            // SAFETY: `new` has initialised so many of both.
+            // SAFETY: `new` has initialised this many of both.
             let count = unsafe { count.assume_init() };
             // SAFETY: as above.
             (count, unsafe { ticket.assume_init() })
@@ -278,17 +282,18 @@ impl Joined {
         self.inline().chain(boxed.into_iter().flatten())
     }
 
-    /// The ticket in this count, if the operation has one.
+    /// Returns the operation's ticket in `pending`, if it has one.
     pub(super) fn ticket_in(&self, pending: &PendingOps) -> Option<Ticket> {
         self.tickets().find_map(|(count, ticket)| ptr::eq(count, pending).then_some(ticket))
     }
 
-    /// The counts that the operation has joined, innermost first. They may be gone, so they can only be compared.
+    /// Returns the counts that the operation has joined, innermost first. They may no longer exist, so the pointers can
+    /// only be compared.
     pub(super) fn counts(&self) -> impl Iterator<Item = *const PendingOps> {
         self.tickets().map(|(count, _)| count)
     }
 
-    /// The record of the operation whose child this one is.
+    /// Returns the record of the operation whose child this one is.
     pub(super) fn parent(&self) -> Option<NonNull<()>> {
         NonNull::new(self.parent)
     }
@@ -299,8 +304,8 @@ impl Drop for Joined {
         if let Some(tickets) = self.boxed() {
             // SAFETY: the pointer is from a box, and this is its only drop.
             let tickets = unsafe { Box::from_raw(tickets) };
-            // A pinned thread that has found the operation may read them until then.
-            // SAFETY: they are plain memory.
+            // The tickets are retired, since a pinned thread that has found the operation may still read them.
+            // SAFETY: the tickets are plain memory.
             unsafe { epoch::pin().retire(move || drop(tickets)) };
         }
     }

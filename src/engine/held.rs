@@ -1,10 +1,10 @@
-//! What holds the variables of an operation for guards, or for a future: shares of the right to end the operation.
+//! Shares of the right to end an operation. They hold the variables of the operation for guards, or for a future.
 //!
 //! # States
 //!
 //! 1. *Held*: shares exist, each in a guard or with the future of the operation.
-//! 2. *Ended*: the last share was dropped, and the operation is complete. A share that is forgotten keeps the operation
-//!    from ending: its variables stay held for good.
+//! 2. *Ended*: the last share was dropped, and the operation is complete. A leaked share keeps the operation from
+//!    ending: its variables stay held forever.
 //!
 //! How the operation ends is decided by what was noted before the last share was dropped ([`Ending`]):
 //!
@@ -12,7 +12,7 @@
 //! |---|---|
 //! | nothing: the guards were not taken | the variables stay as they are |
 //! | the guards were taken | the mutations are counted; or, if a panic has dropped a guard, the variables fail |
-//! | the future has ended | as the future says, unless a panic has dropped a guard elsewhere |
+//! | the future has ended | with the result of the future, unless a panic has dropped a guard elsewhere |
 //!
 //! # Who may touch what
 //!
@@ -48,7 +48,8 @@ use crate::{
     tracker::Op,
 };
 
-/// Keeps an engine open, as its handles do. If this is dropped as the last of them, the engine ends in the background.
+/// Keeps an engine open, as its handles do. If this is the last of them to be dropped, the engine ends in the
+/// background.
 pub(crate) struct KeepsOpen(Arc<Core>);
 
 impl KeepsOpen {
@@ -69,7 +70,7 @@ impl Drop for KeepsOpen {
     }
 }
 
-/// How an operation that is held ends.
+/// How an operation that holds its variables ends.
 enum Ending {
     /// The guards were not taken.
     Unused,
@@ -107,7 +108,7 @@ impl Held {
         let mut right = unsafe { ManuallyDrop::take(right) };
         let ending = std::mem::replace(&mut *lock(&self.ending), Ending::Unused);
         let panicked = |right: &Right<Task>| {
-            // Relaxed: (1).
+            // Relaxed: this thread has acquired the store (1).
             let panicked = self.panicked.load(Relaxed) && right.op().accesses().iter().any(|a| a.mode().is_write());
             let cause = || Cause::Panic(Some("a guard was dropped by a panic".to_owned()));
             if panicked { Err(right.op().task().failed_by(cause())) } else { Ok(()) }
@@ -188,7 +189,7 @@ impl Share {
         self.right().family()
     }
 
-    /// The family of an operation with children.
+    /// Returns the family of the operation, if it has children.
     pub(crate) fn parent_of(&self) -> Option<&Arc<dyn Kin>> {
         self.right().parent_of()
     }

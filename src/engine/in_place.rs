@@ -1,17 +1,17 @@
 //! Waits in place: a worker that waits runs operations on its own stack, if they are ready and the wait cannot end
 //! before they are complete.
 //!
-//! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes the
-//!   ownership from the entry. The entry stays where it is, with a share of the record, until a worker pops it and
-//!   finds it stale ([`OpRef::take`]).
+//! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes ownership
+//!   from the entry. The entry stays where it is, with a share of the record, until a worker pops it and finds it stale
+//!   ([`OpRef::take`]).
 //! * An operation that the awaited one is known to wait for ([`leads_to`](Core::leads_to)), or a member of the awaited
 //!   group that the wait covers, is taken out of the deque of the waiter's own worker.
 //!
 //! # Limits
 //!
-//! A waiter runs nothing else, so no wait is buried under an unrelated one: it waits anyway for what is on top of it on
-//! the stack. It hands its worker over if it finds no such operation, if its stack is short, or if the wait has a time
-//! limit.
+//! A waiter runs nothing else, so no wait is buried under an unrelated one: whatever runs above a wait on the stack is
+//! something that it depends on anyway. It hands over its worker if it finds no such operation, if its stack is short,
+//! or if the wait has a time limit.
 
 use std::{iter, ptr::NonNull, sync::Arc};
 
@@ -31,7 +31,7 @@ use crate::{
 };
 
 impl Core {
-    /// Lets a waiter take a ready operation from the queue that it is about to enter, if it has a handle.
+    /// Lets a waiter take a ready operation, if that has a handle, from the queue that the operation is about to enter.
     pub(super) fn publish(op: &OpRef<Task>) {
         // A device's thread has no operation of its own that is counted as pending. If a waiter completed this one, the
         // engine could end before the entry is in its queue.
@@ -61,8 +61,8 @@ impl Core {
     }
 
     /// Runs operations from the deque of the calling thread's worker, as long as the calling wait is not over and
-    /// `leads` returns `true` for one of them: the wait cannot end before that one. Without workers, runs operations that
-    /// were left to ready loops of this thread.
+    /// `leads` returns `true` for one of them, which means that the wait cannot end before that operation. Without
+    /// workers, runs operations that were left to ready loops of this thread.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, leads: impl Fn(&OpRef<Task>) -> bool) {
         while !is_over() && !ready_loop::is_stack_short() {
             // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.

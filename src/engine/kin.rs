@@ -1,14 +1,14 @@
-//! What an operation knows about those that cannot complete before it: the [parent](super::family) of a child, and the
-//! operations around a [scope](super::scope).
+//! What an operation knows about the operations that cannot complete before it: the [parent](super::family) of a child,
+//! and the operations around a [scope](super::scope).
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use crate::engine::cancellable::Place;
 
-/// A family, for its parent and its children; or a scope, for its operations.
+/// A family, as its parent and its children see it, or a scope, as its operations see it.
 pub(crate) trait Kin: Send + Sync {
-    /// Calls `look` with the queue of each variable that the parent, or an operation around the scope, holds, and so on
-    /// outwards. The pointers are only compared.
+    /// Calls `look` with the queue of each variable that is held by the parent, or by an operation around the scope,
+    /// and so on outwards. The pointers are only compared.
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
     /// Calls `look` with the parent, or with the operations around the scope, and so on outwards.
     fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>));
@@ -17,19 +17,19 @@ pub(crate) trait Kin: Send + Sync {
     fn known_from(&self) -> Option<*const ()>;
     /// Whether a child with this place waits for the parent's work to end.
     fn holds_back(&self, place: &Place) -> bool;
-    /// Notes, in the parent's function, that the parent is a future, so that its work ends when that and its guards have. Not
-    /// called for a scope.
+    /// Notes that the parent is a future, whose work ends when the future has ended and its guards were dropped. Called
+    /// in the parent's function, and not for a scope.
     fn begin_future(&self);
-    /// Drops a share of the family. A scope has none.
+    /// Drops a share of the family. A scope has no shares.
     fn leave(&self);
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A share of a family, or an operation of a scope. The parent is not complete before it is dropped.
+/// A share of a family, or a reference to a scope. The parent is not complete before the share is dropped.
 pub(super) struct KinShare(Arc<dyn Kin>);
 
 impl KinShare {
-    /// The caller has counted the share.
+    /// Wraps a share that the caller has counted.
     pub(super) fn new(kin: Arc<dyn Kin>) -> Self {
         Self(kin)
     }

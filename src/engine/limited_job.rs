@@ -2,8 +2,8 @@
 //!
 //! # Who may touch what
 //!
-//! * The membership: the thread that starts or skips the operation, then what ends it: the epilogue, or the right to an
-//!   asynchronous operation.
+//! * The membership: first the thread that starts or skips the operation, and then the epilogue, or the right to an
+//!   asynchronous operation, whichever ends the operation.
 //!
 //! There are no edges here: the tracker's queues hand over the job with its operation.
 
@@ -28,7 +28,7 @@ pub(crate) struct LimitedJob<W> {
     group: Option<Arc<Group>>,
     /// Whether the operation was claimed, so that neither the group nor the deadline cancels it any more.
     is_claimed: bool,
-    /// Taken by what ends the operation.
+    /// Taken by the epilogue or the right, whichever ends the operation.
     membership: Option<Membership>,
 }
 
@@ -38,8 +38,8 @@ impl<W> LimitedJob<W> {
     }
 
     /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. The operation
-    /// has a share of `kin`, which the caller has counted, until it has ended. `mutates` says whether it mutates a
-    /// variable.
+    /// has a share of `kin`, which the caller has counted, until it has ended. `mutates` says whether the operation
+    /// mutates a variable.
     pub(crate) fn with_kin(
         job: W,
         group: &Arc<Group>,
@@ -67,14 +67,15 @@ impl<W> LimitedJob<W> {
         }
     }
 
-    /// Notes that a failure of the operation is its own.
+    /// Notes that if the operation fails from now on, the failure is its own.
     fn will_fail_itself(&mut self) {
         self.membership.iter_mut().for_each(|membership| membership.fails_itself = true);
     }
 }
 
 impl<W: Job> LimitedJob<W> {
-    /// Takes the membership of an operation that ends. If its scope has counted it out, it is not counted out again.
+    /// Takes the membership of an operation that ends. If its scope has already counted the operation out, it is not
+    /// counted out again.
     fn take_membership(&mut self) -> Option<Membership> {
         let mut membership = self.membership.take()?;
         if self.job.is_abandoned() {
@@ -134,8 +135,8 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
-        // Dropped afterwards, even if the program's code panics. Nothing is left for the drop of the record, which may come
-        // where program code must not run.
+        // Both are dropped after the call below, even if program code panics. Nothing is left for the drop of the
+        // record, which may happen where program code must not run.
         let _group = (self.take_membership(), self.group.take());
         self.job.discard();
     }
@@ -145,7 +146,7 @@ impl<W: Job> Job for LimitedJob<W> {
         let mut cleanup = self.job.report(result);
         if let Some(membership) = membership {
             cleanup.set_membership(membership, result);
-            // Not the last share: the membership has one.
+            // This is not the last share, since the membership has one.
             self.group = None;
         }
         cleanup

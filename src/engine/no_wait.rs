@@ -1,4 +1,4 @@
-//! Why program code must not wait: what runs on this thread is not an ordinary function.
+//! The reason why program code on this thread must not wait: it is not the function of an ordinary operation.
 
 use std::cell::Cell;
 
@@ -25,7 +25,7 @@ pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
     set_no_wait(Some(why), f)
 }
 
-/// Calls `f`, which runs operations. Those that run inside a deletion are not a part of it, and may wait.
+/// Calls `f`, which runs operations. Operations that run inside a deletion are not part of it, and may wait.
 pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
     match NO_WAIT.with(Cell::get) {
         Some(NoWait::Deletion) => set_no_wait(None, f),

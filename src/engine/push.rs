@@ -58,8 +58,9 @@ impl Core {
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
-    /// Pushes an operation with one access and nothing special but a name: what [`push`](Self::push) does, compiled in
-    /// one piece for the most frequent operations. Both the engine and the job must [allow](Self::allows_push_sole) it.
+    /// Pushes an operation with one access and nothing special except a name: what [`push`](Self::push) does, compiled
+    /// in one piece for the most frequent operations. Both the engine and the job must [allow](Self::allows_push_sole)
+    /// it.
     #[inline(never)]
     pub(crate) fn push_sole<J: Job>(
         self: &Arc<Self>,
@@ -69,7 +70,7 @@ impl Core {
         job: J,
     ) -> Result<(), PushError> {
         debug_assert!(self.allows_push_sole::<J>());
-        // SAFETY: the maker of the entry keeps a handle to the variable until the push returns.
+        // SAFETY: the creator of the entry keeps a handle to the variable until the push returns.
         let queue = unsafe { entry.cell.as_ref() }.queue();
         if queue.owner() != self.tag() || queue.is_closed() {
             return self.push_slowly(name, location, &mut entry, job);
@@ -87,14 +88,14 @@ impl Core {
         }
         let flags = if name.is_empty() { 0 } else { flag::NAMED };
         let init = |task: *mut Task| {
-            // SAFETY: `task` points to uninitialised room for a task in the record, and is filled below.
+            // SAFETY: `task` points to uninitialised memory for a task in the record, and is filled below.
             unsafe { Task::begin(task, ticket, 0, flags) };
             // SAFETY: the task was begun, and no other thread knows it yet.
             unsafe { Task::fill(task, Name::from(name), location, job) };
         };
         let access = iter::once((VarCell::queue_ptr(entry.cell), entry.mode));
-        // SAFETY: the maker of the entry keeps a handle to the variable until the push returns. `init` begins and fills
-        // the task. The iterator reports its exact length.
+        // SAFETY: the creator of the entry keeps a handle to the variable until the push returns. `init` begins and
+        // fills the task. The iterator reports its exact length.
         let op = unsafe { OpRef::new_with(init, DEFAULT_BAND, false, access) };
         op.mark(self.mark());
         let pushed = tracker::push_sole(op);
@@ -104,13 +105,13 @@ impl Core {
         if pushed.rejected { Err(Rejected.into_error(&Name::from(name), location, &[entry])) } else { Ok(()) }
     }
 
-    /// Returns whether operations with such jobs may be pushed by [`push_sole`](Self::push_sole).
+    /// Returns whether operations with jobs of this type may be pushed by [`push_sole`](Self::push_sole).
     #[inline(always)]
     pub(crate) fn allows_push_sole<J: Job>(&self) -> bool {
         self.is_straight && const { !J::CLAIMS && !J::REPORTS }
     }
 
-    /// [`push`](Self::push) for operations that [`push_sole`](Self::push_sole) turns out not to push.
+    /// [`push`](Self::push) for an operation that [`push_sole`](Self::push_sole) cannot push after all.
     #[cold]
     #[inline(never)]
     fn push_slowly(
@@ -172,7 +173,8 @@ impl Core {
         Ok(())
     }
 
-    /// The error for a variable that does not belong to this engine, or belongs to the children of an operation.
+    /// Returns the error for a variable that does not belong to this engine, or belongs to the children of an
+    /// operation.
     #[cold]
     pub(super) fn not_owned(&self, cell: &VarCell, name: &Name, location: &'static Location<'static>) -> PushError {
         let access = cell.refused_access(name, location);
@@ -239,7 +241,7 @@ impl Core {
         unsafe { self.begin_inline(spec, priority, entries) }
     }
 
-    /// Counts an operation as pending and makes its record, if the engine accepts it. The entries have passed
+    /// Counts an operation as pending and creates its record, if the engine accepts it. The entries have passed
     /// [`check_and_sort`](Self::check_and_sort).
     ///
     /// # Safety
@@ -322,8 +324,8 @@ impl Core {
     }
 
     /// Whether the naive engine accepts an operation on this thread. The naive engine runs operations inside their
-    /// push. This is forbidden in the function of a device operation, unless a loop of this engine around that function
-    /// can run them later.
+    /// push. This is forbidden in the function of a device operation, unless a ready loop of this engine that encloses
+    /// that function can run them later.
     #[cold]
     fn naive_engine_accepts(&self, spec: &Spec) -> bool {
         spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_loop(self)

@@ -100,8 +100,8 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
     }
     INNERMOST.with(|innermost| {
         let parent = innermost.get();
-        // SAFETY: a loop lives on the stack of this thread, or of the blocked thread for which it runs, until it has
-        // left the list.
+        // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on
+        // whose behalf this thread runs.
         let depth = unsafe { seen(parent).as_ref() }.map_or(0, |parent| parent.depth + 1);
         let (deferred, epilogues) = (RefCell::default(), RefCell::default());
         let ready_loop = ReadyLoop { core: ptr::from_ref(core), deferred, epilogues, depth, parent };
@@ -114,8 +114,8 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
 /// Calls `f` with the loops of this thread, innermost first, until it returns a value.
 fn find_loop<R>(mut f: impl FnMut(&ReadyLoop) -> Option<R>) -> Option<R> {
     let mut at = seen(INNERMOST.with(Cell::get));
-    // SAFETY: a loop lives on the stack of this thread, or of the blocked thread for which it runs, until it has left
-    // the list.
+    // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on whose
+    // behalf this thread runs.
     while let Some(ready_loop) = unsafe { at.as_ref() } {
         if let Some(found) = f(ready_loop) {
             return Some(found);
@@ -147,10 +147,10 @@ pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether the loops of this thread, and the operations that run in place, are nested to [`MAX_DEPTH`].
+/// Whether the loops of this thread, and the operations that run in place, are nested [`MAX_DEPTH`] deep.
 pub(crate) fn is_deep() -> bool {
-    // SAFETY: a loop lives on the stack of this thread, or of the blocked thread for which it runs, until it has left
-    // the list.
+    // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on whose
+    // behalf this thread runs.
     let depth = unsafe { seen(INNERMOST.with(Cell::get)).as_ref() }.map_or(0, |innermost| innermost.depth);
     depth + IN_PLACE.with(Cell::get) >= MAX_DEPTH
 }
@@ -168,7 +168,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     if yield_worker().is_err() {
         return Err(f);
     }
-    // The other thread is counted as running operations instead of this one.
+    // The other thread, instead of this one, is counted as running operations.
     let runs = Cell::new(Some(room::take_runs()));
     let (frames, innermost) = (frame::current(), seen(INNERMOST.with(Cell::get)));
     let mut f = Some(f);
@@ -178,9 +178,9 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
         frames.adopt(|| f.take().into_iter().for_each(|f| f()));
         runs.set(Some(room::take_runs()));
     };
-    // SAFETY: the engine binds nothing to a thread but thread-locals. The other thread takes over those that point to
-    // the frames and loops, and the worker was given away above. The frames and loops belong to the other thread until
-    // `go_on` has returned, and the calling thread is blocked until then.
+    // SAFETY: the engine binds nothing but thread-locals to a thread. The other thread takes over the thread-locals
+    // that point to the frames and loops, and the worker was given away above. The frames and loops belong to the other
+    // thread until `go_on` has returned, and the calling thread is blocked until then.
     let done = unsafe { stack::on_another(go_on) };
     room::put_runs(runs.take().unwrap_or_default());
     match (done, f) {

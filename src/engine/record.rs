@@ -1,7 +1,7 @@
 //! What the engine records: events of operations, for the [recorder](crate::trace::recorder) and for observers.
 //!
-//! An engine that records sets a flag on its operations. A run tests this flag together with those of operations that
-//! are not plain. An engine that does not record pays only for one test in each push.
+//! An engine that records sets a flag on its operations. A run tests this flag together with the flags of operations
+//! that are not plain. An engine that does not record pays only for one test in each push.
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -201,14 +201,14 @@ impl Core {
         }
     }
 
-    /// Records that the function on this thread hands its worker over.
+    /// Records that the function on this thread hands over its worker.
     pub(super) fn record_wait(&self) {
         if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
             recording.recorder.note(OpId(0), Short::Waits);
         }
     }
 
-    /// Records that the function on this thread, which has handed its worker over, continues.
+    /// Records that the function on this thread, which has handed over its worker, continues.
     pub(super) fn record_return_to_work(&self) {
         if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
             recording.recorder.note(OpId(0), Short::GoesOn(self.place(recording, 0)));

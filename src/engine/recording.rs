@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// What an engine tells about its operations, and to whom.
+/// The recorder, the observers, the profile and the watchdog of an engine.
 pub(crate) struct Recording {
     pub(super) recorder: Recorder,
     /// Whether events are recorded, for traces or for a profile.
@@ -53,7 +53,7 @@ impl Recording {
         }
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
-        // Numbers repeat after 65,535 engines, and no recorder has that many at a time.
+        // Numbers repeat after 65,535 engines, and no recorder serves that many at a time.
         let engine = (engine % u64::from(u16::MAX)).max(1) as u16;
         // If the program has set no recorder, an internal one gives the operations their numbers.
         let recorder = recorder.unwrap_or_else(|| {
@@ -63,7 +63,7 @@ impl Recording {
         Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
     }
 
-    /// Keeps the watchdog that `stop` stops running until the engine ends.
+    /// Keeps the watchdog running until the engine ends. Dropping `stop` stops it.
     pub(super) fn watch_until_end(&self, stop: mpsc::Sender<()>) {
         *lock(&self.watchdog) = Some(stop);
     }

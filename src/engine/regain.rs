@@ -1,10 +1,10 @@
-//! How the function of an operation continues after a wait for which it has handed its worker over.
+//! How the function of an operation continues after a wait for which it has handed over its worker.
 //!
 //! * If a worker of the lane is idle, the function continues in its place
 //!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
-//! * Otherwise its thread enters the queue of the lane for a worker, and pushes an operation, most often with the
-//!   highest priority. The worker that runs this operation goes to the first thread in the queue, and the thread that
-//!   ran the operation becomes a spare one.
+//! * Otherwise, its thread joins the lane's queue for a worker, and pushes an operation, usually with the highest
+//!   priority. The worker that runs this operation goes to the first thread in the queue, and the thread that ran the
+//!   operation becomes a spare one.
 //!
 //! So no more functions compute than there are workers, and workers pay nothing for the queue.
 //!
@@ -29,15 +29,16 @@ use crate::{
     sync::thread_static,
 };
 
-/// How often a thread returns ahead of ready operations before it returns behind them once. So a function that waits
-/// again and again for something that an operation is to do does not keep that operation from a worker. Not tuned.
+/// How often a thread returns ahead of ready operations before it returns behind them once. So a function that
+/// repeatedly waits for something that an operation will do does not keep that operation from getting a worker. Not
+/// tuned.
 const RETURNS_AHEAD: u32 = 16;
 
-// How many calls of `without_regaining` are on the stack of this thread.
+// The number of calls of `without_regaining` on the stack of this thread.
 thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which blocks the calling thread. A function that has handed its worker over receives one when the
-/// outermost call has returned or panicked, and not after waits inside it.
+/// Calls `f`, which blocks the calling thread. A function that has handed over its worker receives one again when the
+/// outermost call has returned or panicked, but not after waits inside the call.
 pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -51,7 +52,7 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Waits for a worker for the calling thread, until `deadline` at the latest, if the thread has handed its own over.
+/// Waits for a worker for the calling thread, until `deadline` at the latest, if the thread has handed over its own.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     if BLOCKING.with(Cell::get) > 0 {

@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// Creates what a run of an operation with these properties, pushed at `location`, shares with its handle. A clean-up
-/// cannot be cancelled.
+/// Creates the state that a run of an operation with these properties, pushed at `location`, shares with its handle. A
+/// clean-up cannot be cancelled.
 pub(crate) fn shared<F, R>(
     spec: &Spec,
     location: &'static Location<'static>,
@@ -30,7 +30,7 @@ pub(crate) fn shared<F, R>(
     Oneshot::with(Cancellable::new(claim, spec.name.clone(), location, f))
 }
 
-/// The operation's reference to what it shares with its handle.
+/// The operation's reference to the state that it shares with its handle.
 pub(super) struct Shared<F, R>(pub(super) Option<Arc<Oneshot<R, Cancellable<Option<F>>>>>);
 
 impl<F, R> Shared<F, R> {
@@ -56,7 +56,7 @@ impl<F, R> Shared<F, R> {
         self.0.as_ref().map(|oneshot| NonNull::from(oneshot.beside().place()))
     }
 
-    /// Returns the failure that the operation has if it is cancelled.
+    /// Returns the failure with which the operation fails if it is cancelled.
     pub(super) fn failure(&self) -> OpError {
         match &self.0 {
             Some(oneshot) => oneshot.beside().failure(),
@@ -81,7 +81,7 @@ impl<F, R> Shared<F, R> {
     }
 }
 
-/// A function with a handle for its result.
+/// A function with a handle to its result.
 pub(crate) struct ResultJob<F, R> {
     value: Option<R>,
     /// Taken by `report`, so that a value without a handle is dropped in the epilogue.
@@ -167,7 +167,7 @@ where
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         let f = self.0.take_function();
-        // From here on, only the right tells the handle.
+        // From here on, only the right reports to the handle.
         let (Some(f), Some(oneshot)) = (f, self.0.0.take()) else { return Ok(()) };
         let handle = Arc::<Oneshot<_, _>>::clone(&oneshot);
         cx.with_right(|right| right.observers().handle = Some(handle));

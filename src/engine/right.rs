@@ -3,8 +3,8 @@
 //! The function of an asynchronous operation may still run when the operation ends, so the end of the operation must
 //! not touch its job. The right therefore reports what a job would report otherwise.
 //!
-//! One thread at a time has a right: the one that starts the operation, then the owner of the completion or of the
-//! guards.
+//! Only one thread at a time has the right: the one that starts the operation, then the owner of the completion or of
+//! the guards.
 
 use std::{
     any::Any,
@@ -35,13 +35,14 @@ pub(super) struct Observers {
     pub(super) membership: Option<Membership>,
     /// The family of an operation with children, which completes the operation.
     pub(super) parent_of: Option<Arc<dyn Kin>>,
-    /// Delivers the value of a future to the handle of its operation. In a mutex, since the value need not be `Sync`.
+    /// Delivers the value of a future to the handle of its operation. It is in a mutex, since the value need not be
+    /// `Sync`.
     pub(super) deliver: Option<Mutex<Box<dyn Deliver>>>,
 }
 
 /// The value of a future, and where it goes.
 pub(super) trait Deliver: Send {
-    /// Sets the result of the operation. Must not run program code, but returns it.
+    /// Sets the result of the operation. Does not run program code, but returns what is left to run.
     fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered;
 }
 
@@ -76,7 +77,7 @@ impl<T> Right<T> {
         self.observers.as_ref()?.membership.as_ref()?.family.as_ref().map(KinShare::kin)
     }
 
-    /// The family of an operation with children.
+    /// Returns the family of the operation, if it has children.
     pub(super) fn parent_of(&self) -> Option<&Arc<dyn Kin>> {
         self.observers.as_ref()?.parent_of.as_ref()
     }

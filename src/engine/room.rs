@@ -2,8 +2,8 @@
 //! they wait.
 //!
 //! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
-//! code that an engine calls is never held back, since it may be what makes room. Such code is all code in a [`frame`],
-//! on a thread that an engine has started, or inside a push that is itself held back.
+//! code that an engine calls is never held back, since it may be what makes room. This is all code in a [`frame`], on a
+//! thread that an engine has started, or inside a push that is itself held back.
 //!
 //! # A push that is held back
 //!
@@ -27,7 +27,7 @@
 //!
 //! A worker of a lane counts as running an operation unless its last search found nothing
 //! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted
-//! in `running`: those that have handed their worker over, and threads of the program inside a ready loop. While such a
+//! in `running`: those that have handed over their worker, and threads of the program inside a ready loop. While such a
 //! thread waits for an operation or a variable of an engine, it is counted in `waiting` instead: only what it waits for
 //! matters then. A thread whose wait has just ended may still be counted in `waiting`. So if threads wait, two checks,
 //! with a pause between them, must find that nothing runs. A GPU lane whose thread is not searching has work in flight.
@@ -116,7 +116,7 @@ impl Core {
         let _ = self.pending.set_limit(limit);
     }
 
-    /// Whether the engine, or a group of it, may have a limit.
+    /// Whether the engine, or one of its groups, may have a limit.
     pub(crate) fn has_limits(&self) -> bool {
         self.bounds.are_in_use()
     }
@@ -143,7 +143,7 @@ impl Core {
             CREDIT.with(|cell| cell.set((tag, credit - 1)));
             return true;
         }
-        // Without the operation itself, which was counted already.
+        // The operation itself was already counted.
         let (count, limit) = (self.pending.count().saturating_sub(1), self.pending.limit());
         if count >= limit {
             self.end_push();
@@ -261,8 +261,8 @@ impl Core {
         }
     }
 
-    /// Whether nothing is in a lane and nothing runs. `again` says whether the previous check, some time ago, found the
-    /// same.
+    /// Whether nothing is in a lane and nothing runs. `again` says whether the previous check found the same some time
+    /// ago.
     pub(super) fn is_still(&self, again: bool) -> bool {
         match self.stillness() {
             Stillness::Still => true,
@@ -271,7 +271,7 @@ impl Core {
         }
     }
 
-    /// Whether anything is ready or running.
+    /// Returns whether anything is ready or running.
     fn stillness(&self) -> Stillness {
         // Two equal results are needed: an operation that moved from one place to another in between was seen in one of
         // them.
@@ -377,7 +377,7 @@ pub(super) fn take_runs() -> Vec<Arc<Core>> {
     with_runs(std::mem::take).unwrap_or_default()
 }
 
-/// Adds a list that [`take_runs`] has returned to that of this thread.
+/// Adds a list that [`take_runs`] has returned to the list of this thread.
 pub(super) fn put_runs(mut list: Vec<Arc<Core>>) {
     let _ = with_runs(|runs| runs.append(&mut list));
 }

@@ -153,7 +153,7 @@ impl Core {
         result.and_then(|()| left.map_err(|error| op.task().failed_by(Cause::Device(error))))
     }
 
-    /// Returns the result of a call, with an error or a panic as the operation's failure.
+    /// Returns the result of a call, with an error or a panic converted into the operation's failure.
     #[inline(always)]
     fn result_of(&self, op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
         match result {
@@ -163,8 +163,8 @@ impl Core {
         }
     }
 
-    /// Calls the function of an operation with children, and pushes them. The operation completes with the last of
-    /// them.
+    /// Calls the function of an operation with children, and then lets the children enter their queues. The operation
+    /// completes with the last of them.
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
         op.mark(self.started_mark());
         let hold = op.hold();

@@ -5,35 +5,36 @@
 //! 1. *Open*: operations are pushed to the scope, by the function that opened it and by operations of the scope.
 //! 2. *Closing*: that function has returned or panicked. Only operations of the scope push to it now.
 //!    [`close`](Scoped::close) waits until none is pending.
-//! 3. *Closed*: every operation has ended, and what it captured is dropped. The values of the scope's variables are
-//!    dropped then ([`drop_values`](Scoped::drop_values)). These drops are program code, which may push to the scope
-//!    and create variables; if there were any values, the scope is closing again.
+//! 3. *Closed*: every operation has ended, and its captures were dropped. Then the values of the scope's variables are
+//!    dropped ([`drop_values`](Scoped::drop_values)). These drops are program code, which may push to the scope and
+//!    create variables; if there were any values, the scope is closing again.
 //! 4. *Over*: the scope is closed and has no variables. The frame may end.
 //!
 //! # Who may touch what
 //!
-//! * `held`: constant. What it refers to is read while the operations around the scope run: by the function that has opened
-//!   the scope, and by operations of the scope that are not abandoned.
+//! * `held`: constant. What it refers to is read while the operations around the scope run: by the function that has
+//!   opened the scope, and by operations of the scope that were not abandoned.
 //! * `around`, `members`, `variables` and `emptied`: under their locks.
 //!
 //! There are no edges here: the count of the group hands over what the operations did.
 //!
 //! # Cycles of waits
 //!
-//! The wait at the end cannot return early, since operations of the scope borrow from the frame that it keeps. A
-//! [cycle](super::deadlock) through it is ended by another of its waits: a thread that waits for a handle, a variable or a
-//! group. If there is none, as when each of two operations holds what an operation of the other's scope names, or when an
-//! operation of the scope stands behind the operation that has opened it through others, the end of the scope that began to
-//! wait last *abandons* its operations that cannot start:
+//! The wait at the end of a scope cannot return early, since operations of the scope borrow from the frame that the
+//! wait keeps alive. A [cycle](super::deadlock) through it is ended by another wait in the cycle: one for a handle, a
+//! variable or a group. A cycle may have no such wait: each of two operations may hold what an operation of the other's
+//! scope names, or an operation of the scope may be queued, through others, behind the operation that opened the scope.
+//! Then the scope whose end began to wait last *abandons* its operations that cannot start:
 //!
-//! * It cancels them, which drops their functions, and so what they borrow. They stay in the queues until their turn, fail
-//!   what they mutate there, and keep nothing of the scope but the memory of its variables, without the values.
-//! * It counts them out of the scope, instead of their turn ([`Claim::settle`](crate::notify::claim::Claim::settle)). The
-//!   scope returns [`WaitError::WouldDeadlock`].
+//! * It cancels them, which drops their functions and everything that these borrow. They stay in the queues until their
+//!   turn, and then fail what they mutate. They keep nothing of the scope except the memory of its variables, without
+//!   the values.
+//! * It counts them out of the scope immediately, so that their turn does not
+//!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). The scope returns [`WaitError::WouldDeadlock`].
 //!
-//! Such a cycle cannot be known when a scope is opened, nor when its operations are pushed, since the other scope may get its
-//! operations later. Operations that were pushed to the group of the scope, and not to the scope, are not abandoned. A cycle through
-//! these alone is reported to the logger.
+//! Such a cycle cannot be foreseen when a scope is opened or when its operations are pushed, since operations may be
+//! pushed to the other scope later. Operations that were pushed to the scope's group instead of the scope are not
+//! abandoned. A cycle through these alone is logged.
 
 use std::{
     any::Any,
@@ -71,8 +72,8 @@ use crate::{
     system::panics,
 };
 
-/// How long a closing scope waits before it tries again to hand its worker over. Not tuned: an attempt is cheap, and
-/// there is a thread for the worker unless thousands of operations wait.
+/// How long a closing scope waits before it tries again to hand over its worker. Not tuned: an attempt is cheap, and a
+/// thread is available for the worker unless thousands of operations wait.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// The minimum length at which complete operations are removed from the list of a scope. Not tuned: a list of this
@@ -87,7 +88,7 @@ struct Members {
     left: usize,
 }
 
-/// Whether the operation of `handled` has ended. One that was cancelled ends in its turn.
+/// Whether the operation of `handled` has ended. A cancelled operation ends in its turn.
 fn is_gone(handled: &Handled<()>) -> bool {
     handled.is_done() && !handled.beside().claim().awaits_turn()
 }
@@ -96,20 +97,21 @@ fn is_gone(handled: &Handled<()>) -> bool {
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
-    /// The operations around the scope, which cannot complete before it ends, and the variables that they hold. None are known
-    /// when an operation of the scope was abandoned.
+    /// The operations around the scope, which cannot complete before it ends. Empty once an operation of the scope was
+    /// abandoned.
     around: Mutex<Ops>,
+    /// The variables that these operations hold.
     held: Box<[HeldAround]>,
     /// The thread that has opened the scope, and its innermost frame at that time, or null.
     thread: ThreadId,
     opened_in: *const (),
-    /// What the operations of the scope share with their handles, if the scope was opened inside an operation: its end runs
-    /// those that are ready in place.
+    /// What the operations of the scope share with their handles, if the end of the scope runs ready operations in
+    /// place.
     members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
     /// Variables without a value, which are freed with the scope.
     emptied: Mutex<Vec<OwnedVar>>,
-    /// Whether dumps know the scope until it is over: it was opened inside an operation.
+    /// Whether dumps show the scope until it is over. They do if it was opened inside an operation.
     is_listed: bool,
 }
 
@@ -119,16 +121,16 @@ impl fmt::Debug for Scoped {
     }
 }
 
-// SAFETY: `opened_in` is compared, and never read. The pointers in `held` and `around` are used only by operations of the
-// scope that are not abandoned, and by the function that has opened it, while the operations around it run.
+// SAFETY: `opened_in` is only compared. The pointers in `held` and `around` are used only by operations of the scope
+// that are not abandoned, and by the function that has opened it, while the operations around it run.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
 
 impl Kin for Scoped {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
-        // SAFETY: (1): operations of the scope call this, or the function that has opened it, and the frames around it end after
-        // them. An operation that was abandoned does not: its function is dropped before.
+        // SAFETY: (1): only operations of the scope and the function that opened it call this, and the frames around
+        // the scope end after them. An abandoned operation never calls it, since its function was dropped.
         self.held.iter().for_each(|held| unsafe { held.each(look) });
     }
 
@@ -193,7 +195,7 @@ impl Scoped {
     }
 
     /// Whether an operation around the scope holds the variable, so that an operation of the scope would wait for it
-    /// for ever.
+    /// forever.
     pub(crate) fn is_held_around(&self, cell: NonNull<VarCell>) -> bool {
         let mut is_held = false;
         self.each_held(&mut |queue| is_held |= queue == VarCell::queue_ptr(cell).cast());
@@ -203,7 +205,7 @@ impl Scoped {
     /// Makes the scope the owner of a variable's only handle.
     ///
     /// # Safety
-    /// 1. The variable has a handle, which the caller does not use any more.
+    /// 1. The caller has a handle to the variable, and does not use it any more.
     pub(crate) unsafe fn keep(&self, cell: NonNull<VarCell>) {
         // SAFETY: (1).
         lock(&self.variables).push(unsafe { OwnedVar::new(cell) });
@@ -226,8 +228,8 @@ impl Scoped {
         }
     }
 
-    /// Waits until every operation of the scope has ended. Returns the failure of the one that was pushed first among
-    /// those that have failed, unless a wait has returned it.
+    /// Waits until every operation of the scope has ended. Returns the failure of the operation that was pushed first
+    /// among those that failed, unless a wait has already returned it.
     pub(crate) fn close(&self) -> Result<(), WaitError> {
         struct AbortOnPanic;
         impl Drop for AbortOnPanic {
@@ -257,17 +259,16 @@ impl Scoped {
         }
         let pending = &self.group.pending;
         let is_over = || pending.count() == 0;
-        if !self.core.has_workers() {
+        if self.core.has_workers() {
+            Core::catch_up();
+        } else {
             // SAFETY: (1): this thread owns the operation.
             self.core.run_leading(is_over, |op| unsafe {
                 op.with_membership(|own| own.and_then(|own| own.ticket_in(&self.group)).is_some())
             });
         }
-        if self.core.has_workers() {
-            Core::catch_up();
-        }
-        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs what
-        // it can, and tries again.
+        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs
+        // what it can, and tries again.
         let make_way = || {
             self.core.make_way().is_err().then(|| {
                 left.iter().for_each(|handled| self.core.run_in_place(handled));
@@ -297,7 +298,8 @@ impl Scoped {
                                     deadlock.get_or_insert(described);
                                 } else {
                                     vain += 1;
-                                    // Once, and not for an operation whose push is not over yet.
+                                    // Only once, and not at the first attempt, which an operation whose push is still
+                                    // in progress may have thwarted.
                                     if vain == 2 {
                                         self.report(&described);
                                     }
@@ -322,8 +324,8 @@ impl Scoped {
         Deadlock::new(frame::running_op(), cycle.through.map_or(Awaited::All, Awaited::Member))
     }
 
-    /// Cancels operations of the scope that cannot start, and counts them out of it: their functions are dropped, so they
-    /// need what they borrow no more. Returns whether there was one.
+    /// Cancels operations of the scope that cannot start, and counts them out of the scope: their functions are
+    /// dropped, so they no longer need what they borrow. Returns whether any operation was abandoned.
     fn abandon(&self, blocked: &[(NonNull<()>, Ticket)], left: &[Arc<Handled<()>>]) -> bool {
         let members: Vec<_> = match &self.members {
             Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
@@ -333,7 +335,7 @@ impl Scoped {
         lock(&self.around).clear();
         let mut has_any = false;
         for &(task, ticket) in blocked {
-            // Of several with this task, those that have ended cannot be abandoned.
+            // Several operations may have had this task. Those that have ended cannot be abandoned.
             let of_task = members.iter().filter(|handled| handled.beside().place().task() == Some(task));
             let abandon = |handled: &&Arc<Handled<()>>| {
                 let tell = |failure| handled.set(Err(failure)).into_iter().for_each(Wakers::wake);
@@ -354,9 +356,9 @@ impl Scoped {
         has_any
     }
 
-    /// Reports a cycle that nothing here can end.
+    /// Logs a cycle that this scope cannot end.
     fn report(&self, deadlock: &Deadlock) {
-        frame::enter_after(&self.core, || panics::log!(Error, "raddle: the end of a scope waits for ever: {deadlock}"));
+        frame::enter_after(&self.core, || panics::log!(Error, "raddle: the end of a scope waits forever: {deadlock}"));
     }
 
     /// Frees the variables whose values were dropped. The scope must be over.
@@ -368,11 +370,11 @@ impl Scoped {
         drop(emptied);
     }
 
-    /// Drops the values of the scope's variables, which no operation can name from now on. Returns whether there were
-    /// any: their drops may push to the scope, so it must then be [closed](Self::close) again.
+    /// Drops the values of the scope's variables, which no operation can name any more. Returns whether there were any:
+    /// their drops may push to the scope, so it must then be [closed](Self::close) again.
     ///
     /// # Errors
-    /// Returns the payload of a drop that has panicked. The other values are dropped as well.
+    /// Returns the payload of a drop that panicked. The other values are still dropped.
     ///
     /// # Safety
     /// 1. [`close`](Self::close) has returned, and only operations of the scope and drops of its values have pushed to
@@ -386,8 +388,8 @@ impl Scoped {
         variables.iter().for_each(|var| _ = var.cell().queue().close());
         let mut panicked = None;
         for var in &variables {
-            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended or were abandoned,
-            // and further ones are refused.
+            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended or were
+            // abandoned, and further ones are refused.
             let result = panics::catch(|| unsafe { var.cell().empty() });
             if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {
                 panics::discard(second);

@@ -4,16 +4,16 @@
 //! other.
 //!
 //! * With several workers, it draws after a random time, and only if no drawn operation waits for a worker. So
-//!   operations overlap where the rule permits, and start in another order and at other times than usual.
+//!   operations overlap where their accesses permit, and start in a different order and at different times than usual.
 //! * With one worker, the order of the draws depends only on the seed and the program. The thread draws when nothing
-//!   runs and the program has pushed what it can: then the set of ready operations does not depend on which thread was
-//!   faster.
+//!   runs and the program has pushed all that it can: at that moment the set of ready operations does not depend on
+//!   which thread was faster.
 //!
 //! The engine's own operations, except polls of futures, are not shuffled. Neither are eager operations that are ready
 //! when they are pushed.
 //!
-//! A function may wait for another operation by means that the engine does not know. So the thread also draws when it
-//! has found no right moment within [`LONGEST_WAIT`].
+//! A function may wait for another operation by means that the engine does not know about. So the thread also draws
+//! when it has not found the right moment within [`LONGEST_WAIT`].
 
 use std::{
     io,
@@ -34,7 +34,8 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The longest time that a draw is delayed, if there are several workers. Not tuned: a few hundred pushes take as long.
+/// The longest time by which a draw is delayed, if there are several workers. Not tuned: a few hundred pushes take as
+/// long.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
 
 /// How long the thread waits for the right moment. Not tuned: longer than most functions take, and short for a person.
@@ -53,7 +54,7 @@ impl Core {
         thread::Builder::new().name("raddle-shuffle".to_owned()).spawn(run).map(drop)
     }
 
-    /// Ends the thread that draws. No operation of the program is left, and the lanes have not ended.
+    /// Ends the thread that draws. Called when no operation of the program is left, and before the lanes end.
     pub(super) fn end_shuffling(&self) {
         for entry in self.shuffler().into_iter().flat_map(|shuffler| shuffler.end()) {
             let op = entry.pop_entry();
@@ -97,7 +98,7 @@ impl Core {
         None
     }
 
-    /// Calls `wait`, in which the calling thread waits for this engine until `is_over`.
+    /// Calls `wait`, in which the calling thread waits for this engine until `is_over` returns `true`.
     pub(super) fn wait_outside<R>(&self, is_over: &IsOver<'_>, wait: impl FnOnce() -> R) -> R {
         match self.shuffler().filter(|_| !frame::in_program()) {
             Some(shuffler) => shuffler.during(is_over, wait),

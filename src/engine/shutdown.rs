@@ -3,9 +3,9 @@
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
 //! | open, bounded | all, but an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
-//! | draining | those of the engine's own operations | cancelling, closed |
-//! | cancelling | the engine's own operations; operations that have not started fail | closed |
-//! | closed | the engine's own operations, which run on the pushing thread | - |
+//! | draining | those that operations of the engine make, and the engine's own | cancelling, closed |
+//! | cancelling | the engine's own; operations that have not started fail | closed |
+//! | closed | the engine's own, whose operations run on the pushing thread | - |
 //!
 //! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation that was
 //! counted before the engine closed still finds its workers. Only then do the threads end.
@@ -40,8 +40,8 @@ impl Core {
     /// Begins to refuse pushes. With `cancel`, operations that have not started fail instead of running.
     pub(crate) fn begin_shutdown(self: &Arc<Self>, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
-        // Relaxed: an operation that is counted after the wait that follows has acquired the phase with the count (edge
-        // `open`).
+        // Relaxed: an operation that is counted after the wait that follows this call has acquired the phase with the
+        // count (edge `open`).
         self.phase.fetch_max(phase, Relaxed);
         if !self.is_forked() {
             self.end_waits_for_room();
@@ -66,8 +66,8 @@ impl Core {
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses the pushes of operations as well, once none is pending. Otherwise, program code that the engine still
-    /// runs, such as a deletion, could push to threads that are about to end.
+    /// Refuses the pushes of operations as well, once no operation is pending. Otherwise, program code that the engine
+    /// still runs, such as a deletion, could push to threads that are about to end.
     fn close(&self) {
         // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
@@ -83,9 +83,9 @@ impl Core {
         ended
     }
 
-    /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. It does not wait for threads
-    /// that an earlier shutdown has left behind. Nor does it wait inside program code that any engine runs: operations
-    /// of two engines may each drop the last handle to the other engine.
+    /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. Does not wait for threads that
+    /// an earlier shutdown has left behind. Nor does it wait inside program code that any engine runs: operations of
+    /// two engines may each drop the last handle to the other engine.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
         if frame::in_program() {
             self.end_in_background();
@@ -192,7 +192,7 @@ impl Core {
     }
 }
 
-/// Ends an engine without a waiting thread: the thread that counts out the last operation wakes it.
+/// A waker that ends an engine without a waiting thread: the thread that counts out the last operation wakes it.
 ///
 /// A weak reference is enough, since the engine's threads keep the engine alive.
 struct End {

@@ -42,8 +42,8 @@ pub(crate) struct Spec {
     pub(crate) lane: u8,
     /// Whether there is room for the operation, or it needs none: its push is then not held back.
     pub(crate) is_admitted: bool,
-    /// Whether the operation is a child, so that its parent is pending. It may then be pushed while the engine drains, on
-    /// any thread.
+    /// Whether the operation is a child. Its parent is then pending, so it may be pushed on any thread while the engine
+    /// drains.
     pub(crate) is_child: bool,
     /// Whether closed variables accept the operation: it deletes, frees or awaits the variable.
     pub(crate) passes_closed: bool,

@@ -1,9 +1,9 @@
 //! Stops and starts: the threads of workers end and are started again, and what is pending is kept.
 //!
-//! A stop pushes an operation named *stop* for each worker, which [lays the worker aside](crate::threads::aside). The
+//! For each worker, a stop pushes an operation named *stop* that [lays the worker aside](crate::threads::aside). The
 //! worker's thread then has no worker, and ends. While a function that has handed its worker over waits, no worker is
 //! laid aside, and those that were laid aside are taken up again: the function may wait for an operation of any lane.
-//! So a stop is over when no function runs.
+//! So a stop is over only when no function runs any more.
 
 use std::{panic::Location, sync::Arc, time::Instant};
 
@@ -135,8 +135,8 @@ impl Core {
             Laid::Aside => self.threads.lane(lane).sleep().notify(),
             Laid::NotWanted => {}
             Laid::NotYet => {
-                // What the function waits for goes first. The pause keeps these repeated pushes from using up the
-                // processor.
+                // The work that the waiting function needs goes first. The pause keeps these repeated pushes from
+                // occupying a processor.
                 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
                 std::thread::sleep(PAUSE);
                 thread::yield_now();

@@ -98,7 +98,8 @@ const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
-    /// The operation has waited for all GPU lanes with lower numbers. Used only by the owner of the ready operation.
+    /// The number of a GPU lane: the operation has waited for all lanes with lower numbers. Used only by the owner of
+    /// the ready operation.
     pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
     location: &'static Location<'static>,
@@ -202,12 +203,12 @@ impl Task {
         self.location
     }
 
-    /// The name of the operation, and where it was pushed.
+    /// Returns the name of the operation, and where it was pushed.
     pub(crate) fn pushed(&self) -> Pushed {
         (self.name().clone(), self.location)
     }
 
-    /// Lets the operation be recorded, with this number.
+    /// Marks the operation as recorded, and sets its number.
     ///
     /// # Safety
     /// 1. `task` is filled, and no other thread knows it yet.
@@ -230,8 +231,8 @@ impl Task {
         self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
     }
 
-    /// Whether the operation is complete, if its function still runs or it has children that are not complete: it is
-    /// asynchronous, has no children, and its completion was used.
+    /// Whether an operation whose function may still run is complete: it is asynchronous, it cannot have children, and
+    /// its completion was used.
     pub(super) fn is_over(&self) -> bool {
         !self.has(flag::PARENT) && self.async_state().is_some_and(AsyncState::is_resolved)
     }
@@ -308,7 +309,7 @@ impl Op<Task> {
         unsafe { self.with_body(Body::place) }
     }
 
-    /// Calls `f` with the operation's membership of a group, if it has one.
+    /// Calls `f` with the operation's membership in a group, if it has one.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.
@@ -367,7 +368,8 @@ impl Op<Task> {
     /// Returns what the operation has joined, if it can be a member of groups.
     ///
     /// # Safety
-    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped meanwhile.
+    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped during
+    ///    that time.
     pub(super) unsafe fn joined(&self) -> Option<&Joined> {
         let body = self.task().body.with(|body| body.cast::<InlineJob>());
         // SAFETY: (1): the field was written by `fill`, and is constant since then.
@@ -462,7 +464,7 @@ pub(crate) trait Job: Send + 'static {
     const CLAIMS: bool = false;
     /// Whether the operation may be a member of groups.
     const JOINS: bool = false;
-    /// What the operation has joined, if it may be a member of groups.
+    /// Returns what the operation has joined, if it may be a member of groups.
     fn joined(&self) -> Joined {
         Joined::nothing()
     }
@@ -475,7 +477,7 @@ pub(crate) trait Job: Send + 'static {
     fn place(&mut self) -> Option<NonNull<Place>> {
         None
     }
-    /// Returns the operation's membership of a group, until the operation starts.
+    /// Returns the operation's membership in a group, until the operation starts.
     fn membership(&self) -> Option<&Membership> {
         None
     }
@@ -492,7 +494,7 @@ pub(crate) trait Job: Send + 'static {
     }
     /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Notes that the operation ends in its turn. Returns whether its scope has counted it out of its group before.
+    /// Notes that the operation ends in its turn. Returns whether its scope has already counted it out of its group.
     fn is_abandoned(&self) -> bool {
         false
     }
@@ -511,8 +513,8 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits. The box of one that [joins](Job::JOINS) is in the first word, and what it has
-/// joined in the others.
+/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, its box is in the first word, and
+/// what it has joined is in the others.
 #[repr(C)]
 pub(crate) struct InlineJob {
     vtable: &'static VTable,
@@ -529,7 +531,7 @@ struct VTable {
     report: unsafe fn(*mut (), Result<(), &OpError>) -> Cleanup,
     /// `None` if the job needs no drop.
     drop: Option<unsafe fn(*mut ())>,
-    /// Whether there is a `Joined` behind the first word.
+    /// Whether there is a `Joined` after the first word.
     joins: bool,
 }
 
@@ -555,7 +557,7 @@ impl InlineJob {
         }
     }
 
-    /// Initialises a body in place with a job that fits.
+    /// Initialises a body in place with a boxed job and what the job has joined.
     ///
     /// # Safety
     /// 1. `body` may be written.
@@ -571,10 +573,12 @@ impl InlineJob {
         // SAFETY: (1): the field may be written.
         unsafe { vtable.write(const { VTable::of_member::<W>() }) };
         let behind = storage.cast::<u64>().wrapping_add(1).cast::<Joined>();
-        // SAFETY: (1): behind the first word there is room for a `Joined`, as was asserted above.
+        // SAFETY: (1): there is room for a `Joined` after the first word, as was asserted above.
         unsafe { behind.write(joined) };
     }
 
+    /// Initialises a body in place with a job that fits.
+    ///
     /// # Safety
     /// 1. `body` may be written.
     /// 2. A `W` [`fits`].
@@ -618,7 +622,7 @@ impl VTable {
         }
     }
 
-    /// The table of a boxed `W` with a [`Joined`] behind the box.
+    /// Returns the table of a boxed `W` with a [`Joined`] after the box.
     const fn of_member<W: Job>() -> &'static Self {
         const {
             &Self {
@@ -650,7 +654,8 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> 
     result
 }
 
-/// The body of a task, for its only user. It is not borrowed as a whole, since other threads may read what the job has joined.
+/// The body of a task, for its only user. It is not borrowed as a whole, since other threads may read what the job has
+/// joined.
 struct Body(*mut InlineJob);
 
 impl Body {

@@ -1,4 +1,4 @@
-//! Variables: the cells behind the handles, and the untyped handle.
+//! Variables: the cells behind the handles, and references to cells that a handle keeps alive.
 //!
 //! # States
 //!
@@ -13,7 +13,7 @@
 //! * The queue: any thread, as the tracker permits.
 //! * `handles`: the owners of handles.
 //! * The value: operations that hold the variable, as their accesses permit.
-//! * `version`: stored by operations that hold the variable for writing, and by lanes of GPUs; read by any thread.
+//! * `version`: stored by operations that hold the variable for writing, and by GPU lanes; read by any thread.
 //! * `emptied`: operations that hold the variable for writing; for others a hint.
 //! * `name`: set once, by any owner of a handle; read by any thread.
 //! * `fault` and `waits`: see [`Fault`] and [`Waits`].
@@ -48,8 +48,8 @@ use crate::{
     values::name::Name,
 };
 
-/// One variable. Its queue decides which operations may use the other fields. The fields that pushes use are on other
-/// cache lines than those that workers write.
+/// One variable. Its queue decides which operations may use the other fields. The fields that pushes use share no cache
+/// line with those that workers write.
 #[repr(C)]
 pub(crate) struct VarCell {
     queue: VarQueue<Task>,
@@ -89,7 +89,7 @@ struct TypedCell<T> {
 pub(crate) enum ValueMemory {
     /// In the host's memory. Operations of the host may use the value only after those of devices are complete.
     Host,
-    /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is none.
+    /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,
 }
 
@@ -159,16 +159,16 @@ impl VarCell {
         unsafe { Self::with_borrowing_value(core, value, memory) }
     }
 
-    /// [`with_value`](Self::with_value), for a variable of the family that `owner` identifies. Its engine refuses it, as
-    /// it refuses variables of other engines.
+    /// Creates a variable with one handle, for the family that `owner` identifies. Pushes outside the family refuse it
+    /// like a variable of another engine.
     pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
-        // A zero-sized value is in no memory.
+        // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
         // SAFETY: (1): the value is valid for ever.
         unsafe { Self::owned_by(core, owner, value, memory) }
     }
 
-    /// [`with_value`](Self::with_value), for a value that may borrow.
+    /// Creates a variable with one handle, for a value that may borrow.
     ///
     /// # Safety
     /// 1. The variable is [emptied](Self::empty) while its value is still valid.
@@ -182,7 +182,7 @@ impl VarCell {
     }
 
     /// # Safety
-    /// 1. The value is [emptied](Self::empty) while it is valid.
+    /// 1. The variable is [emptied](Self::empty) while its value is still valid.
     unsafe fn owned_by<T: Send>(core: &Arc<Core>, owner: usize, value: T, memory: ValueMemory) -> NonNull<Self> {
         let info = match memory {
             ValueMemory::Host => const { &ValueInfo::of::<T>(ValueMemory::Host) },
@@ -206,7 +206,7 @@ impl VarCell {
         cell
     }
 
-    /// Names the variable, unless it has a name.
+    /// Names the variable, unless it already has a name.
     pub(crate) fn set_name(&self, name: Name) {
         // The first name stays: clones of a handle may name the variable as well.
         let name = self.name.get_or_init(|| name);
@@ -298,7 +298,8 @@ impl VarCell {
         &self.waits
     }
 
-    /// Whether the value needs a drop. Exact for an operation that holds the variable for writing; for others a hint.
+    /// Whether the value needs a drop. The answer is exact for an operation that holds the variable for writing, and a
+    /// hint for other callers.
     pub(crate) fn needs_drop(&self) -> bool {
         // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Other
         // callers use the answer only to choose where the drop runs.
@@ -352,7 +353,7 @@ impl VarCell {
         // The fields are reached through pointers, since a pinned thread may still read the queue and the name.
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let value = unsafe { &raw const (*cell.as_ptr()).value };
-        // SAFETY: the cell lives until then, and the field is constant.
+        // SAFETY: the cell lives until `dispose` below has run `free`, and the field is constant.
         let layout = unsafe { value.read() }.layout;
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let name = unsafe { &raw const (*cell.as_ptr()).name };

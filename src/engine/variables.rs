@@ -108,11 +108,11 @@ impl Core {
 }
 
 impl Core {
-    /// Closes a variable of a family, and drops its value, and then `share`, after the pending operations on it.
+    /// Closes a variable of a family. After the pending operations on it, drops its value and then `share`.
     ///
     /// # Safety
     /// 1. The variable has a handle until `share` is dropped.
-    /// 2. No operation that uses the value enters its queue any more.
+    /// 2. No operation that uses the value enters the variable's queue any more.
     pub(super) unsafe fn empty_variable(self: &Arc<Self>, cell: NonNull<VarCell>, share: KinShare) {
         // SAFETY: (1).
         let var = unsafe { cell.as_ref() };
@@ -136,7 +136,8 @@ impl Job for EmptyJob {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
-            // SAFETY: (1): the operation holds the variable for writing. (2): that of `empty_variable`.
+            // SAFETY: (1): the operation holds the variable for writing. (2): the caller of `empty_variable` has
+            // guaranteed it.
             no_wait::without_waits(NoWait::Deletion, || unsafe { VarCell::of(access).empty() });
         }
         Ok(())
@@ -144,7 +145,7 @@ impl Job for EmptyJob {
 
     fn discard(&mut self) {}
 
-    /// The end of the family may run program code.
+    /// Hands the share to the clean-up, since the end of the family may run program code.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let mut cleanup = Cleanup::default();
         self.0.take().into_iter().for_each(|share| cleanup.and_drop(share));
@@ -152,7 +153,7 @@ impl Job for EmptyJob {
     }
 }
 
-/// The only handle to a variable that the engine has created.
+/// A handle to a variable that the engine owns.
 #[derive(Debug)]
 pub(super) struct OwnedVar(NonNull<VarCell>);
 
@@ -162,10 +163,10 @@ unsafe impl Send for OwnedVar {}
 unsafe impl Sync for OwnedVar {}
 
 impl OwnedVar {
-    /// Takes the only handle to a variable.
+    /// Takes over a handle to a variable.
     ///
     /// # Safety
-    /// 1. The variable has a handle, which the caller does not use any more.
+    /// 1. The caller has a handle to the variable, and does not use it any more.
     pub(super) unsafe fn new(cell: NonNull<VarCell>) -> Self {
         Self(cell)
     }

@@ -122,7 +122,7 @@ impl Core {
         self.lane_before(cell, kind.mode(), |_| true)
     }
 
-    /// The error of a wait that would never return.
+    /// Returns the error of a wait that would never return.
     pub(crate) fn would_deadlock(awaited: Awaited) -> WaitError {
         WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited))
     }
@@ -203,8 +203,8 @@ impl Core {
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `is_over` or `deadline`. Then waits for a worker for the
-    /// thread, if it has [handed its own over](Self::make_way).
+    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or until `deadline`. Then waits
+    /// for a worker for the thread, if the thread has [handed over its own](Self::make_way).
     pub(super) fn sleep<R>(
         &self,
         deadline: Option<Instant>,
@@ -219,7 +219,8 @@ impl Core {
         result
     }
 
-    /// Calls `wait`, in which the calling thread sleeps, as it has done `since` then, so that dumps show the thread.
+    /// Calls `wait`, in which the calling thread sleeps, and lets dumps show the thread as one that has slept `since`
+    /// then.
     pub(super) fn sleep_listed<R>(
         &self,
         sleeps: Sleeps<'_>,
@@ -250,8 +251,8 @@ impl Core {
         }
     }
 
-    /// [Catches up](Self::catch_up) for a caller that goes on: if what ran here has handed the worker over, the thread gets one
-    /// again.
+    /// [Catches up](Self::catch_up) for a caller that does not wait afterwards: if what ran here has handed over the
+    /// worker, the thread waits for another.
     pub(crate) fn catch_up_and_go_on() {
         let was_without = worker_thread::is_without_worker();
         Self::catch_up();
@@ -274,7 +275,7 @@ impl Core {
         self.refuse_cycle(goal, describe, is_over)
     }
 
-    /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and hands its worker over to another
+    /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and hands over its worker to another
     /// thread.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
@@ -360,7 +361,8 @@ impl Core {
         CountedWait::new(Arc::clone(self), refused, Arc::clone(group))
     }
 
-    /// Returns an error if the calling thread must not wait for the group: it runs one of its operations.
+    /// Returns an error if the calling thread must not wait for the group, for instance because it runs one of the
+    /// group's operations.
     fn check_group_wait(&self, group: &Group) -> Result<(), WaitError> {
         self.check_wait()?;
         frame::in_group(group).map_or(Ok(()), |member| Err(Self::would_deadlock(Awaited::Member(member))))

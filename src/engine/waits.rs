@@ -1,5 +1,5 @@
-//! The last waits for a variable, so that later waits can join them. However many threads wait for a variable that
-//! makes no progress, they add at most one operation of each kind to its queue.
+//! The last waits for a variable, which later waits can join. However many threads wait for a variable that makes no
+//! progress, they add at most one operation for each kind of wait to its queue.
 //!
 //! A wait is an operation in the queue of the variable (`WaitJob`), which sets a [`Oneshot`]. The variable remembers
 //! the last wait of each [kind](WaitFor), from before its push until its start. The record of the wait is held during
@@ -11,8 +11,8 @@
 //! wait of the other kind. This has the effect of a push at that moment:
 //!
 //! * The operations that were pushed before the call are in front of the remembered wait. If one of them were behind
-//!   it, it would have been linked by the end of its push, and so before the call, and the word of the remembered
-//!   access would show it.
+//!   that wait, its access would have been linked by the end of its push, which was before the call, and the word of
+//!   the remembered access would show it.
 //! * Between the remembered wait and the place of a new one there is no operation that mutates, but at most the other
 //!   wait, which depends only on what is in front of both. So a new wait would end together with the remembered one and
 //!   see the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates as well.
@@ -20,16 +20,15 @@
 //!   already ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller
 //!   pushes next.
 //!
-//! A wait that is ready is joined only while GPUs have operations in flight that a new one would depend on as well. In
-//! all other cases a new wait would be ready immediately, but the remembered one may belong to a thread that is not
+//! A wait that is ready is joined only while GPUs have operations in flight that a new one would depend on as well.
+//! Otherwise a new wait would be ready immediately, while the remembered one may belong to a thread that is not
 //! running.
 //!
 //! # Who may touch what
 //!
 //! * Everything: under the lock. A thread that holds it calls no other code of the engine.
-//! * [`forget`](Waits::forget) is called by the wait when it starts. It holds the variable then, so the variable
-//!   exists, and the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is
-//!   dropped with it.
+//! * The wait calls [`forget`](Waits::forget) when it starts. It holds the variable then, so the variable exists, and
+//!   the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is dropped with it.
 //!
 //! [registered]: crate::tracker::Op::is_registered
 
@@ -45,7 +44,7 @@ use crate::{
 /// Which pending operations a wait for a variable covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitFor {
-    /// Operations that mutate the variable. The variable may be read after that.
+    /// Operations that mutate the variable. Once they are complete, the variable may be read.
     Writers,
     /// All operations on the variable.
     All,
@@ -91,7 +90,7 @@ struct Wait {
 /// A wait for a variable that has begun.
 pub(crate) struct Begun {
     pub(crate) oneshot: Arc<Oneshot<()>>,
-    /// The task of its operation, which is compared and never read.
+    /// The task of the wait's operation. The pointer is compared, and never followed.
     pub(super) task: NonNull<()>,
 }
 
@@ -102,8 +101,8 @@ impl Begun {
 }
 
 impl Waits {
-    /// Returns the oneshot of the last wait of a kind if a new one can join it. `on_device` says whether GPUs have
-    /// operations in flight that a new one would depend on.
+    /// Returns the last wait of a kind if a new one can join it. `on_device` says whether GPUs have operations in
+    /// flight that a new one would depend on.
     pub(crate) fn join(&self, kind: WaitFor, on_device: bool) -> Option<Begun> {
         let mut last = lock(&self.0);
         let (own, other) = last.as_mut()?.of(kind);

@@ -20,8 +20,8 @@ use crate::{
     values::device::Device,
 };
 
-/// Starts a watchdog for `core`, which runs until the returned sender is dropped. Its thread ends soon after that, or
-/// once the function that receives the reports has returned.
+/// Starts a watchdog for `core`, which runs until the returned sender is dropped. Its thread ends soon afterwards; if
+/// it is calling the function that receives the reports, it ends after that has returned.
 pub(super) fn begin(core: &Arc<Core>, watchdog: Watchdog) -> io::Result<mpsc::Sender<()>> {
     let (stop, stopped) = mpsc::channel();
     let core = Arc::downgrade(core);
@@ -30,7 +30,7 @@ pub(super) fn begin(core: &Arc<Core>, watchdog: Watchdog) -> io::Result<mpsc::Se
     Ok(stop)
 }
 
-/// Looks at the engine until it ends.
+/// Watches the engine until it ends.
 fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
     let mut seen = Seen::default();
     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(watchdog.interval()) {
@@ -41,7 +41,7 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
             continue;
         }
         let dump = core.dump();
-        // The program may take long over a report.
+        // A report may take the program a long time, and must not keep the engine alive.
         drop(core);
         for problem in seen.look(watchdog, &dump, Instant::now()) {
             let report = WatchdogReport { problem, dump: dump.clone() };
@@ -55,13 +55,13 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
     }
 }
 
-/// What was pending at the last look.
+/// What was pending in the last dump.
 #[derive(Default)]
 struct Seen {
     ops: HashMap<OpId, SeenOp>,
     /// The waits that were reported, by their numbers.
     told_waits: HashSet<u64>,
-    /// For each lane of a device with operations that were issued, when one of them last ended, or the first was issued.
+    /// The lanes of devices with issued operations, and since when each of them has completed none.
     devices: HashMap<String, SeenDevice>,
     /// When something last started or ended.
     progress: Option<Instant>,
@@ -104,10 +104,10 @@ impl Seen {
                     (budget.or(watchdog.running), Problem::Running { op: index, time })
                 }
                 OpState::Waiting | OpState::Ready => (watchdog.waiting, Problem::Waiting { op: index, time }),
-                // Its children are reported, and the thread that waits.
+                // Its children, or the waiting thread, are reported instead.
                 OpState::WaitingInside | OpState::WaitingForChildren => (None, Problem::Waiting { op: index, time }),
             };
-            // A task that awaits a variable is known only by the operation of its wait.
+            // A task that awaits a variable appears only as the internal operation of its wait.
             let counts = !op.internal || op.name.as_str() == WAIT && !awaited.contains(&index);
             if !seen.told && counts && limit.is_some_and(|limit| time >= limit) {
                 seen.told = true;
@@ -130,7 +130,7 @@ impl Seen {
         {
             problems.push(Problem::Stalled { time });
         }
-        // Nothing has moved between two dumps, so the cycle is not made up of states from different moments.
+        // No operation has changed between two dumps, so the cycle is not made up of states from different moments.
         if let Some(ops) = dump.cycle().filter(|_| !has_moved && before.is_empty()) {
             if !std::mem::replace(&mut self.told_of_cycle, true) {
                 problems.push(Problem::Cycle { ops });
@@ -151,10 +151,10 @@ impl Seen {
         }
     }
 
-    /// Reports lanes of devices that stand still.
+    /// Reports lanes of devices that have completed nothing for too long.
     fn look_at_devices(&mut self, watchdog: &Watchdog, dump: &Dump, now: Instant, problems: &mut Vec<Problem>) {
         let Some(limit) = watchdog.device else { return };
-        // An operation that was issued has released its variables, or its function has been called and it has none.
+        // An issued operation has released its variables. If it has none, it is running.
         let is_issued = |op: &&PendingOp| {
             op.device != Device::Cpu && !op.internal && matches!(op.state, OpState::Ending | OpState::Running)
         };

@@ -1,9 +1,9 @@
 //! The state of an engine's thread: its engine, its duty, and the worker that it runs.
 //!
-//! A thread finds its own state through a thread-local. Code of other crates may run inside calls of the worker's
+//! A thread finds its own state through a thread-local. Code of other crates may run inside calls to the worker's
 //! deque, since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have deferred
-//! there. So the thread marks the deque while it is in use, and operations that such code makes ready go to the
-//! injector instead.
+//! there. So the thread marks the deque as in use during these calls, and operations that such code makes ready go to
+//! the injector instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -27,7 +27,7 @@ pub(super) type Main = fn(Arc<Core>, usize, BoxedWorker<Task>) -> Ended;
 pub(super) enum Duty {
     /// The thread runs workers. A thread that takes over its worker runs this main function.
     Workers(Main),
-    /// The thread serves the lane of a GPU, and never has a worker.
+    /// The thread serves a GPU lane, and never has a worker.
     Device,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct WorkerThread {
     gave_away: Cell<bool>,
     /// The number of times that functions on this thread have queued for a worker, modulo 2³².
     returns: Cell<u32>,
-    /// Whether such a function continues in place of an idle worker.
+    /// Whether a function that has handed its worker over continues in place of an idle worker.
     borrows: Cell<bool>,
     /// Whether the thread may use all cores of the engine, regardless of its worker.
     is_unpinned: Cell<bool>,
@@ -120,7 +120,8 @@ impl WorkerThread {
         (lane, placement)
     }
 
-    /// Borrows the place of an idle worker for the function on this thread. Returns whether the function has one now.
+    /// Borrows the place of an idle worker for the function on this thread. Returns whether the function has a place
+    /// now.
     fn borrow_place(&self) -> bool {
         let lane = self.core.threads().lane(self.lane.get());
         self.borrows.set(self.borrows.get() || lane.borrow_place());
@@ -175,7 +176,7 @@ impl WorkerThread {
         }
     }
 
-    /// Runs [`schedule`] for this thread, between two operations.
+    /// Does the same as [`schedule`], between two operations of this thread.
     #[inline]
     pub(super) fn schedule(&self, op: OpRef<Task>) {
         match self.free_worker() {
@@ -241,7 +242,7 @@ pub(crate) fn worker_index() -> Option<usize> {
 pub(super) enum Runner {
     /// A worker: its lane, and its number there.
     Worker(u8, usize),
-    /// The lane of a GPU.
+    /// A GPU lane.
     Device,
     /// The program, or a thread that has handed its worker over.
     Other,
@@ -268,7 +269,7 @@ pub(super) fn lane_of(core: &Core) -> Option<u8> {
     with_current(|thread| is_own(thread).then(|| thread.lane.get())).flatten()
 }
 
-/// Whether the calling thread is inside an operation of its worker's deque, so that it cannot give the worker away.
+/// Whether the calling thread is inside a call to its worker's deque, so that it cannot give the worker away.
 pub(super) fn uses_deque() -> bool {
     with_current(|thread| thread.deque_in_use.get()) == Some(true)
 }
@@ -278,8 +279,8 @@ pub(super) fn share_slot() {
     with_current(WorkerThread::share_slot);
 }
 
-/// Runs `f` as the main function of a thread that serves the lane of a GPU. The thread stays on those cores of the
-/// engine that are `near` the GPU, if there are any.
+/// Runs `f` as the main function of a thread that serves a GPU lane. The thread stays on those cores of the engine that
+/// are `near` the GPU, if there are any.
 pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce() -> R) -> R {
     let thread = WorkerThread::new(Arc::clone(core), Duty::Device);
     let _entered = thread.enter();
@@ -289,13 +290,13 @@ pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce()
     f()
 }
 
-/// Whether the calling thread serves the lane of a GPU.
+/// Whether the calling thread serves a GPU lane.
 pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
 
 /// Returns the cores that an engine built by the calling thread may use: those of the engine that owns the thread,
-/// since the thread may be pinned, or else those of the thread.
+/// since the thread may be pinned, or else those on which the thread may run.
 pub(crate) fn cores_here() -> Box<[usize]> {
     with_current(|thread| thread.core.threads().mask().into()).unwrap_or_else(topology::allowed)
 }
@@ -346,7 +347,7 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Takes the worker away from this thread, if it belongs to `core`. The operations queued there can be stolen.
+/// Takes the worker away from this thread, if the worker belongs to `core`. The operations in its deque can be stolen.
 pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
     with_current(|thread| {
         let takes = ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
@@ -392,8 +393,8 @@ pub(super) fn count_return() -> u32 {
     with_current(|thread| thread.returns.replace(thread.returns.get().wrapping_add(1))).unwrap_or(0)
 }
 
-/// Borrows the place of an idle worker for the function on the calling thread, which has none. Returns whether the
-/// function has one now.
+/// Borrows the place of an idle worker for the function on the calling thread, which has no worker. Returns whether the
+/// function has a place now.
 pub(super) fn borrow_place() -> bool {
     with_current(WorkerThread::borrow_place) == Some(true)
 }
@@ -408,13 +409,14 @@ pub(super) fn resume(worker: BoxedWorker<Task>) {
     debug_assert!(worker.is_none(), "only threads of an engine hand workers over");
 }
 
-/// Whether a function on the calling thread has handed the worker over, and the thread has not got one since.
+/// Whether a function on the calling thread has handed the worker over, and the thread has not received one since.
 pub(super) fn is_without_worker() -> bool {
     with_current(|thread| thread.gave_away.get()) == Some(true)
 }
 
-/// Notes that code of the program is about to run on the calling thread, which may have given its worker away as the end of
-/// an operation. Returns whether it has: then the code may [get a worker](super::regain), as a function does that has waited.
+/// Notes that program code is about to run on the calling thread, which may have given its worker away at the end of an
+/// operation. Returns whether it has. If so, the code may [get a worker](super::regain) as a function that has waited
+/// does.
 pub(super) fn begin_code() -> bool {
     let begin = |thread: &WorkerThread| {
         let is_bare = matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();
@@ -430,7 +432,7 @@ pub(super) fn begin_code() -> bool {
     with_current(begin) == Some(true)
 }
 
-/// Puts a worker back into the calling thread that was [taken](take_worker) out of it.
+/// Gives a worker back to the calling thread, from which it was [taken](take_worker).
 pub(super) fn put_back(worker: BoxedWorker<Task>) {
     with_current(|thread| {
         thread.worker.set(Some(worker));
@@ -455,8 +457,8 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
             return Ok(());
         };
         let core = Arc::clone(&thread.core);
-        // The thread is counted until the operation ends or the thread has a worker again, and before other threads can
-        // see the worker idle.
+        // The thread is counted before other threads can see the worker idle, and until the operation ends or the
+        // thread has a worker again.
         let counted = core.has_limits() && core.begin_running();
         // Recorded before another thread has the worker.
         thread.core.record_wait();

@@ -1,9 +1,9 @@
 //! The main function of the threads that run workers.
 //!
-//! An operation whose function waits for the handle of a ready operation runs that operation
-//! ([`in_place`](super::in_place)). In all other waits it hands its worker over to a spare thread and sleeps. When it
-//! wakes up, it queues for a worker ([`regain`](super::regain)). So a wait never occupies a worker. Nor does a wait
-//! bury an unrelated wait beneath it on a stack, as happens where waiting threads run arbitrary operations.
+//! A function that waits runs ready operations that the wait depends on ([`in_place`](super::in_place)). If it finds
+//! none, it hands its worker over to a spare thread and sleeps. When it wakes up, it queues for a worker
+//! ([`regain`](super::regain)). So a wait never occupies a worker. Nor does a wait bury an unrelated wait beneath it on
+//! a stack, as happens where waiting threads run arbitrary operations.
 
 use std::{io, sync::Arc};
 
@@ -121,9 +121,9 @@ fn run_thread(
 fn run(thread: &WorkerThread, number: usize) {
     let mut ready = ReadyList::default();
     loop {
-        // Panics of the program's functions are caught elsewhere. This barrier is for defects of the engine, and for
-        // code that other crates have deferred in crossbeam's default collector: their panics must not lose the worker
-        // and the operations queued here.
+        // Panics in the program's functions are caught elsewhere. This barrier is for bugs in the engine, and for code
+        // that other crates have deferred in crossbeam's default collector: their panics must not lose the worker and
+        // the operations queued here.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             run_operations(thread, &mut ready);

@@ -51,10 +51,7 @@ impl fmt::Display for BuildError {
             Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
             Self::Profile(path, error) => {
                 let path = path.display();
-                write!(
-                    f,
-                    "the profile {path} cannot be written: {error}; give a path that can, or unset RADDLE_PROFILE"
-                )
+                write!(f, "the profile {path} cannot be written: {error}; choose another path, or unset RADDLE_PROFILE")
             }
         }
     }
@@ -112,8 +109,8 @@ pub enum ShutdownError {
     InsideOperation,
     /// No operation was pending, or the engine was stopped, but threads of the engine with these names had not ended at
     /// the deadline. They run program code, such as the function of an asynchronous operation that continues after its
-    /// completion, a destructor of a thread-local, or a logger; or the time was too short. They end when that code
-    /// returns. A further call waits again; dropping the engine does not wait for them.
+    /// completion, a destructor of a thread-local, or a logger, or they had too little time to end. They end when that
+    /// code returns. A further call waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
     /// The engine was built by the parent of this forked process, where its threads are. The call has no effect.
     Forked,

@@ -1,4 +1,4 @@
-//! Who would wait for what, in a wait that would never return.
+//! A description of a wait that would never return: who would wait for what.
 
 use std::{fmt, panic::Location, sync::Arc};
 
@@ -17,10 +17,10 @@ pub(crate) type Pushed = (Name, &'static Location<'static>);
 /// let (total, inner) = (engine.var(0), engine.downgrade());
 /// let again = total.clone();
 /// let waits = engine.op("outer").submit(total.write(), move |_| {
-///     // This operation stands behind the one that pushes it, and waits for it here.
+///     // `inner` is queued behind `outer`, which waits for it here.
 ///     inner.op("inner").submit(again.read(), |total| *total)?.wait()
 /// })?;
-/// let Err(WaitError::WouldDeadlock(deadlock)) = waits.wait()? else { panic!("it would wait for ever") };
+/// let Err(WaitError::WouldDeadlock(deadlock)) = waits.wait()? else { panic!("it would wait forever") };
 /// assert_eq!((deadlock.waiting(), deadlock.awaited()), (Some("outer"), Some("inner")));
 /// # Ok(())
 /// # }
@@ -33,11 +33,11 @@ struct Parts {
     awaited: Awaited,
 }
 
-/// What a wait would wait for.
+/// The object of a wait that would never return.
 pub(crate) enum Awaited {
     Operation(Pushed),
     Variable(Name),
-    /// A group of operations, or all operations of an engine, among them this one.
+    /// A group of operations, or all operations of an engine, including this one.
     Member(Pushed),
     /// All operations of the engine.
     All,
@@ -54,8 +54,8 @@ impl Deadlock {
         self.0.as_ref()?.waiting.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// The name of the operation or of the variable that it would wait for, if that is known. In a wait for several
-    /// operations, such as those of a group, the name of one that cannot end before the waiting one.
+    /// Returns the name of the operation or variable that it would wait for, if that is known. In a wait for several
+    /// operations, such as those of a group, this is one that cannot end before the waiting operation.
     #[must_use]
     pub fn awaited(&self) -> Option<&str> {
         match &self.0.as_ref()?.awaited {
@@ -83,14 +83,17 @@ impl fmt::Display for Deadlock {
         }
         match &parts.awaited {
             Awaited::Operation((name, location)) => {
-                write!(f, "operation `{name}` pushed at {location}, which cannot start before it returns; {ADVICE}")
+                write!(
+                    f,
+                    "operation `{name}` pushed at {location}, which cannot start before the waiting one returns; {ADVICE}"
+                )
             }
             Awaited::Variable(name) => {
-                write!(f, "variable `{name}`, which is not free before it returns; {ADVICE}")
+                write!(f, "variable `{name}`, which is not released before it returns; {ADVICE}")
             }
             Awaited::Member((name, location)) => write!(
                 f,
-                "several operations, of which `{name}` pushed at {location} cannot end before it returns; {ADVICE}"
+                "several operations, one of which, `{name}` pushed at {location}, cannot end before it returns; {ADVICE}"
             ),
             Awaited::All => write!(f, "all operations of its engine; {ADVICE}"),
         }

@@ -41,13 +41,13 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Returns whether the device is out of memory (2), or the operating system could not pin any (304). The simulated
-    /// device uses CUDA's number.
+    /// Returns whether the device is out of memory (2), or the operating system could not pin any memory (304). The
+    /// simulated device uses CUDA's numbers.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
     }
 
-    /// Converts the error into the loss of its device, for an engine that gives the device up because of the error.
+    /// Converts the error into the loss of its device, for an engine that gives up the device because of the error.
     pub(crate) fn into_loss(self) -> Self {
         if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
     }

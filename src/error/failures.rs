@@ -8,13 +8,13 @@ use crate::{
     values::name::Name,
 };
 
-/// The most failures that are kept; further ones are only counted. Not tuned: a program that ignores so many does not
-/// check for failures.
+/// The maximum number of failures that are kept; further ones are only counted. Not tuned: a program that ignores this
+/// many does not check for failures.
 const MAX_KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
 struct State {
-    /// The failures that are kept, by their sequence numbers.
+    /// The failures that are kept, keyed by their sequence numbers.
     unknown: BTreeMap<u64, OpError>,
     /// The number of further failures, which are only counted.
     more: u64,
@@ -45,7 +45,7 @@ pub(crate) enum Place {
 /// The failures of an engine that are not known to the program: no wait and no handle has returned them, and the
 /// program has not cleared them on a variable.
 ///
-/// Which variables a failure has reached does not matter, nor whether they still exist: they may be freed before the
+/// It does not matter which variables a failure has reached, or whether they still exist: they may be freed before the
 /// failure is known.
 ///
 /// A failure becomes known under the lock, together with its removal from the failures that are kept or counted. So it
@@ -80,8 +80,8 @@ impl Failures {
         }
     }
 
-    /// Takes the earliest failure, which is known from then on. After the last kept one, returns a summary of those
-    /// that were only counted.
+    /// Takes the earliest failure, which is then known. After the last kept one, returns a summary of those that were
+    /// only counted.
     pub(crate) fn take(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         if let Some((_, failure)) = state.unknown.pop_first() {

@@ -13,7 +13,7 @@ use crate::values::name::Name;
 /// use raddle::{Guarded, UseErrorKind};
 ///
 /// let frame = Guarded::new(engine.token().named("frame"), 0);
-/// let error = frame.read().unwrap_err(); // this is no operation
+/// let error = frame.read().unwrap_err(); // outside operations
 /// assert_eq!((error.kind(), error.variable()), (UseErrorKind::Undeclared, "frame"));
 /// # Ok(())
 /// # }

@@ -52,7 +52,7 @@ pub enum Cause {
     Cancelled,
     /// It had not started when its [deadline](crate::OpBuilder::deadline) passed.
     DeadlinePassed,
-    /// Its device failed, while the operation was running there or before.
+    /// Its device failed, while the operation was running there or before that.
     Device(DeviceError),
 }
 
@@ -144,7 +144,8 @@ impl OpError {
             location,
             cause: ManuallyDrop::new(cause),
             payload: ManuallyDrop::new(Mutex::new(payload)),
-            // Relaxed: only distinct numbers are needed, in an order that no thread can see contradicted.
+            // Relaxed: the numbers only have to be distinct, and in an order that agrees with what each thread
+            // observes.
             sequence: SEQUENCE.fetch_add(1, Relaxed),
             known: AtomicBool::new(false),
             added: OnceLock::new(),

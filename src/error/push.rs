@@ -43,8 +43,8 @@ pub enum PushError {
     /// parent only reads. The child would have to wait for its parent, which waits for its children.
     NotHeld(RefusedAccess),
     /// The variable belongs to the children of an operation: [`OpContext::child_var`](crate::OpContext::child_var) or
-    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it, and their own
-    /// children if they do.
+    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it, and the children
+    /// of a child that names it.
     FamilyVariable(RefusedAccess),
     /// [`OpContext::child`](crate::OpContext::child) was called in the function of an operation that was pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
@@ -52,14 +52,14 @@ pub enum PushError {
     /// [`FutureContext::child`](crate::FutureContext::child) was called after the future had ended and its guards were
     /// dropped. The children have started, and no others can join them.
     ParentEnded,
-    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) is for operations of the CPU. A device operation
-    /// releases its variables when its work has been issued, so its children would come too late. Nor can an operator be
-    /// a child, since it can be pushed after its parent has ended.
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation, which releases
+    /// its variables when its work has been issued, so its children would come too late. Or an operator was created as
+    /// a child, although it could be pushed after its parent has ended.
     UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
     /// There is no room: as many operations are pending as the limit of the engine, or of a group, allows. Returned by
-    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), before the function of the operation is given away.
+    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), before the function of the operation is handed over.
     Full,
     /// The engine has no such device.
     NoSuchDevice(Device),
@@ -108,7 +108,7 @@ impl fmt::Display for PushError {
             Self::FamilyVariable(access) => {
                 write!(f, "{access}, which belongs to the children of another operation; name it in these children only")
             }
-            Self::ParentEnded => f.write_str("the work of the parent has ended; push its children before"),
+            Self::ParentEnded => f.write_str("the work of the parent has ended; push its children before it ends"),
             Self::NotAParent => f.write_str("the operation was pushed without `with_children`; add that to its description"),
             Self::UnfitForFamily => f.write_str(
                 "only an operation of the CPU can have children, and an operator cannot be a child; use another call to push it",

@@ -12,7 +12,8 @@ pub(super) struct Backoff {
     looks: u32,
 }
 
-/// The number of polls with only a pause between them, about 10 µs in all. After that the thread yields the processor.
+/// The number of polls with only a pause between them, about 10 µs in all. After these, the thread yields the processor
+/// between polls.
 const EAGER_LOOKS: u32 = 200;
 
 /// A stream that has made no progress for this long is polled less often.

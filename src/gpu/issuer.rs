@@ -7,19 +7,19 @@
 //! |---|---|---|
 //! | sent | in the lane's injector: to be issued here, or a cross-lane waiter | issued, skipped, watched, or sent on |
 //! | issued | its function has been called and its variables are released; in `in_flight` | complete |
-//! | complete | the device has completed it, or never will: its mutations are counted, it is reported and counted out | – |
+//! | complete | the device has completed it, or never will: its mutations are counted, or its variables have failed; it is reported and counted out | – |
 //! | watched | a cross-lane waiter whose dependency here is in flight; in `watched` | sent on |
 //!
 //! # Marks and events
 //!
-//! A *mark*, which `passed` reports, follows each operation for whose end the host waits: an operation of the CPU or a
-//! handle depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations
+//! A *mark*, which `passed` reports, follows each operation that the host waits for, because an operation of the CPU or
+//! a handle depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations
 //! without a mark have been issued. So a chain of operations that stays on the GPU costs few marks.
 //!
 //! A recorded *event* follows each operation on which an operation of another stream of the GPU depends. If the
 //! dependent operation is pushed later, the event is recorded when that operation arrives here as a waiter. The event
-//! then also covers operations issued in between. To avoid that, after such a waiter an event follows every operation
-//! without a follower on its own stream, as long as other streams wait for events.
+//! then also covers operations issued in between. To avoid this, once such a waiter has arrived, an event follows every
+//! operation that has no follower on its own stream, as long as other streams keep waiting for events.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -53,18 +53,18 @@ use crate::{
 const BATCH: usize = 16;
 
 /// The maximum number of operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands.
-/// When the queue is full, a call blocks, and meanwhile the thread cannot poll the stream. Besides the commands of its
-/// function, an operation needs up to three waits, an event and a mark. If each function issues two commands, this many
-/// operations need fewer than a thousand. Functions that issue more may still fill the queue.
+/// When the queue is full, a call blocks, and the thread cannot poll the stream in the meantime. Besides the commands
+/// of its function, an operation needs up to three waits, an event and a mark. If each function issues two commands,
+/// this many operations need fewer than a thousand. Functions that issue more may still fill the queue.
 const MAX_IN_FLIGHT: usize = 128;
 
 /// The maximum number of operations without a mark. It is low enough to leave room for new operations before the GPU
 /// has completed all earlier ones.
 const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
-/// How many operations are followed by an event in any case after another stream has asked for an event too late. Not
-/// tuned: large enough that late requests are rare, and small enough that the events cost little if no stream asks
-/// again.
+/// For how many operations events are recorded in advance, as the head of this file describes, after another stream has
+/// asked for an event too late. Not tuned: large enough that late requests are rare, and small enough that the events
+/// cost little if no stream asks again.
 const FORESIGHT: u32 = 64;
 
 /// An operation that the GPU has not completed.
@@ -78,22 +78,22 @@ struct InFlight {
     clock: Clock,
 }
 
-/// The known followers of an operation.
+/// The known followers of an operation, by kind.
 struct Followers {
-    /// Operations of other streams of the GPU.
+    /// Whether there are operations of other streams of the GPU.
     streams: bool,
-    /// Operations that wait for the host.
+    /// Whether there are operations that wait for the host, or a handle.
     host: bool,
-    /// Operations of the same stream.
+    /// Whether there are operations of the same stream.
     own: bool,
 }
 
-/// An event was not recorded, because the driver refused it. The refusal was logged.
+/// The error if the driver refuses to record an event. The refusal has been logged.
 struct NotRecorded;
 
 struct Issuer<'c> {
     core: &'c Arc<Core>,
-    /// The lane's number among the engine's lanes for devices, and among those of its GPU.
+    /// The lane's number among the device lanes of the engine, and among the lanes of its GPU.
     number: usize,
     local: usize,
     device: Device,
@@ -104,7 +104,7 @@ struct Issuer<'c> {
     marked: u64,
     passed: u64,
     mark_tries: u32,
-    /// How many more operations are followed by an event, as [`FORESIGHT`] says.
+    /// For how many more operations events are recorded in advance; see [`FORESIGHT`].
     foresight: u32,
     /// The points of other streams that the stream has waited for.
     seen: Clock,
@@ -156,7 +156,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     };
     let mut over = false;
     while !over {
-        // The program's functions have their own barriers. This one ensures that a bug in the engine does not lose the
+        // The program's functions have their own barriers. This one ensures that a bug in the engine does not end the
         // lane.
         let run = panics::catch(|| {
             issuer.run();
@@ -253,7 +253,8 @@ impl Issuer<'_> {
 
     // ------------------------------------------------------------------------------------------ cross-lane waiters ----
 
-    /// Ensures that a cross-lane waiter will be sent on: through a mark that this lane watches, or through an event.
+    /// Ensures that a cross-lane waiter will be sent on: once a mark that this lane watches has passed, or, if an event
+    /// suffices, as soon as the event is recorded.
     fn receive(&mut self, op: OpRef<Task>) {
         let own = self.is_own(&op);
         let (mut watch, mut event) = (0, 0);
@@ -285,7 +286,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Sends `op` on once `seq` is complete.
+    /// Sends `op` on once operation `seq` is complete.
     fn watch(&mut self, op: OpRef<Task>, seq: u64) {
         if seq <= self.passed {
             self.ready.push(op);
@@ -499,8 +500,8 @@ impl Issuer<'_> {
 
     /// Completes every operation up to `seq`, or fails it with `fault` if the GPU is lost.
     fn advance(&mut self, seq: u64, fault: Option<&DeviceError>) {
-        // The order matters: first the state that other threads read after the timeline, then the waiters here, and
-        // then the reports.
+        // The order matters: first the state that other threads read after the timeline, then the timeline, then the
+        // waiters here, and finally the reports.
         for flight in self.in_flight.iter_mut().take_while(|flight| flight.seq <= seq) {
             match (&flight.result, fault) {
                 (Ok(()), None) => self.core.count_on_device(&flight.op),

@@ -1,11 +1,10 @@
-//! The lanes of GPUs, each with its own thread and stream, and how operations of the CPU and of devices follow each
-//! other.
+//! GPU lanes, each with its own thread and stream, and how operations of the CPU and of devices follow each other.
 //!
 //! A ready device operation is scheduled on its lane. The lane's thread calls its function with the stream, and
 //! releases its variables immediately ([`issuer`]). The operations in flight are noted on the variables
 //! ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or uses a value in
-//! host memory, must wait until they are complete. It is *sent* to the lane that it waits for, which watches its stream
-//! and then sends the operation back.
+//! host memory, must wait until those on its variables are complete. It is *sent* to the lane that it waits for. This
+//! lane watches its stream, and sends the operation back once they are complete.
 
 use std::sync::Arc;
 

@@ -94,9 +94,9 @@ mod real {
         pin()
     }
 
-    /// Abandons the collector of the parent process, with everything that is retired there: threads that do not exist
-    /// in this process may be pinned in it. Guards that the calling thread has there stay valid, and still protect the
-    /// same objects.
+    /// Abandons the collector of the parent process, with everything that was retired there: threads that do not exist
+    /// in this process may be pinned in it. Guards of that collector on the calling thread stay valid, and still
+    /// protect the same objects.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn leave() {
         // The handle is not dropped: `replace` returns it in a `ManuallyDrop`.
@@ -116,7 +116,7 @@ mod real {
         ///
         /// # Safety
         /// 1. `reclaim` may run on any thread.
-        /// 2. Everything that it refers to lives until it runs.
+        /// 2. Everything that `reclaim` refers to lives until it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
             // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
             unsafe { self.0.defer_unchecked(reclaim) }
@@ -131,7 +131,7 @@ mod real {
         }
     }
 
-    /// The mark of reclaimed records in models; does nothing otherwise.
+    /// The mark of reclaimed records, which does nothing outside models.
     #[derive(Debug)]
     pub(crate) struct Stamp;
 
@@ -145,7 +145,7 @@ mod real {
         #[inline(always)]
         pub(crate) fn check(&self) {}
 
-        /// Asserts the same, without a step that models explore.
+        /// Asserts what [`check`](Self::check) asserts, without a step that models explore.
         #[inline(always)]
         pub(crate) fn assert_alive(&self) {}
 
@@ -176,12 +176,12 @@ mod model {
         #[cfg(raddle_loom)]
         Crossbeam,
         /// The contract only. A retired object is reclaimed as soon as the last guard that existed when it was retired
-        /// is dropped, whatever has been pinned since. A guard that is created after a `retire` sees what was done
-        /// before it, so that its thread cannot reach an object that it does not protect. The thread that reclaims sees
-        /// what was done before the `retire` and under those guards. No other happens-before edge is added, whereas the
-        /// fences of crossbeam-epoch could hide a missing ordering in the crate. This flavour has two atomics instead
-        /// of dozens, so three and four threads can be explored. It is stricter than crossbeam-epoch, which reclaims
-        /// later.
+        /// is dropped, whatever has been pinned since. A thread that creates a guard after a `retire` sees what was
+        /// done before the `retire`, so it cannot reach an object that the guard does not protect. The thread that
+        /// reclaims an object sees what was done before the `retire`, and under the guards that the object waited for.
+        /// No other happens-before edge is added, whereas the fences of crossbeam-epoch could hide a missing ordering
+        /// in the crate. This flavour has two atomics instead of dozens, so models of three and four threads can be
+        /// explored. It is stricter than crossbeam-epoch, which reclaims later.
         Contract,
     }
 
@@ -259,8 +259,8 @@ mod model {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract => {
-                // Acquire: what was done before each earlier `retire`. Later ones wait for this guard, since loom and
-                // shuttle do not switch threads between this and the entry into the registry.
+                // Acquire: what was done before each earlier `retire`. Objects retired later wait for this guard, since
+                // loom and shuttle do not switch threads between this and the entry into the registry.
                 last(&EPOCH.retired, Acquire);
                 let mut registry = EPOCH.registry.lock().unwrap();
                 registry.guards_so_far += 1;
@@ -285,7 +285,7 @@ mod model {
         ///
         /// # Safety
         /// 1. `reclaim` may run on any thread.
-        /// 2. Everything that it refers to lives until it runs.
+        /// 2. Everything that `reclaim` refers to lives until it runs.
         pub(crate) unsafe fn retire(&self, reclaim: impl FnOnce()) {
             match self {
                 // SAFETY: (1) and (2) are the conditions of `defer_unchecked`.
@@ -297,7 +297,7 @@ mod model {
                     // SAFETY: by (2), everything that `reclaim` refers to lives until it has run.
                     let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
                     // Release: pairs with `pin` and with the drop of a guard that reclaims. A read-modify-write, so
-                    // each continues the release sequences of the others.
+                    // each `retire` continues the release sequences of the others.
                     EPOCH.retired.fetch_add(0, Release);
                     let mut registry = EPOCH.registry.lock().unwrap();
                     let pinned = registry.pinned.clone();
@@ -360,7 +360,7 @@ mod model {
     #[derive(Debug)]
     pub(crate) struct Stamp {
         reclaimed: AtomicUsize,
-        /// The same, in a type of `std`: every accessor looks at it, and would otherwise add interleavings.
+        /// The same, in a type from `std`: every accessor reads it, and with an atomic would add interleavings.
         is_dead: Cell<bool>,
     }
 
@@ -399,7 +399,7 @@ mod model {
         }
     }
 
-    /// The `Atomic` of crossbeam-epoch, built on an atomic of shuttle.
+    /// The `Atomic` of crossbeam-epoch, built on one of shuttle's atomics.
     #[cfg(raddle_shuttle)]
     #[derive(Debug)]
     pub(crate) struct Atomic<T>(AtomicUsize, std::marker::PhantomData<*mut T>);

@@ -10,7 +10,7 @@
 //!
 //! # Progress
 //!
-//! Lock-free.
+//! The stack is lock-free.
 //!
 //! # Why there is no ABA problem
 //!
@@ -53,9 +53,9 @@ impl<N: Node> Stack<N> {
     /// Pushes `node`.
     ///
     /// # Safety
-    /// 1. Only the caller uses the node, except for its word.
-    /// 2. If the node was popped before, the epoch has passed since.
-    /// 3. It is not freed while it is in the stack.
+    /// 1. Only the caller uses `node`, except for its word.
+    /// 2. If `node` was popped before, the epoch has passed since.
+    /// 3. `node` is not freed while it is in the stack.
     pub unsafe fn push(&self, node: NonNull<N>) {
         // SAFETY: by (1) only the caller uses the node, and it enters the stack only after the last use of the
         // reference.
@@ -74,8 +74,8 @@ impl<N: Node> Stack<N> {
         }
     }
 
-    /// Pops a node, which only the caller then uses. It may be freed, or pushed again, once it has been retired and
-    /// the epoch has passed.
+    /// Pops a node, which only the caller then uses. It may be freed, or pushed again, once it has been retired and the
+    /// epoch has passed.
     pub fn pop(&self) -> Option<NonNull<N>> {
         // The pin prevents the ABA problem; see the head of this module.
         let _guard = epoch::pin();
@@ -100,8 +100,8 @@ impl<N: Node> Stack<N> {
     /// Pushes `node` once the epoch has passed, as the pool does; for models.
     ///
     /// # Safety
-    /// 1. Only the caller uses the node, except for its word.
-    /// 2. It is not freed before the stack.
+    /// 1. Only the caller uses `node`, except for its word.
+    /// 2. `node` is not freed before the stack.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub unsafe fn push_after_epoch(self: &std::sync::Arc<Self>, node: NonNull<N>)
     where

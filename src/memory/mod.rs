@@ -7,7 +7,7 @@ pub(crate) mod pool;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) mod registry;
 
-/// The registry of models, whose records come from the heap: no record is found.
+/// The registry in models: it finds no records, since these come from the heap.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) mod registry {
     use std::ptr::NonNull;
@@ -19,7 +19,7 @@ pub(crate) mod registry {
     pub(crate) unsafe fn mark(_record: NonNull<u8>, _mark: *mut ()) {}
 
     /// # Safety
-    /// 1. There is nothing to guarantee.
+    /// 1. The caller need not guarantee anything.
     pub(crate) unsafe fn marked_by(_record: NonNull<u8>) -> *mut () {
         std::ptr::null_mut()
     }

@@ -1,12 +1,12 @@
 //! The pool that records are allocated from and retired to.
 //!
 //! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit and then
-//! goes to a stack from which all threads take batches, so that a steady load allocates nothing even if one thread
+//! goes to a stack from which all threads take batches, so that a steady load allocates no records even if one thread
 //! pushes and another retires.
 //!
 //! A record that is reused is usually in the cache of another core. So a batch is not a list through all its records,
-//! which would cost one cache miss after another. It consists of groups whose first record has references to the
-//! others, and a thread prefetches the next records before it needs them.
+//! which would cost one cache miss after another. It consists of groups. The first record of each group has references
+//! to the others, and a thread prefetches the next records before it needs them.
 //!
 //! A forked child continues with the free records of its parent: the stack is consistent at every moment. The records
 //! in the caches of threads that do not exist in the child, a few hundred each, are lost, and so are those that were
@@ -196,9 +196,9 @@ mod records {
     const BATCH: usize = 8 * GROUP;
 
     /// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
-    /// ages: this is one allocation in 1,280 operations. The bag could hold three times as many, but then records that
-    /// wait in it would be out of the cache when they are used again. Measured: 8 gains as much as 16, and 32 gains two
-    /// thirds of that.
+    /// ages. Each flush allocates, so there is one allocation in 1,280 operations. The bag could hold three times as
+    /// many, but then records that wait in it would be out of the cache when they are used again. Measured: 8 batches
+    /// gain as much as 16, and 32 gain two thirds as much.
     const BATCHES_PER_BAG: usize = 20;
     const _: () =
         assert!(BATCHES_PER_BAG * BATCH > 1000, "there must be at most one allocation in a thousand operations");
@@ -251,7 +251,7 @@ mod records {
         }
     }
 
-    /// Groups of free records, owned by this value.
+    /// Groups of free records, which belong to the batch.
     #[derive(Default)]
     struct Batch(Option<NonNull<Leader>>);
 
@@ -259,7 +259,7 @@ mod records {
     unsafe impl Send for Batch {}
 
     impl Batch {
-        /// Makes a batch of `records` by writing references to the others into the first one of each group.
+        /// Makes a batch of `records`: the first record of each group receives references to the others.
         fn of(records: &[Record; BATCH]) -> Self {
             let mut next = None;
             for group in records.chunks_exact(GROUP).rev() {
@@ -436,7 +436,7 @@ mod records {
                 cache.more = std::mem::take(&mut more);
             }
         });
-        // An error means that the thread is ending; its records are freed below.
+        // An error means that the thread is ending; the records are freed below.
         let _ = kept;
         free_later(group, more);
         record
@@ -502,8 +502,8 @@ mod records {
             return;
         }
         if let Some(first) = batch.0.take() {
-            // SAFETY: the function owns the batch and runs after the epoch has passed; records on the stack are never
-            // freed.
+            // SAFETY: the function owns the batch and runs after the epoch has passed; records are not freed while they
+            // are on the stack.
             unsafe { BATCHES.push(first) };
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! # Who may touch what
 //!
-//! * The set: threads that allocate or free a record, which the pool makes rare, under the locks.
+//! * The set: threads that allocate or free a record, under the locks. The pool makes this rare.
 //! * The mark, the first word of a record: the record's user while the record is in use; while it is free, the pool's
 //!   stack, which stores pointers to other records there, never a mark.
 //!
@@ -105,15 +105,15 @@ pub(crate) unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
 /// Returns the mark of a record.
 ///
 /// # Safety
-/// 1. The record came from the pool, and is not freed meanwhile.
+/// 1. The record came from the pool, and is not freed during the call.
 pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
     // Relaxed: compared only.
-    // SAFETY: (1).
+    // SAFETY: by (1) the record is not freed during the call.
     unsafe { mark_of(record) }.load(Relaxed)
 }
 
-/// Calls `f` with each record that is marked with one of `marks`, and with the mark. Records that are marked meanwhile may
-/// or may not be among them. The record is not reused before the caller's pin ends, even if the mark ends.
+/// Calls `f` with each record that is marked with one of `marks`, and with the mark. Records that are marked during the
+/// call may or may not be among them. None of them is reused before the caller's pin ends, even if its mark is removed.
 pub(crate) fn each_marked(_pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
     let mut found = Vec::new();
     for shard in RECORDS.get(Default::default) {

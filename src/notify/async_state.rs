@@ -55,8 +55,8 @@ impl<E> AsyncState<E> {
     pub fn resolve(&self) -> Option<E> {
         // Acquire (edge `early`); Release for `is_resolved`.
         if self.state.swap(RESOLVED, AcqRel) == FAILED {
-            // SAFETY: `FAILED` was set after the write of the function's thread, and the swap returns `FAILED` to only
-            // one thread.
+            // SAFETY: `FAILED` was set after the function's thread had written the error, and the swap returns `FAILED`
+            // to only one thread.
             self.early.with_mut(|early| unsafe { &mut *early }.take())
         } else {
             None
@@ -69,14 +69,14 @@ impl<E> AsyncState<E> {
     /// Returns the error if the completion was used first.
     ///
     /// # Safety
-    /// 1. Called at most once, by the thread that ran the function.
+    /// 1. This is called at most once, by the thread that ran the function.
     pub unsafe fn fail(&self, error: E) -> Result<(), E> {
-        // SAFETY: (1), and no other thread reads the field before `FAILED` is set.
+        // SAFETY: by (1) no other thread writes the field, and none reads it before `FAILED` is set.
         self.early.with_mut(|early| unsafe { &mut *early }.replace(error));
         // Release (edge `early`). Acquire on failure: the completion's thread does not use `early` any more.
         match self.state.compare_exchange(OPEN, FAILED, Release, Acquire) {
             Ok(_) => Ok(()),
-            // SAFETY: `RESOLVED` was set when `FAILED` was not, so no other thread reads the field.
+            // SAFETY: `RESOLVED` was set and `FAILED` was not, so no other thread reads the field.
             Err(_) => match self.early.with_mut(|early| unsafe { &mut *early }.take()) {
                 Some(error) => Err(error),
                 None => Ok(()),

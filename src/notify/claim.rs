@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER` |
 //! | `STARTED` | its thread has claimed it, to call its function or to skip it | `STOPPING` |
-//! | `STOPPING` | it was started, and somebody has asked it to stop since | – |
+//! | `STOPPING` | it was started, and has been asked to stop since | – |
 //! | `CANCELLED` | it was cancelled, and fails in its turn | with `SETTLED` or `ABANDONED` |
 //! | `PASSED_OVER` | it was cancelled, and changes nothing in its turn | with `SETTLED` or `ABANDONED` |
 //! | with `SETTLED` | its turn has come: its thread counts it out of its groups | – |
@@ -73,8 +73,8 @@ impl Claim {
         }
     }
 
-    /// Notes that the operation ends in its turn. Returns whether its scope has counted it out before. A repeated call has the
-    /// same result.
+    /// Notes that the operation ends in its turn. Returns whether its scope has already counted it out. A repeated call
+    /// has the same result.
     pub fn settle(&self) -> bool {
         loop {
             // Relaxed: only the choice of the winner matters.
@@ -92,9 +92,9 @@ impl Claim {
         }
     }
 
-    /// Lets the scope of an operation that has not started count it out. An operation that was cancelled before must be
-    /// `dropped`: so must be its function. Returns `None` if its turn has come or may have, and otherwise whether this call
-    /// cancels it.
+    /// Lets the scope of the operation count it out: cancels the operation if it has neither started nor been
+    /// cancelled. If it was cancelled before, `dropped` says whether its function has been dropped, as it must be.
+    /// Returns whether this call has cancelled the operation, or `None` if the scope must not count it out.
     pub fn abandon(&self, dropped: bool) -> Option<bool> {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, CANCELLED | ABANDONED, Relaxed, Relaxed) {
@@ -113,7 +113,7 @@ impl Claim {
         matches!(self.0.load(Relaxed), CANCELLED | PASSED_OVER)
     }
 
-    /// Claims the operation if it has neither started nor been cancelled. Returns whether it had not.
+    /// Claims the operation if it has neither started nor been cancelled. Returns whether this call has claimed it.
     pub fn start_first(&self) -> bool {
         // Relaxed: only the choice of the winner matters.
         self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed).is_ok()
@@ -131,7 +131,8 @@ impl Claim {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, cancelled, Relaxed, Relaxed) {
             Ok(_) => return true,
-            // Relaxed: the operation learns only that it should stop. If this fails, the operation was asked already.
+            // Relaxed: the operation learns only that it should stop. If this fails, the operation has already been
+            // asked.
             Err(STARTED) => _ = self.0.compare_exchange(STARTED, STOPPING, Relaxed, Relaxed),
             Err(_) => {}
         }

@@ -1,18 +1,20 @@
-//! The counts of an operation with children: the parts of its work, and what of its family is not over.
+//! The counts of an operation with children: the parts of its work, and the shares of its family.
 //!
 //! # States
 //!
-//! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work; a future with its guards is another
-//!    one, and so is each push of a child. Children wait.
-//! 2. *Released*: the last part has ended. The thread that has ended it starts the children, and has a share of the family
-//!    meanwhile.
+//! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work; a future with its guards is
+//!    another one, and so is each push of a child. Children wait.
+//! 2. *Released*: the last part has ended. The thread that has ended it starts the children, and has a share of the
+//!    family until it has done so.
 //! 3. *Over*: the last share is gone. The thread that has dropped it completes the parent.
 //!
 //! # Who may touch what
 //!
-//! * `parts`: raised by any thread while it is not zero ([`admit`](FamilyCount::admit)); lowered by the owner of a part.
-//! * `open`: raised by the owner of a part, or of a share; lowered by the owner of a share. The work of the parent has one
-//!   share, and so have the right to complete it, if it is asynchronous, and each child.
+//! * `parts`: raised by any thread while it is not zero ([`admit`](FamilyCount::admit)); lowered by the owner of a
+//!   part.
+//! * `open`: raised by the owner of a part, or of a share; lowered by the owner of a share. Each of these has one
+//!   share: the work of the parent, the right to complete the parent if it is asynchronous, each child, and the drop of
+//!   the value of each variable of the family.
 //!
 //! # Edges
 //!
@@ -23,7 +25,8 @@
 //!
 //! # Progress
 //!
-//! Lock-free, but for the loop in `admit`: it goes round again only if another thread has begun or ended a part.
+//! Wait-free, except for the loop in `admit`, which is lock-free: it repeats only if another thread has begun or ended
+//! a part.
 
 use crate::{
     sync::{
@@ -49,14 +52,14 @@ impl FamilyCount {
         Self { parts: AtomicU64::new(1), open: AtomicU64::new(work) }
     }
 
-    /// Begins another part of the parent's work, unless that is over. Returns whether it did.
+    /// Begins another part of the parent's work, unless the work is over. Returns whether a part has begun.
     #[must_use = "the part must be ended"]
     pub fn admit(&self) -> bool {
-        // Relaxed: a guess for the exchange.
+        // Relaxed: only a guess for the exchange.
         let mut parts = self.parts.load(Relaxed);
         while parts != 0 || removed(Step::AdmitWhileWorking) {
-            // Relaxed: the caller reads nothing that other parts have written. The part that it begins keeps the last one
-            // from ending, and its own end releases.
+            // Relaxed: the caller reads nothing that other parts have written. The part that it begins keeps the count
+            // above zero, and the end of that part releases.
             match self.parts.compare_exchange_weak(parts, parts + 1, Relaxed, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => parts = now,
@@ -78,7 +81,7 @@ impl FamilyCount {
         last || removed(Step::EveryPartCounts)
     }
 
-    /// Counts a share. The caller owns a part or a share.
+    /// Counts a share. The caller must own a part or a share.
     pub fn enter(&self) {
         // Relaxed: the caller's part or share keeps the count above zero.
         self.open.fetch_add(1, Relaxed);
@@ -99,7 +102,7 @@ impl FamilyCount {
         last
     }
 
-    /// Whether every share is gone. Exact for the owner of a share; for others a hint.
+    /// Whether every share is gone. Exact for the owner of a share; for other threads only a hint.
     pub fn is_over(&self) -> bool {
         // Relaxed: nothing is read that the children have written.
         self.open.load(Relaxed) == 0

@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Debug)]
 enum State<R> {
-    /// There is no result yet. Has the futures that wait, and whether threads wait.
+    /// There is no result yet. The fields are the futures that wait, and whether threads wait.
     Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
@@ -22,7 +22,7 @@ enum State<R> {
     Ignored,
 }
 
-/// Whether threads wait for a result. A notification costs a system call even if none does.
+/// Whether threads wait for a result. A notification costs a system call even if no thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleepers {
     None,
@@ -151,7 +151,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         let mut state = lock(&self.state);
         let is_set = matches!(*state, State::Done(_) | State::Taken);
         let before = std::mem::replace(&mut *state, if is_set { State::Taken } else { State::Ignored });
-        // Before the wakers in the old state are dropped: dropping a waker may run the program's code.
+        // The lock is released before the wakers in the old state are dropped, since that may run the program's code.
         drop(state);
         match before {
             State::Done(result) => Some(result),

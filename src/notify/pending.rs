@@ -3,17 +3,17 @@
 //!
 //! # States
 //!
-//! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens
-//! a free generation in its place and *closes* the old one; a closed generation drains and is free again. If none is
-//! free, a new one is made: the first [`INLINE`] are part of the count, further ones lie in chunks, each as large as
+//! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens a
+//! free generation in its place and *closes* the old one; a closed generation drains and is free again. If none is
+//! free, a new one is created: the first [`INLINE`] are part of the count, further ones are in chunks, each as large as
 //! all generations before it. Each generation has two words per shard, and threads are spread over the shards:
 //!
 //! | word | meaning | bit 0 | bit 1 |
 //! |---|---|---|---|
 //! | `entered` | operations that entered through this shard, times four; changed by CAS | closed: an entry is refused and retries in the current generation | unused |
-//! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for those that wait for room |
+//! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for waiters for room |
 //!
-//! Closing sets bit 0 of every word by one read-modify-write each, which returns the exact count at that moment. So
+//! Closing sets bit 0 of every word with one read-modify-write each, which returns the exact count at that moment. So
 //! `rest`, which starts at zero and to which the difference of the sums is added, reaches zero exactly once, when the
 //! last operation leaves; the thread that makes it zero notifies the waiters.
 //!
@@ -25,9 +25,9 @@
 //!
 //! A count may have a limit. A thread or future that waits for room registers under the lock, *watches* (sets bit 1 of
 //! `left` in every shard of every generation that is not free), and then counts. An operation that leaves either comes
-//! before the watching `fetch_or` of its word, so that the count includes it, or finds the bit, takes the lock, counts,
-//! and notifies the waiters. So no wake-up is lost, and operations pay nothing for this while nothing waits for room.
-//! The bits are cleared by the first operation that leaves and finds no waiter.
+//! before the watching `fetch_or` of its word, so that the count no longer includes it, or finds the bit, takes the
+//! lock, counts, and notifies the waiters. So no wake-up is lost, and operations pay nothing for this while nothing
+//! waits for room. The bits are cleared by the first operation that leaves and finds no waiter.
 //!
 //! Threads are notified when there is some room ([`slack`]), since each of them can wait with a time limit. The first
 //! future is notified as soon as there is any room. When it has looked, it notifies the next one
@@ -147,7 +147,7 @@ struct State {
     for_room: Waiting,
     /// Whether the generations are watched.
     watched: bool,
-    /// The operations that have left generations before these were opened again.
+    /// The number of operations that left generations before these were opened again.
     left: u64,
 }
 
@@ -179,9 +179,10 @@ struct Closed {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// The operations that entered before it have left, and at some moment of the call no operation at all was pending.
+    /// The operations that entered before the wait have left, and at some moment of the call no operation at all was
+    /// pending.
     Idle,
-    /// The operations that entered before it have left.
+    /// The operations that entered before the wait have left.
     Over,
     /// The deadline has passed.
     TimedOut,
@@ -196,10 +197,10 @@ pub struct PendingOps {
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
-    /// The number of pending operations from which there is no more room.
+    /// The number of pending operations at which there is no more room.
     limit: AtomicU64,
     room: Condvar,
-    /// The process that created the count. In a forked child the lock may be held for ever.
+    /// The process that created the count. In a forked child, the lock may be held forever.
     process: ProcessMark,
 }
 
@@ -457,7 +458,7 @@ impl PendingOps {
         self.tell_of_room()
     }
 
-    /// Returns the number of pending operations from which there is no more room.
+    /// Returns the number of pending operations at which there is no more room.
     #[inline]
     pub fn limit(&self) -> u64 {
         // Relaxed: as in `set_limit`.
@@ -537,8 +538,8 @@ impl PendingOps {
         state.watched = true;
         for generation in state.used() {
             for shard in 0..self.shards.len() {
-                // Relaxed: nothing is handed over. The count that follows loads this word again, and so includes the
-                // operations that left before this. Those that leave after it find the bit.
+                // Relaxed: nothing is handed over. The count that follows loads this word again, and so no longer
+                // includes the operations that left before this. Those that leave later find the bit.
                 self.left(shard, generation).fetch_or(WATCH, Relaxed);
             }
         }
@@ -583,7 +584,7 @@ impl PendingOps {
         self.wait_in(state, number, deadline)
     }
 
-    /// Waits until the generation `number` and all before it are over.
+    /// Waits until the generations that were closed with `number` or a lower number have drained.
     fn wait_in(&self, mut state: MutexGuard<'_, State>, number: u64, deadline: Option<Instant>) -> Waited {
         while state.over() < number {
             state = match wait_until(&self.drained, state, deadline) {
@@ -611,10 +612,10 @@ impl PendingOps {
         lock(&self.state).over() >= wait.0.target()
     }
 
-    /// Waits until no operation at all is pending. Operations that are pending may let others enter. Before each time
-    /// that it blocks, it calls `before`, which returns when to stop blocking and to call it again.
+    /// Waits until no operation at all is pending. Pending operations may let others enter. Each time before it blocks,
+    /// it calls `before`, which returns when to stop blocking and call `before` again.
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
-        // The first round does not block, since most often nothing is pending.
+        // The first round does not block, since usually nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));
         let is_over = |waited| waited == Waited::Idle || removed(Step::IdleWaitsAgain) && waited == Waited::Over;
         while !is_over(waited) && !self.process.is_foreign() {

@@ -91,6 +91,6 @@ impl PollState {
     pub fn look(&self) {
         // Acquire (edges `pause`, `end`): the future, or the place that it has left.
         let state = self.0.swap(DONE, Acquire);
-        debug_assert!(state & RUNNING == 0, "nobody polls without a waker");
+        debug_assert!(state & RUNNING == 0, "no thread may poll without a waker");
     }
 }

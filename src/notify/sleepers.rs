@@ -1,14 +1,16 @@
-//! The threads that sleep in calls of an engine, and what they wait for: for dumps and watchdogs. Also the scopes that
-//! operations have opened.
+//! The threads that sleep in calls of an engine, what they wait for, and the scopes that operations have opened. Dumps
+//! and watchdogs read these.
 //!
 //! # Who may touch what
 //!
-//! * The list: under the lock. No foreign code runs there. The locks of results and of pending counts are taken inside it.
-//! * What an entry refers to: while it is in the list, under the lock. Its thread has borrowed it for as long.
-//! * In a forked child: nothing. A thread of the parent may hold the lock.
+//! * The list: any thread, under the lock. No program code runs under it. The locks of results and of pending counts
+//!   may be taken while it is held.
+//! * What an entry refers to: any thread, under the lock, while the entry is in the list. The sleeping thread borrows
+//!   it for that long.
+//! * In a forked child: nothing, since a thread of the parent may have held the lock.
 //!
-//! The pointers to operations and to the counts of scopes are compared and never read. A thread counts only while its wait
-//! is not over, so an operation that it waits for is not complete. There are no edges.
+//! Pointers to operations and to the counts of scopes are only compared. An entry is ignored once its wait is over, so
+//! the operation that its thread waits for is not complete. The module has no edges.
 
 use std::{
     fmt,
@@ -62,11 +64,11 @@ pub struct Sleeper {
     pub time: Duration,
 }
 
-/// The list of threads that sleep, and the one of open scopes.
+/// The lists of sleeping threads and of open scopes.
 #[derive(Debug)]
 pub struct Sleepers {
     list: Mutex<List>,
-    /// The process that made the list.
+    /// The process that created the lists.
     process: ProcessMark,
 }
 
@@ -83,7 +85,7 @@ struct List {
     scopes: Vec<OpenScope>,
 }
 
-/// A scope that was opened inside operations, and is not over.
+/// A scope that was opened inside operations and has not ended.
 #[derive(Clone, Debug)]
 pub struct OpenScope {
     /// The operations around it, innermost first.
@@ -97,10 +99,10 @@ struct Entry {
     thread: Thread,
     ops: Ops,
     awaits: Awaits,
-    /// Borrowed by the call of `during` that has made the entry.
+    /// Borrowed by the call of `during` that made the entry.
     goal: Option<Goal<'static>>,
     since: Instant,
-    /// Borrowed by the call of `during` that has made the entry.
+    /// Borrowed by the call of `during` that made the entry.
     is_over: NonNull<IsOver<'static>>,
 }
 
@@ -112,22 +114,22 @@ impl fmt::Debug for Entry {
 
 impl Entry {
     fn waits(&self) -> bool {
-        // SAFETY: the entry is in the list, so the call of `during` that has borrowed the function has not returned.
+        // SAFETY: the entry is in the list, so the call of `during` that borrows the function has not returned.
         let is_over = unsafe { self.is_over.as_ref() };
         !is_over()
     }
 }
 
-// SAFETY: the list does not read through the pointers to operations, a `Goal` refers to what is `Sync`, and the function
-// may be called on any thread.
+// SAFETY: pointers to operations are never dereferenced here, a `Goal` refers only to `Sync` data, and the function may
+// be called on any thread.
 unsafe impl Send for Entry {}
 
 // SAFETY: the pointers are only compared.
 unsafe impl Send for OpenScope {}
 
 impl Sleepers {
-    /// Calls `wait`, in which the calling thread waits inside `ops`, as it has done since `since`. `is_over` says whether
-    /// the wait is over, and must not wait itself.
+    /// Calls `wait`, and lists the calling thread, on which `ops` run, as a sleeper until `wait` returns. The thread
+    /// has been waiting since `since`. `is_over` returns whether the wait is over, and must not block.
     pub fn during<R>(
         &self,
         ops: Ops,
@@ -136,7 +138,7 @@ impl Sleepers {
         is_over: &IsOver<'_>,
         wait: impl FnOnce() -> R,
     ) -> R {
-        /// Takes the entry out of the list, also after a panic.
+        /// Removes the entry from the list when dropped, even by a panic.
         struct Listed<'s>(&'s Sleepers, u64);
         impl Drop for Listed<'_> {
             fn drop(&mut self) {
@@ -166,7 +168,8 @@ impl Sleepers {
         wait()
     }
 
-    /// Adds a scope that is opened inside these operations, innermost first, and whose operations have this count.
+    /// Adds a scope that is opened inside the operations `around`, innermost first, and whose operations are counted in
+    /// `count`.
     pub fn open_scope(&self, around: Ops, count: NonNull<PendingOps>) {
         lock(&self.list).scopes.push(OpenScope { around, count });
     }
@@ -182,12 +185,12 @@ impl Sleepers {
         }
     }
 
-    /// Returns the scopes that are not over.
+    /// Returns the scopes that have not ended.
     pub fn scopes(&self) -> Vec<OpenScope> {
         lock(&self.list).scopes.clone()
     }
 
-    /// Returns the threads whose waits are not over, those first that have waited for longest.
+    /// Returns the threads whose waits are not over, in the order in which they were listed.
     pub fn list(&self) -> Vec<Sleeper> {
         let list = lock(&self.list);
         let waits = |entry: &&Entry| entry.waits();
@@ -205,8 +208,8 @@ impl Sleepers {
         sleepers
     }
 
-    /// Calls `found` with the number of each thread whose wait is not over, whether operations run on it, and what it
-    /// waits for, if that is known.
+    /// For each thread whose wait is not over and whose goal is known, calls `found` with the number of its entry,
+    /// whether operations run on the thread, and the goal.
     pub fn each_goal(&self, mut found: impl FnMut(u64, bool, &Goal<'_>)) {
         for entry in &lock(&self.list).entries {
             if let Some(goal) = entry.goal.as_ref().filter(|_| entry.waits()) {

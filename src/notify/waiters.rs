@@ -6,15 +6,17 @@
 //!
 //! # Who may touch what
 //!
-//! * The list: under the lock. No foreign code runs there. The locks of results and of pending counts are taken inside it.
-//! * What an entry refers to: while it is in the list, under the lock. Its thread has borrowed it for as long.
-//! * In a forked child: nothing. A thread of the parent may hold the lock.
+//! * The list: under the lock, where no foreign code runs. The locks of results and of pending counts are taken while
+//!   this lock is held.
+//! * What an entry refers to: under the lock, while the entry is in the list. The thread of the entry borrows it for
+//!   that long.
+//! * In a forked child: nothing. A thread of the parent process may have held the lock at the fork.
 //!
-//! The pointers are those of operations. An entry is in the list while its thread waits inside them, so they exist as long
-//! as it is there. There are no edges.
+//! The pointers in an entry are to operations. The thread of the entry waits inside them while the entry is in the
+//! list, so they exist for that long. There are no edges.
 //!
-//! A thread may still be in the list when its wait is over, since it has yet to run. The operation that it waited for
-//! is then complete, and its record may be that of another operation, so such an entry does not count any more.
+//! A thread whose wait is over stays in the list until it runs again. The operation that it waited for is then
+//! complete, and the record may belong to another operation, so such an entry no longer counts.
 
 use std::{fmt, mem::transmute, ptr::NonNull};
 
@@ -25,16 +27,16 @@ use crate::{
     sync::{Mutex, Ordering::Relaxed, atomic::AtomicPtr, fork::ProcessMark, lock},
 };
 
-/// Operations, by their records.
+/// Operations, identified by their records.
 pub type Ops = SmallVec<[NonNull<()>; 2]>;
 
-/// What a thread is inside of, and what therefore does not end before its wait.
+/// The operations that a thread is inside of, and that therefore do not end before its wait.
 #[derive(Clone, Debug, Default)]
 pub struct Inside {
     /// The operations that run on the thread, and that are not complete.
     pub ops: Ops,
-    /// The operations whose epilogues run on the thread: they are complete, and not counted out. With each, whether it is
-    /// still counted in its groups.
+    /// The operations whose epilogues run on the thread: they are complete, but not counted out. The flag of each says
+    /// whether it is still counted in its groups.
     pub ended: SmallVec<[(NonNull<()>, bool); 1]>,
 }
 
@@ -50,17 +52,19 @@ impl Inside {
 pub enum Goal<'g> {
     /// One operation.
     Op {
-        /// What identifies the operation. Never read.
+        /// The pointer that identifies the operation. Never dereferenced.
         task: NonNull<()>,
-        /// What identifies the operation that keeps it from entering a queue, or null; if one may. Never read.
+        /// Where to find the pointer that identifies the operation that keeps this one from entering a queue, or null.
+        /// `None` if no operation can do that. The pointer is never dereferenced.
         held_back_by: Option<&'g AtomicPtr<()>>,
     },
-    /// The operations of this count that the wait covers, or all of them.
+    /// The operations of this count that the wait covers, or all of them if there is no wait.
     Counted(&'g PendingOps, Option<&'g PendingWait>),
 }
 
 impl Goal<'_> {
-    /// Whether this is the operation that `task` identifies, or one that it keeps from entering a queue.
+    /// Whether the goal is the operation that `task` identifies, or one that this operation keeps from entering a
+    /// queue.
     pub fn depends_on(&self, task: NonNull<()>) -> bool {
         match self {
             // Relaxed: see `Place::is_held_back_by`. The caller has found the operation of `task` to be incomplete.
@@ -71,8 +75,8 @@ impl Goal<'_> {
         }
     }
 
-    /// Whether an operation is among these that has entered the counts of which `ticket_in` returns its tickets, and has not
-    /// left them.
+    /// Whether the goal includes an operation that is still counted. `ticket_in` returns the operation's ticket in a
+    /// count, if the operation has entered that count.
     pub fn covers(&self, ticket_in: impl FnOnce(&PendingOps) -> Option<Ticket>) -> bool {
         match self {
             Self::Op { .. } => false,
@@ -89,9 +93,9 @@ impl Goal<'_> {
 pub enum Kind {
     /// Until the wait is over, or is refused.
     Refusable,
-    /// Also until a time limit, so other waits do not depend on this one for ever.
+    /// Until the wait is over or is refused, or a time limit passes, so other waits do not depend on this one forever.
     Timed,
-    /// Until the wait is over, in any case: at the end of a scope.
+    /// Until the wait is over, whatever happens: the wait is at the end of a scope.
     Closing,
 }
 
@@ -99,7 +103,7 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Waiters {
     list: Mutex<List>,
-    /// The process that made the list.
+    /// The process that created the list.
     process: ProcessMark,
 }
 
@@ -118,13 +122,13 @@ struct List {
 
 struct Entry {
     number: u64,
-    /// The engine that the thread waits for. Compared only.
+    /// The engine that the thread waits for. The pointer is only compared.
     engine: NonNull<()>,
     inside: Inside,
-    /// Borrowed by the call of `during` that has made the entry.
+    /// Borrowed by the call of `during` that has added the entry.
     goal: Goal<'static>,
     kind: Kind,
-    /// Borrowed by the call of `during` that has made the entry.
+    /// Borrowed by the call of `during` that has added the entry.
     is_over: NonNull<IsOver<'static>>,
     is_suspended: bool,
 }
@@ -146,8 +150,8 @@ impl Entry {
     }
 }
 
-// SAFETY: the list does not read through the pointers to operations, a `Goal` refers to what is `Sync`, and the
-// function may be called on any thread.
+// SAFETY: the list does not dereference the pointers to operations, everything that a `Goal` refers to is `Sync`, and
+// the function may be called on any thread.
 unsafe impl Send for Entry {}
 
 /// A waiter, which is in the list until the call of [`Waiters::during`] returns.
@@ -159,8 +163,8 @@ pub struct Waiter<'w> {
 }
 
 impl Waiters {
-    /// Calls `wait`, which waits for `engine` inside of `inside` for `goal`, with a waiter. `is_over` says whether the wait is
-    /// over. It must not wait itself.
+    /// Calls `wait` with a waiter. `wait` waits for `goal`, which belongs to `engine`, on a thread that is inside of
+    /// `inside`. `is_over` returns whether the wait is over, and must not wait itself.
     pub fn during<R>(
         &self,
         engine: NonNull<()>,
@@ -182,8 +186,8 @@ impl Waiters {
         wait(&Waiter { waiters: self, number, kind })
     }
 
-    /// Calls `found` with each waiter without a time limit whose goal is `reached`: its number, its kind, and what it is inside
-    /// of. The waiter `own` is among them even if it has a time limit.
+    /// Calls `found` for each waiter without a time limit for whose goal `reached` returns `true`, with its number, its
+    /// kind, and what it is inside of. Includes the waiter `own` even if it has a time limit.
     pub fn each_for(
         &self,
         own: Option<u64>,
@@ -199,7 +203,7 @@ impl Waiters {
         }
     }
 
-    /// Calls `found` with each waiter: what it is inside of, and what it waits for.
+    /// Calls `found` for each waiter, with what it is inside of and what it waits for.
     pub fn each(&self, mut found: impl FnMut(&Inside, &Goal<'_>)) {
         lock(&self.list)
             .entries
@@ -213,7 +217,8 @@ impl Waiters {
         u32::try_from(lock(&self.list).entries.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether no wait for `engine` is over whose thread has yet to run.
+    /// Whether every thread that waits for `engine` still has to wait. A wait may be over although its thread has yet
+    /// to run.
     pub fn all_wait_still(&self, engine: NonNull<()>) -> bool {
         lock(&self.list).entries.iter().filter(|entry| entry.engine == engine).all(Entry::waits)
     }
@@ -232,12 +237,12 @@ impl Waiter<'_> {
         self.number
     }
 
-    /// How it waits.
+    /// Returns how the thread waits.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Calls `f`, during which the thread does not wait.
+    /// Calls `f`. The waiter does not count as waiting during the call.
     pub fn suspend<R>(&self, f: impl FnOnce() -> R) -> R {
         self.set_suspended(true);
         let result = f();

@@ -1,9 +1,8 @@
-//! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is
-//! dropped.
+//! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is dropped.
 //!
 //! A waker is the program's code: its clone, its drop and its `wake` may do anything, including calls of this module.
-//! So none of them runs under a lock: [`poll`] clones before it takes the lock, and every waker that is removed is
-//! returned, to be dropped or woken afterwards.
+//! So none of them runs under a lock: [`poll`] clones the waker before it takes the lock, and every waker that is
+//! removed is returned, to be dropped or woken afterwards.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +43,7 @@ impl WakerKey {
 /// The registered wakers, protected by the caller's lock.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// The keys are target and number.
+    /// The wakers, by target and number.
     wakers: BTreeMap<(u64, u64), Waker>,
     /// The last number used.
     last: u64,
@@ -71,7 +70,7 @@ impl Waiting {
         self.wakers.is_empty()
     }
 
-    /// Takes the waker of the first future.
+    /// Takes the waker of the future with the lowest target and number.
     pub fn take_first(&mut self) -> Option<Wakers> {
         self.wakers.pop_first().map(|(_, waker)| Wakers(Box::new(vec![waker])))
     }
@@ -121,15 +120,15 @@ pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut 
     drop(waker);
 }
 
-/// Wakers of futures whose wait is over. The thread that wakes them must hold no lock, and nothing that another thread
-/// may wait for.
+/// Wakers of futures whose wait is over. The thread that wakes them must not hold a lock or anything else that another
+/// thread may wait for.
 #[must_use = "futures wait to be woken"]
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "one word, and null where no future waits")]
 pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
-    /// Returns the wakers of both.
+    /// Combines the wakers of both.
     pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
             (Some(mut first), Some(second)) => {

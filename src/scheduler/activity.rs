@@ -1,8 +1,8 @@
-//! Counts of what workers do, for people to read. They order nothing, so they are `std`'s atomics in models as well.
+//! Counts of what workers do, for people to read. They order nothing, so they use `std`'s atomics even in models.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A count of one worker, or of a lane.
+/// A count that belongs to one worker, or to a lane.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -21,10 +21,10 @@ impl Count {
 /// What a worker has done since its lane was created.
 #[derive(Debug, Default)]
 pub struct Activity {
-    /// How often it has stolen from another worker.
+    /// How often the worker has stolen from another.
     pub(crate) steals: Count,
-    /// How many operations waiters on it have run.
+    /// How many operations were run by waiters on the worker.
     pub(crate) helped: Count,
-    /// How often it has parked.
+    /// How often the worker has parked.
     pub(crate) parks: Count,
 }

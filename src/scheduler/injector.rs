@@ -10,10 +10,10 @@
 //! # Order
 //!
 //! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations that
-//! others take in the meantime overtake them; and if several poppers each hold a chain, the chain that is installed
-//! last is in front. An operation is held in this way only once, and only a popper that has found `ready` empty takes a
-//! chain. So once an operation is in `ready`, only two kinds of operations go before it: those that were in front of it
-//! there, and one chain for each popper that had found `ready` empty before.
+//! other poppers take in the meantime overtake these; and if several poppers each hold a chain, the chain that is
+//! installed last is in front. An operation is held in this way only once, and only a popper that has found `ready`
+//! empty takes a chain. So once an operation is in `ready`, only two kinds of operations go before it: those that were
+//! in front of it there, and those of one chain for each popper that had found `ready` empty before.
 //!
 //! # Edges
 //!
@@ -22,8 +22,8 @@
 //! | `inject` | CAS of `inbox`, CAS that puts a chain into `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
 //! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | that the band is not empty |
 //!
-//! After its initial value, each word is changed only by read-modify-writes. So each change continues the release
-//! sequences of those before it, and a change that releases nothing of its own is relaxed.
+//! Each of these words is changed only by read-modify-writes. So each change continues the release sequences of those
+//! before it, and a change that releases nothing of its own is relaxed.
 //!
 //! # Progress
 //!
@@ -46,12 +46,12 @@
 //! A chain that is prepended may cover a head, which later comes to the top again. Such a head was in `ready` all the
 //! time, and the operations behind it are the same.
 //!
-//! The lane of a device has one popper, its thread, so no pop happens between its load and its exchange. That is why an
+//! A GPU lane has one popper, its thread, so no other pop happens between its load and its exchange. That is why an
 //! operation of another lane may enter it as a cross-lane waiter
 //! ([`Lane::inject_first`](super::lane::Lane::inject_first)), move on to a second device and come back.
 //!
-//! Operations leave `inbox` only all together, by a swap, which does not depend on which operation is the head. Nor
-//! does a push onto either stack: it links to the current head.
+//! Operations leave `inbox` only all at once, by a swap, which does not depend on which operation is the head. Nor does
+//! a push onto either stack: it links to the current head.
 
 use crossbeam_utils::CachePadded;
 
@@ -104,7 +104,7 @@ impl<T> Band<T> {
         }
     }
 
-    /// Prepends a chain from `first` to `last`, which was never in `ready`, to `ready`.
+    /// Prepends the chain from `first` to `last` to `ready`, where none of it has been before.
     ///
     /// # Safety
     /// 1. The caller has the right to each operation of the chain, and gives it up.
@@ -172,7 +172,7 @@ pub enum Rest {
 /// operation, since running it may change the link.
 #[derive(Debug)]
 pub struct Chain<T> {
-    /// The first of the `len` operations to which the chain has the rights.
+    /// The first of the chain's `len` operations. The chain has the rights to these.
     next: NonNull<Op<T>>,
     len: usize,
 }
@@ -290,8 +290,8 @@ impl<T> Injector<T> {
     fn mark(&self, band: u8) {
         if band != DEFAULT_BAND {
             // Release (edge `mask`): the push before it. It must be a read-modify-write: a popper that clears the bit
-            // later reads the value written here and so sees the push; if a popper cleared the bit earlier, this sets
-            // it again.
+            // afterwards reads the value written here and so sees the push; if a popper cleared the bit before, this
+            // sets it again.
             self.mask.fetch_or(1 << band, Release);
         }
     }

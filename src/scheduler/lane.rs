@@ -157,7 +157,7 @@ impl<T> Lane<T> {
     /// Injects a ready operation from a thread that runs none of the lane's workers.
     #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
-        // This is rare while operations queue up, but happens every time if the workers keep up.
+        // The inbox is seldom empty while operations queue up, but almost always if the workers keep up.
         if self.injector.is_inbox_empty() {
             self.sleep.report_contention();
         }

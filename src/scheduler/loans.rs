@@ -12,7 +12,7 @@
 //! | has found something | no | works, if no place is lent or the other idle workers cover the loans; else stays idle |
 //! | stays idle | yes | has found something, once a place is given back or a time limit has passed |
 //!
-//! Before a worker stays idle, it puts what it has found back to where other workers find it.
+//! Before a worker stays idle, it puts back what it has found, where other workers can find it.
 //!
 //! # Who may touch what
 //!
@@ -39,7 +39,7 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// What a worker that has found something has done about the loans.
+/// How a worker that has found something has dealt with the loans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
     /// Nothing: the other idle workers cover the loans.
@@ -55,7 +55,7 @@ pub enum Stay {
 pub struct Loans {
     /// The number of places that are lent.
     lent: AtomicUsize,
-    /// The number of workers that stay idle.
+    /// The number of workers that stay idle because places are lent.
     staying: Mutex<usize>,
     given_back: Condvar,
 }
@@ -88,8 +88,8 @@ impl Loans {
         }
     }
 
-    /// Whether a worker that has found something may have to [stay idle](Self::stay_idle). The caller has passed a
-    /// fence since it noted that it is not idle.
+    /// Whether a worker that has found something may have to [stay idle](Self::stay_idle). The caller must have passed
+    /// a fence since it noted that it is not idle.
     #[inline]
     pub fn are_any(&self) -> bool {
         // Relaxed: ordered by the caller's fence.

@@ -8,8 +8,8 @@ pub(super) const BANDS: usize = 64;
 
 /// Returns the band of a priority: a higher priority never has a lower band.
 ///
-/// Priorities from -7 to 7 have a band each. Beyond that, on both sides of zero, the range up to each doubling shares a
-/// band (8 to 15, 16 to 31, ...), and everything from 2²⁶ on shares the last one.
+/// Priorities from -7 to 7 have a band each. Beyond these, on both sides of zero, each range from one power of two up
+/// to the next shares a band (8 to 15, 16 to 31, ...), and all magnitudes from 2²⁶ on share the last one.
 #[inline]
 pub fn band_of(priority: i32) -> u8 {
     let magnitude = priority.unsigned_abs();

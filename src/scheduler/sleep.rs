@@ -71,7 +71,7 @@ const NO_CORE: usize = usize::MAX;
 /// this long.
 const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
-/// The number of calls of `find` by all workers during a timed park from which their operations count as short, so that
+/// If all workers together call `find` at least this often during a timed park, their operations count as short, and
 /// the worker parks once more. Picked.
 const MIN_FINDS: usize = 32;
 
@@ -128,8 +128,8 @@ pub struct Sleep {
     threads: Box<[AtomicPtr<ThreadHandle>]>,
     /// The core that each worker is pinned to; `NO_CORE` if none.
     cores: Box<[AtomicUsize]>,
-    /// The worker that was last pinned to a core, by the core's number modulo the length, a power of two; `NO_WORKER`
-    /// if none was.
+    /// The worker that was last pinned to each core, or `NO_WORKER`. The index is the core's number modulo the length,
+    /// which is a power of two.
     last_on_core: Box<[AtomicUsize]>,
     /// Twice the number of calls of `find` by each worker, plus one if the last call has found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
@@ -219,7 +219,7 @@ impl Sleep {
         self.finds.iter().filter(|finds| finds.load(Relaxed) % 2 == 1).count()
     }
 
-    /// Returns how often the workers have called `find`, all together.
+    /// Returns how often the workers have called `find`, in total.
     pub fn finds(&self) -> usize {
         // Relaxed: only compared with an earlier value.
         self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
@@ -235,7 +235,7 @@ impl Sleep {
     }
 
     /// Reports core contention: the calling thread, which runs none of the workers, pushes work, so the worker that is
-    /// pinned to its core should leave the core to it.
+    /// pinned to the same core should leave the core to this thread.
     #[inline]
     pub fn report_contention(&self) {
         let Some(core) = thread::core() else { return };
@@ -252,7 +252,7 @@ impl Sleep {
         (&self.words[worker / 64], 1 << (worker % 64))
     }
 
-    /// Notes that the core of `worker` is shared with a thread that pushes work, to which the worker should leave it.
+    /// Notes that `worker` shares its core with a thread that pushes work, and should leave the core to that thread.
     pub fn set_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -269,7 +269,7 @@ impl Sleep {
         word.contended.fetch_and(!bit, Relaxed);
     }
 
-    /// Whether core contention was reported for `worker` since it last began a timed park.
+    /// Whether core contention has been reported for `worker` since it last began a timed park.
     pub fn is_contended(&self, worker: usize) -> bool {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -293,8 +293,8 @@ impl Sleep {
         self.searchers.fetch_add(1, Relaxed);
     }
 
-    /// Ends the caller's search. Returns `true` if it was the last searcher: it must then check once more whether there
-    /// is work to wake another worker for.
+    /// Ends the caller's search. Returns `true` if the caller was the last searcher: it must then check once more
+    /// whether there is work to wake another worker for.
     #[must_use]
     pub fn stop_search(&self) -> bool {
         // Release: pairs with the decrement of the searcher that stops last, through the fence after that decrement. A
@@ -305,8 +305,8 @@ impl Sleep {
         last
     }
 
-    /// Announces that `worker`, which was in the state `before`, is about to sleep. It must search once more before it
-    /// does.
+    /// Announces that `worker`, which was in the state `before`, is about to sleep. The worker must search once more
+    /// before it sleeps.
     pub fn announce(&self, worker: usize, before: SearchState, park: ParkKind) {
         let (word, bit) = self.bit(worker);
         if park == ParkKind::Timed {
@@ -325,17 +325,17 @@ impl Sleep {
         fence(SeqCst);
     }
 
-    /// Retracts the announcement of `worker`, which becomes a searcher. So it passes a fence when it leaves that state,
-    /// whatever it finds.
+    /// Retracts the announcement of `worker`, which becomes a searcher. So the worker passes a fence when its search
+    /// ends, whatever it finds.
     pub fn retract(&self, worker: usize) {
-        // This comes first, so that few notifiers wake another worker in the meantime. Correctness does not depend on
-        // it.
+        // The search starts before the bits are cleared, so that few notifiers wake another worker in the meantime.
+        // Correctness does not depend on this order.
         self.start_search();
         let (word, bit) = self.bit(worker);
         // Relaxed: only the worker itself changes its bit.
         if word.timed_parkers.load(Relaxed) & bit != 0 && !removed(Step::RetractTimedPark) {
             // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit relies on a
-            // search after the fence that follows it.
+            // search after the fence that follows that decrement.
             word.timed_parkers.fetch_and(!bit, Relaxed);
         }
         // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
@@ -350,8 +350,8 @@ impl Sleep {
         self.retract(worker);
     }
 
-    /// Parks for a short time, or until woken. Parks again if the other workers have called `find` often in that time
-    /// and contention is still reported for the worker's core. The worker is a searcher afterwards, and not announced
+    /// Parks for a short time, or until woken. Parks again if the workers have called `find` often in that time and
+    /// contention on the worker's core was reported recently. The worker is a searcher afterwards, and not announced
     /// any more.
     pub fn park_timed(&self, worker: usize) {
         let (mut time, mut unreported) = (TIMED_PARK[0], 0);
@@ -392,9 +392,9 @@ impl Sleep {
         }
     }
 
-    /// Wakes the parked worker with the lowest number that is not pinned to the caller's core, or else one that is. A
-    /// timed parker is woken only if no worker is awake. The woken worker clears its bit itself. So a caller that is
-    /// stopped before the wake-up does not hide the worker from the next notifier.
+    /// Among the parked workers that are not pinned to the caller's core, wakes the one with the lowest number, or else
+    /// one that is pinned to it. A timed parker is woken only if no worker is awake. The woken worker clears its bit
+    /// itself. So a caller that is stopped before the wake-up does not hide the worker from the next notifier.
     #[inline(never)]
     fn wake_one(&self) {
         let (mut here, mut beside, mut timed_parker, mut asleep) = (None, None, None, 0);

@@ -9,7 +9,7 @@ use std::{
 
 use crate::tracker::{Op, OpRef, ReadyList, end};
 
-/// An operation by its address. The test has the right to the operation whenever the scheduler does not.
+/// The address of an operation. The test has the right to the operation whenever the scheduler does not.
 #[derive(Clone, Copy)]
 pub(super) struct Known(NonNull<Op<usize>>);
 
@@ -18,15 +18,15 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// Returns the right to the operation, which the scheduler does not have: it never had it, or the test has taken it
-    /// back.
+    /// Returns the right to the operation. The scheduler must not have the right: it never had it, or the test has
+    /// taken it back.
     pub(super) fn right(self) -> OpRef<usize> {
         // SAFETY: the caller asserts that the test has the right.
         unsafe { OpRef::from_ptr(self.0) }
     }
 }
 
-/// Numbered operations that are ready. They end when this is dropped.
+/// Numbered operations that are ready. They are completed when this is dropped.
 pub(super) struct Ready(Vec<Known>);
 
 impl Ready {
@@ -57,14 +57,14 @@ impl Drop for Ready {
     }
 }
 
-/// Asserts that the calling thread was unparked since the last call.
+/// Asserts that the calling thread has been unparked since the last call.
 #[track_caller]
 pub(super) fn assert_woken() {
     const PATIENCE: Duration = Duration::from_secs(20);
     assert!(parked_for(PATIENCE) < PATIENCE, "this thread was not woken");
 }
 
-/// Asserts that the calling thread was not unparked since the last call.
+/// Asserts that the calling thread has not been unparked since the last call.
 #[track_caller]
 pub(super) fn assert_not_woken() {
     const MOMENT: Duration = Duration::from_millis(50);

@@ -34,7 +34,7 @@ const MAX_RUN: u32 = 32;
 const ROUNDS_PER_VISIT: u32 = 8;
 
 /// The maximum number of operations that a worker takes from the injector in one pop. Picked: the cost of a pop is
-/// small compared to running so many operations, and others can still steal them.
+/// small compared to running so many operations, and other workers can still steal them.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// The maximum number of operations in a deque: the initial capacity of crossbeam-deque. Growing and shrinking would
@@ -47,7 +47,7 @@ const DEQUE_CAPACITY: usize = 64;
 const MANY_STALE: u32 = 16;
 
 /// The longest time that a worker stays idle because its place is lent. Picked: longer than most functions take, and
-/// too short for a person to mind. The limit is needed because the function that runs in its place may be blocked by
+/// too short for a person to mind. The limit is needed because the function that runs in its place may be waiting for
 /// what the worker has found.
 pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 
@@ -66,8 +66,9 @@ const CONTENDED: Duration = Duration::from_micros(20);
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
 /// Pauses between two search rounds, before the first reading of the clock and after it. Picked: some 100 ns at first,
-/// so that a searcher does not keep taking away the cache lines that a pusher and a busy worker write. If it has found
-/// nothing by then, the pushers pause between their pushes, and shorter pauses find their operations sooner.
+/// so that a searcher does not keep taking away the cache lines that a pusher and a busy worker write. If the searcher
+/// has found nothing by then, the pushers probably pause between their pushes, and shorter pauses find their operations
+/// sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
@@ -88,13 +89,14 @@ pub struct Worker<T> {
     lane: Arc<Lane<T>>,
     index: usize,
     deque: deque::Worker<OpRef<T>>,
-    /// The first operation that became ready when the last one completed.
+    /// The first operation that became ready when this worker's last operation completed.
     slot: Cell<Option<OpRef<T>>>,
-    /// Whether operations were pushed to the deque since the last notification.
+    /// Whether operations have been pushed to the deque since the last notification.
     unnotified: Cell<bool>,
     /// How many more operations of its own, from slot and deque, the worker may run before it is the others' turn.
     budget: Cell<u32>,
-    /// How many more urgent operations from the slot the worker may run in a row while less urgent ones are due.
+    /// How many more urgent operations from the slot the worker may run while equally urgent ones wait, once `budget`
+    /// is zero.
     urgent_budget: Cell<u32>,
     /// The budget when the deque was last served in this round; `MAX_RUN` if it was not served.
     served_at: Cell<u32>,
@@ -362,8 +364,8 @@ impl<T> Worker<T> {
         true
     }
 
-    /// Takes an operation from the others whose turn it is. If they have none, begins the next round, which starts with
-    /// the worker's own deque.
+    /// Takes an operation from the injector or from another worker's deque, whichever turn is due. If neither has one,
+    /// begins the next round, which starts with the worker's own deque.
     #[inline(never)]
     fn take_turns(&self) -> Option<OpRef<T>> {
         if self.turn.get() == Turn::Injector {
@@ -383,8 +385,8 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Begins the next round and returns `true` if no operation waits for a turn in this round and the deque was
-    /// served. The next round ends when the deque must be served again.
+    /// Begins the next round and returns `true` if no operation waits for a turn in this round and the deque is empty
+    /// or was served. The next round ends when the deque must be served again.
     fn skip_turns(&self) -> bool {
         let unserved = if self.deque.is_empty() { 0 } else { self.served_at.get() };
         let skips = unserved < MAX_RUN
@@ -406,8 +408,8 @@ impl<T> Worker<T> {
         self.served_at.set(MAX_RUN);
     }
 
-    /// Returns the deque that the worker visits in this round, if any: in some rounds it is another worker's, and all
-    /// other workers are visited in turn.
+    /// Returns the deque of the other worker that this one visits in this round, if any. The other workers are visited
+    /// in turn.
     fn visit_target(&self) -> Option<&Stealer<OpRef<T>>> {
         let (round, stealers) = (self.rounds.get(), self.lane.stealers());
         if stealers.len() < 2 || round % ROUNDS_PER_VISIT != 0 {
@@ -623,7 +625,8 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Models do not spin: a search before the announcement adds a step without adding an interleaving that matters.
+    /// Searches once, since models do not spin: more searches before the announcement would add steps without an
+    /// interleaving that matters.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {
         let _ = (self.lane.idle(), hint::spin_loop as fn(), IdlePolicy::Spin);

@@ -24,8 +24,8 @@ mod model {
     pub(crate) use crossbeam_deque::Steal;
 
     /// A deque. Each call takes a step on `len` and then the corresponding step in the queue. The queue is under
-    /// `std`'s lock, which is never held across a switch point of loom and so never blocks. A lock of loom could park
-    /// the thread, and so consume an unpark token that is meant for the worker.
+    /// `std`'s lock, which is never held across a switch point of loom and so never blocks. loom's lock could park the
+    /// thread, and so consume an unpark token that is meant for the worker.
     #[derive(Debug)]
     struct Inner<T> {
         len: AtomicUsize,
@@ -111,7 +111,7 @@ mod model {
         }
 
         /// Takes one element for the caller, and moves half of the others to `destination`, as crossbeam-deque does.
-        /// No other thread can see these in between.
+        /// No other thread can see the moved elements in between.
         pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {
             match self.0.take(|others| others / 2) {
                 Steal::Success((element, others)) => {

@@ -1,5 +1,5 @@
-//! Forks: tells whether a value was made by this process or by one that this process was forked from; such a value must
-//! not be used.
+//! Forks: tells whether a value was made by this process or by one that this process was forked from. In the latter
+//! case it must not be used.
 //!
 //! A forked child has one thread, the one that forked, and a copy of all memory as it was at that moment. Whatever
 //! other threads held stays held there forever: locks, pins, operations. Lock-free data is in a state that other

@@ -1,8 +1,8 @@
-//! The only module that names loom and shuttle, and the atomics, cells, locks and parking of `std` that take part in a
-//! protocol. (Counters that only hand out numbers use `std` directly.)
+//! The atomics, cells, locks and parking that take part in protocols: those of `std`, loom or shuttle. (Counters that
+//! order nothing use `std` directly.)
 //!
-//! Every other module imports from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker. The
-//! cfg has a name of its own because plain `loom` also changes crates that have nothing to do with the models.
+//! Every other module imports them from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker.
+//! The cfg has a name of its own because plain `loom` also changes crates that have nothing to do with the models.
 //!
 //! # What the models see
 //!
@@ -163,7 +163,8 @@ mod imp {
         }
 
         pub(crate) fn get(&self) -> Option<&T> {
-            // SAFETY: a value that was set is never replaced, and loom reports a `set` that is not ordered before.
+            // SAFETY: a value that was set is never replaced, and loom reports a `set` that is not ordered before the
+            // `get`.
             self.0.with(|value| unsafe { &*value }.as_ref())
         }
 
@@ -186,7 +187,7 @@ mod imp {
             pub(crate) static ref FENCES: loom::sync::Condvar = loom::sync::Condvar::new();
         }
 
-        /// Executes a fence before which loom may switch threads. loom's own fence is no such point, so loom would
+        /// Executes a fence before which loom may switch threads. loom's own fence is not such a point, so loom would
         /// never see what another thread does between a store and a fence right after it.
         pub(crate) fn fence(order: Ordering) {
             if order == Ordering::SeqCst {
@@ -199,8 +200,8 @@ mod imp {
         pub(crate) use loom::thread::{Thread, current, park, yield_now};
         pub(crate) use std::thread::{Builder, JoinHandle};
 
-        /// Returns immediately, since models have no clock. Does not call loom's `yield_now`, after which others run
-        /// first.
+        /// Returns immediately, since models have no clock. Does not call loom's `yield_now`, after which other threads
+        /// run first.
         pub(crate) fn park_timeout(_: std::time::Duration) {}
 
         /// Returns `None`, since models have no cores.
@@ -239,7 +240,7 @@ mod imp {
     pub(crate) mod thread {
         pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park, yield_now};
 
-        /// Returns as soon as others have had a turn, since models have no clock.
+        /// Returns as soon as other threads have had a turn, since models have no clock.
         pub(crate) fn park_timeout(_: std::time::Duration) {
             yield_now();
         }
@@ -265,8 +266,8 @@ mod imp {
 pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, mpsc, thread};
 pub(crate) use std::sync::atomic::Ordering;
 
-/// Acquires what happened before each release in the last changes of `counter`. The caller must have made or seen one
-/// of these changes. This is a fence, so that only a caller that needs it pays for it.
+/// Acquires what happened before each releasing change of `counter`, up to the last change that the caller has made or
+/// seen; there must be one. This is a fence, so that only a caller that needs the ordering pays for it.
 #[inline(always)]
 pub(crate) fn acquire(counter: &atomic::AtomicU64) {
     #[cfg(not(raddle_tsan))]

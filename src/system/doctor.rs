@@ -33,7 +33,7 @@ impl Diagnosis {
         &self.findings
     }
 
-    /// Returns whether there is no advice.
+    /// Returns whether no finding comes with advice.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.findings.iter().all(|finding| finding.advice.is_none())
@@ -53,7 +53,7 @@ impl fmt::Display for Diagnosis {
 
 /// Checks what the machine grants a latency-sensitive program: cores, pinning, the quota of the control group, the
 /// clock, timers, wake-ups, frequencies, and GPUs. The checks take some 20 ms, change nothing, and need no privileges.
-/// What a system does not report is left out; most of it is reported only by Linux.
+/// Checks that the system does not support are left out; some work only on Linux.
 ///
 /// `cargo run --release --example doctor` prints the diagnosis.
 ///
@@ -109,7 +109,7 @@ fn quota() -> Option<Finding> {
         return finding("quota", "the control group grants the time of all cores", None);
     }
     let found = format!("the control group grants the time of {granted} of {cores} cores");
-    finding("quota", found, Some("threads are suspended when it is used up; raise `cpu.max`, or use fewer workers"))
+    finding("quota", found, Some("beyond that, threads are suspended; raise `cpu.max`, or use fewer workers"))
 }
 
 fn pinning() -> Option<Finding> {

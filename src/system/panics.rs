@@ -14,8 +14,8 @@ pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
     catch_unwind(AssertUnwindSafe(f))
 }
 
-/// Calls a function of the engine that may call the program. The standard library knows the name of this function:
-/// after its frame, a short backtrace, such as that of a panic, shows frames again, which are the program's.
+/// Calls a function of the engine that may call the program. The standard library knows this function by its name: from
+/// its caller outwards, a short backtrace, such as that of a panic, shows frames again. These are the program's.
 #[inline(never)]
 pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     let result = f();
@@ -42,8 +42,8 @@ pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
     }
 }
 
-/// Logs at a level of [`log::Level`]. The logger is program code, which may panic, push and wait, and so are the
-/// values that it prints: the caller must hold no lock, no worker and no operation.
+/// Logs at a level of [`log::Level`]. The logger is program code, which may panic, push and wait, and so is the code
+/// that formats the values: the caller must hold no lock, no worker and no operation.
 macro_rules! log {
     ($level:ident, $($what:tt)+) => {
         if let Err(payload) = $crate::system::panics::catch(|| ::log::log!(::log::Level::$level, $($what)+)) {

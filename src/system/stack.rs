@@ -26,7 +26,7 @@ pub(crate) fn is_short() -> Option<bool> {
 /// Runs `f` on another stack, that of a new thread, and waits until it returns.
 ///
 /// # Errors
-/// The operating system refused to start a thread; `f` has not run then.
+/// Returns the error of the operating system if it refuses to start a thread; then `f` has not run.
 ///
 /// # Safety
 /// 1. Another thread may use what `f` captures and calls while the calling thread is blocked.

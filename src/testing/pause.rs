@@ -22,7 +22,7 @@ macro_rules! points {
 }
 
 points! {
-    /// Inside `tracker::push`, of the thread's own operation or of one that it helps.
+    /// Inside `tracker::push`, for the thread's own operation or for one that it helps.
     PUSH {
         /// `push`: the thread is pinned.
         PushPinned,

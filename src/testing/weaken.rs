@@ -2,7 +2,7 @@
 //!
 //! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is per OS thread, and loom
 //! runs all threads of a model on one OS thread, so tests do not affect each other. Outside the models [`removed`] is
-//! always `false`, known at compile time.
+//! always `false`, which is known at compile time.
 
 /// A protocol step that a twin may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum Step {
     HelpBeforeAppend,
     /// `tracker::insert` reads `registered` again after it has read the tail and its word.
     RereadRegistered,
-    /// A completion moves the tail past an access before it is retired.
+    /// A completion moves the tail past an access before the access is retired.
     TailPastRetired,
     /// A completion releases the operation's writes to its successors.
     CompletionReleases,
@@ -24,9 +24,9 @@ pub enum Step {
     SearchAgainBeforePark,
     /// `Sleep::notify` passes a fence between the caller's push and the loads of the words.
     NotifyFence,
-    /// A device's lane releases what it knows about its completed operations together with their number.
+    /// A GPU lane releases what it knows about its completed operations together with their number.
     CompletionOfMarks,
-    /// A device's lanes take turns at the failures of their variables.
+    /// GPU lanes take turns to read and change the failures of variables (`FaultLock`).
     LanesTakeTurns,
     /// Work issued on an included stream comes after work issued earlier on the lane's stream.
     IncludedComesAfter,
@@ -80,7 +80,8 @@ pub enum Step {
     OnePollAtATime,
     /// `Claim::cancel` does not touch an operation that has started.
     ClaimOnce,
-    /// The turn of a cancelled operation and the end of its scope agree on who counts it out (`Claim::settle`).
+    /// The turn of a cancelled operation and the end of its scope agree on which of them counts it out
+    /// (`Claim::settle`).
     SettleOnce,
     /// A waiter takes an operation only from an entry that no worker has popped (`OpRef::take`).
     TakeQueued,

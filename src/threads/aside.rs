@@ -36,7 +36,8 @@ pub struct Aside<W> {
 struct State<W> {
     /// Whether a stop was requested, and not cancelled since.
     requested: bool,
-    /// Functions that have given their worker away and have not returned, and threads whose other code goes on without one.
+    /// The number of functions that have given their worker away and have not returned, and of threads on which other
+    /// program code runs without a worker.
     waiting: usize,
     workers: Vec<W>,
 }
@@ -152,8 +153,8 @@ impl<W> Aside<W> {
         if removed(Step::WaitsTakeUp) { Vec::new() } else { mem::take(&mut state.workers) }
     }
 
-    /// Notes that code of the program runs on a thread that has given its worker away, unless a stop is requested: that waits
-    /// for the thread itself. Returns whether it is noted.
+    /// Notes that program code runs on a thread that has given its worker away, unless a stop is requested: the stop
+    /// waits for the thread itself. Returns whether the code was noted.
     pub fn code_begins(&self) -> bool {
         let mut state = lock(&self.state);
         state.waiting += usize::from(!state.requested);

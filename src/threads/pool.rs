@@ -25,8 +25,9 @@ use crate::{
     values::kind::Placement,
 };
 
-/// The most threads beyond the workers, one for each operation that waits inside its function. Not tuned: it bounds the
-/// number of threads of a program in which thousands of operations wait at the same time.
+/// The maximum number of threads in addition to one for each worker. Each operation that waits inside its function
+/// needs one. Not tuned: it bounds the number of threads of a program in which thousands of operations wait at the same
+/// time.
 const MAX_SPARES: usize = 1024;
 
 /// The time after which a spare thread ends. Not tuned: long compared with the pauses between the waits of a program
@@ -58,7 +59,7 @@ pub(crate) struct LaneSpec {
 /// The numbers of the pool's threads.
 #[derive(Default)]
 struct Numbers {
-    /// The number of numbers that have been given out.
+    /// How many numbers have been given out.
     given: usize,
     /// Numbers of threads that have ended, or could not be started.
     unused: Vec<usize>,
@@ -76,7 +77,7 @@ pub(crate) struct ThreadPool<T> {
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
-    /// For each lane, the threads whose functions have waited, and which queue for a worker to continue.
+    /// For each lane, the threads that queue for a worker, to continue functions that have waited.
     returning: Box<[SpareThreads<BoxedWorker<T>>]>,
     aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
@@ -186,8 +187,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         spawned.map_err(|error| (error, lock(&slot).take()))
     }
 
-    /// Starts a thread that is joined with the others and may take any time. A shutdown on that thread, including in a
-    /// destructor of a thread-local, does not wait for it.
+    /// Starts a thread that is joined with the others and may take any time. A shutdown on that thread, including one
+    /// in a destructor of a thread-local, does not wait for the thread.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;
         self.list.spawn(Stay::UntilTheEnd, name, move |_| {
@@ -275,9 +276,9 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning.iter().for_each(SpareThreads::end);
     }
 
-    /// Ends the threads that have run workers, all of which are aside, and the threads that wait for a worker, unless
-    /// the stop is [cancelled](Self::cancel_stop) first. Returns the names of those that have not been joined by the
-    /// deadline.
+    /// Ends the threads that have run workers, and those that wait for a worker, unless the stop is
+    /// [cancelled](Self::cancel_stop) first. All workers must be aside. Returns the names of those that have not been
+    /// joined by the deadline.
     pub(crate) fn end_passing(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         self.aside.while_requested(|| self.spares.pause());
         self.list.join_passing(deadline, || self.aside.is_requested())
@@ -304,8 +305,9 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.workers_by_lane().map(|(_, workers)| workers).sum()
     }
 
-    /// Waits until all threads have ended. [`end`](Self::end) must have been called before, and the caller must not be
-    /// one of them. Returns the names of those that have not been joined by the deadline.
+    /// Waits until all threads have ended, or until `deadline`. [`end`](Self::end) must have been called before, and
+    /// the caller must not be one of these threads. Returns the names of those that have not been joined by the
+    /// deadline.
     pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         match deadline {
             Some(deadline) => self.list.join_until(deadline),
@@ -367,7 +369,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().any(|lane| lane.has_work())
     }
 
-    /// Takes a ready operation of any lane, for a thread that runs none of the workers.
+    /// Takes a ready operation from any lane, for a thread that runs none of the workers.
     pub(crate) fn take_ready(&self) -> Option<OpRef<T>> {
         self.lanes.iter().find_map(|lane| lane.take())
     }

@@ -7,7 +7,8 @@
 //!
 //! * `state`: under its lock. No foreign code runs there.
 //! * `drawing`: locked by the thread that draws until the operation is in its lane, and by the thread that ends the
-//!   engine. An operation that a waiter has taken may be complete by then, so it does not keep the engine from ending.
+//!   engine. A waiter may take and complete the drawn operation before that, so the pending operation alone would not
+//!   keep the engine from ending.
 //! * `outside`: see [`Waiters`].
 //!
 //! There are no edges: the locks and the lanes hand over the operations.
@@ -29,7 +30,7 @@ use crate::{
     tracker::OpRef,
 };
 
-/// If a program has not pushed for this long, it is assumed to wait for something that the engine does not know. Not
+/// If a program has not pushed for this long, it is assumed to wait for something that the engine does not know of. Not
 /// tuned: longer than a thread is usually kept from running, and short for a person.
 const QUIET: Duration = Duration::from_millis(50);
 
@@ -129,8 +130,8 @@ impl<T> Shuffler<T> {
         })
     }
 
-    /// Whether the program has pushed what it can for now: a thread outside the engine waits for it, or no such thread
-    /// has pushed for a while.
+    /// Whether the program has pushed what it can for now: a thread outside the engine waits for the engine, or no such
+    /// thread has pushed for a while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;
@@ -140,7 +141,7 @@ impl<T> Shuffler<T> {
         waits || lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET)
     }
 
-    /// Ends the waits of [`wait`](Self::wait). Returns the entries that are left, whose operations waiters have taken.
+    /// Ends all calls of [`wait`](Self::wait). Returns the entries that are left, whose operations waiters have taken.
     #[must_use = "the entries have shares of their records"]
     pub fn end(&self) -> impl Iterator<Item = OpRef<T>> + use<T> {
         let _drawing = lock(&self.drawing);
@@ -157,7 +158,7 @@ impl<T> std::fmt::Debug for Shuffler<T> {
     }
 }
 
-/// The generator `SplitMix64`, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// The generator `SplitMix64`, by Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 /// Every seed is as good as any other.
 struct Random(u64);
 

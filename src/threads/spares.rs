@@ -5,12 +5,12 @@
 //! | state | changed by | effect on its thread |
 //! |---|---|---|
 //! | in the list | its thread, which put it in | it waits |
-//! | taken by `offer` | the thread that has a worker to give away | it runs that worker, even if its time limit passes before it has the worker |
-//! | taken by `end` | the thread that ends the engine | it ends |
-//! | taken by its own thread | its thread, whose time limit has passed | it ends |
+//! | taken by `offer` or `offer_in_turn` | the thread that has a worker to give away | it runs that worker, even if its time limit passes before it has the worker |
+//! | taken by `end`, `pause` or `dismiss` | the thread that ends the wait | it goes on without a worker |
+//! | taken by its own thread | its thread, whose time limit has passed | it goes on without a worker |
 //!
-//! Exactly one of these three removes a slot from the list, under the lock. So a worker is offered only to a thread
-//! that will take it, and a thread that gives up was offered none. The slot that was put in last is taken first: if few
+//! Exactly one of these threads takes a slot out of the list, under the lock. So a worker is offered only to a thread
+//! that will take it, and a thread that gives up was offered none. `offer` takes the slot that was put in last: if few
 //! threads are enough, the others reach their time limits.
 //!
 //! # Edges
@@ -32,7 +32,7 @@ use crate::{
 enum Offer<W> {
     None,
     Worker(W),
-    /// There will be no more workers.
+    /// The wait ends without a worker.
     End,
 }
 
@@ -114,14 +114,14 @@ impl<W> SpareThreads<W> {
         if state.slots.is_empty() { None } else { Some(state.slots.remove(0)) }
     }
 
-    /// Waits for a worker. Returns `None` if the engine has ended or the deadline has passed. In models a deadline
-    /// passes immediately.
+    /// Waits for a worker. Returns `None` if the wait was ended or the deadline has passed. In models a deadline passes
+    /// immediately.
     pub fn wait(&self, until: Option<Instant>) -> Option<W> {
         self.enlist().and_then(|place| self.wait_in(&place, until))
     }
 
     /// Puts the calling thread into the list, before it [waits](Self::wait_in). Returns `None` if there will be no more
-    /// workers.
+    /// workers, or if waits are [paused](Self::pause).
     pub fn enlist(&self) -> Option<Place<W>> {
         let slot = Arc::new(Slot { offer: Mutex::new(Offer::None), changed: Condvar::new() });
         let mut state = lock(&self.0);
@@ -265,7 +265,7 @@ mod tests {
         println!("{taken} of 2000 were taken");
     }
 
-    /// This lets threads that are not needed reach their time limits.
+    /// This order lets threads that are not needed reach their time limits.
     #[test]
     fn the_last_waiter_is_offered_a_worker_first() {
         let spares = SpareThreads::default();

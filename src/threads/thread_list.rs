@@ -1,7 +1,7 @@
 //! The threads of an engine that have not been joined.
 //!
 //! A thread is added to the list before it is started, and removed when it has been joined. So when the list is empty,
-//! no thread that was added before still runs, nor does a destructor of its thread-locals.
+//! no thread that was added before still runs, not even in the destructor of a thread-local.
 //!
 //! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
 //! long as the program's destructors take: so no thread joins with a lock held, and a caller with a deadline has
@@ -63,7 +63,7 @@ struct List {
     next: u64,
     /// The number of helpers.
     helpers: usize,
-    /// Whether a deadline has passed before all threads had ended.
+    /// Whether a deadline passed before all threads had ended.
     left_behind: bool,
     /// The number of helpers that were ever requested.
     #[cfg(test)]
@@ -262,9 +262,9 @@ impl ThreadList {
         }
     }
 
-    /// Wakes the threads that join others, so that they look again which ones they must wait for.
+    /// Wakes the threads that join others, so that they check again which ones they must wait for.
     pub(crate) fn look_again(&self) {
-        // A joining thread holds the lock from its look until it sleeps.
+        // A joining thread holds the lock from its check until it sleeps.
         drop(lock(&self.list));
         self.changed.notify_all();
     }
@@ -310,7 +310,7 @@ impl ThreadList {
                     self.changed.notify_all();
                 }
                 if !list.entries.iter().any(&wanted) {
-                    // The last of them was removed while the lock was released.
+                    // The last wanted thread was removed while the lock was released.
                     break;
                 }
             }
@@ -350,7 +350,7 @@ impl ThreadList {
         started
     }
 
-    /// Whether a deadline has passed before all threads had ended, and some threads have still not been joined.
+    /// Whether a deadline passed before all threads had ended, and some threads have still not been joined.
     pub(crate) fn has_left_behind(&self) -> bool {
         let list = lock(&self.list);
         list.left_behind && !list.entries.is_empty()

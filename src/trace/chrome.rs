@@ -13,11 +13,11 @@ use super::export::{Format, Slice, Track};
 #[derive(Debug, Default)]
 pub(super) struct Chrome {
     has_events: bool,
-    /// The engines that have a name in the file.
+    /// The engines that have been named in the file.
     engines: HashSet<u16>,
 }
 
-/// A string in JSON, with its quotes.
+/// A string, displayed as JSON with its quotes.
 pub(super) struct Json<'a>(pub(super) &'a str);
 
 impl fmt::Display for Json<'_> {
@@ -35,7 +35,7 @@ impl fmt::Display for Json<'_> {
     }
 }
 
-/// A time in microseconds.
+/// A time, displayed in microseconds.
 struct Micros(Duration);
 
 impl fmt::Display for Micros {
@@ -54,7 +54,7 @@ impl Chrome {
     fn arrow(&mut self, out: &mut dyn Write, slice: &Slice<'_>, id: u64, begins: bool) -> io::Result<()> {
         let (pid, tid) = (slice.track.engine, slice.track.id);
         let (phase, at, bound) = if begins { ("s", slice.to, "") } else { ("f", slice.from, r#","bp":"e""#) };
-        // The arrow must lie in its rectangle.
+        // The end of the arrow must lie inside the rectangle.
         let at = if begins { at.saturating_sub(Duration::from_nanos(1)).max(slice.from) } else { at };
         let at = Micros(at);
         self.event(

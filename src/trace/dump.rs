@@ -15,7 +15,7 @@ use super::{
 use crate::values::{device::Device, name::Name};
 
 /// A list of what is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints
-/// it for people, and begins with the operation that holds up the most others.
+/// it for people, and begins with a cycle of waits, or else with the operation that holds up the most others.
 #[derive(Clone, Debug, Default)]
 pub struct Dump {
     pub(crate) ops: Vec<PendingOp>,
@@ -28,12 +28,12 @@ pub struct Dump {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingVar {
-    /// Its name, or its number if it has no name. A variable that stands for another in the children of an operation has the name
-    /// of that one.
+    /// Its name, or its number if it has no name. A variable that replaces another one for the children of an operation
+    /// has the name of the variable that it replaces.
     pub name: String,
-    /// The operations that hold it, by their places in [`Dump::ops`]: one that mutates it, or some that read it.
+    /// The operations that hold it, by their indices in [`Dump::ops`]: one that mutates it, or some that read it.
     pub held_by: Vec<usize>,
-    /// The operations that wait for it.
+    /// The operations that wait for it, by their indices in [`Dump::ops`].
     pub awaited_by: Vec<usize>,
 }
 
@@ -43,15 +43,17 @@ pub struct PendingVar {
 pub struct ThreadWait {
     /// Later waits have higher numbers.
     pub(crate) number: u64,
-    /// The name of the thread, or its number if it has no name.
+    /// The name of the thread, or its ID if it has no name.
     pub thread: String,
     /// What it waits for.
     pub kind: WaitKind,
-    /// For how long it has been waiting.
+    /// How long it has been waiting.
     pub time: Duration,
-    /// The operations whose functions run on the thread, by their places in [`Dump::ops`]. Empty for a thread outside.
+    /// The operations whose functions run on the thread, by their indices in [`Dump::ops`]. Empty for a thread outside
+    /// operations.
     pub inside: Vec<usize>,
-    /// The operations that it waits for, by their places in [`Dump::ops`]. Empty if it waits for all, or for room.
+    /// The operations that it waits for, by their indices in [`Dump::ops`]. Empty if it waits for room, or if it is
+    /// outside operations and waits for all.
     pub waits_for: Vec<usize>,
 }
 
@@ -67,7 +69,7 @@ pub enum WaitKind {
     Scope,
     /// Room for an operation, since the engine or a group is full.
     Room,
-    /// An operation with a handle, or the turn of a wait for a variable.
+    /// An operation with a handle, or the internal operation of a wait for a variable.
     Operation,
 }
 
@@ -89,13 +91,13 @@ impl fmt::Display for WaitKind {
 pub struct PendingOp {
     /// Identifies the operation in traces, if the engine is recorded, observed or watched.
     pub id: Option<OpId>,
-    /// Its name, which is empty if it was not given one.
+    /// Its name, which is empty if it has none.
     pub name: Name,
     /// Where it was pushed.
     pub location: &'static Location<'static>,
     /// How far it has come.
     pub state: OpState,
-    /// The device that it is for.
+    /// The device on which it runs.
     pub device: Device,
     /// The name of its lane.
     pub lane: String,
@@ -106,13 +108,13 @@ pub struct PendingOp {
     pub age: Option<Duration>,
     /// Its priority, or the one closest to 0 among those that the engine treats as equal.
     pub priority: i32,
-    /// Whether it ends when its completion is used, and not when its function returns.
+    /// Whether it ends when its completion is used, rather than when its function returns.
     pub asynchronous: bool,
     /// Whether it is one of the engine's own operations: a wait, a deletion, or the poll of a future.
     pub internal: bool,
     /// The variables that it names, except those that it has released.
     pub accesses: Vec<PendingAccess>,
-    /// The operations that it waits for directly, by their indices in [`Dump::ops`]: those that stand before it on a
+    /// The operations that it waits for directly, by their indices in [`Dump::ops`]: those before it in the queue of a
     /// variable, those that its function waits for, and its children.
     pub waits_for: Vec<usize>,
 }
@@ -140,7 +142,7 @@ pub enum OpState {
     /// Its function has been called, and has not returned; or, for an asynchronous operation, its completion has not
     /// been used.
     Running,
-    /// Its function waits: for another operation, a group, or the end of a scope.
+    /// Its function waits for another operation, a group, or the end of a scope.
     WaitingInside,
     /// Its function has returned, and it waits for its children.
     WaitingForChildren,
@@ -181,28 +183,27 @@ impl Dump {
         &self.ops
     }
 
-    /// Returns the variables that pending operations name, and which operations hold them and wait for them.
+    /// Returns the variables that pending operations name, with the operations that hold them and wait for them.
     #[must_use]
     pub fn variables(&self) -> &[PendingVar] {
         &self.variables
     }
 
-    /// Returns the threads that wait in calls of the engine, those first that have been waiting for longest. Tasks that
-    /// await are not among them; what they wait for is among the [operations](Self::ops).
+    /// Returns the threads that wait in calls of the engine, roughly in the order in which they began to wait.
+    /// Asynchronous tasks are not listed here; what they await is among the [operations](Self::ops).
     #[must_use]
     pub fn waits(&self) -> &[ThreadWait] {
         &self.waits
     }
 
-    /// Returns how many further operations are pending, but were not found: they were pushed or have ended during the
-    /// call, or, in a forked child, are in the parent's memory.
+    /// Returns how many pending operations were not found because they were pushed or ended during the call.
     #[must_use]
     pub fn unlisted(&self) -> u64 {
         self.unlisted
     }
 
-    /// Returns a cycle of operations, each of which waits for the next one, and the last one for the first, by their
-    /// indices in [`ops`](Self::ops). Operations form a cycle only if functions wait.
+    /// Returns a cycle of operations, by their indices in [`ops`](Self::ops): each waits for the next one, and the last
+    /// one for the first. Operations can form a cycle only if functions wait.
     #[must_use]
     pub fn cycle(&self) -> Option<Vec<usize>> {
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -216,8 +217,8 @@ impl Dump {
         shorter.min_by_key(Vec::len).or(Some(found))
     }
 
-    /// Returns a shortest chain of operations, each of which waits for the next one, from `op` to one that waits for
-    /// none.
+    /// Returns a shortest chain of operations, by their indices, from `op` to one that waits for none. Each waits for
+    /// the next one.
     #[must_use]
     pub fn chain(&self, op: usize) -> Option<Vec<usize>> {
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -239,8 +240,7 @@ impl Dump {
         behind
     }
 
-    /// Prints the operation that holds up the most others, and a chain that leads to it from what the program waits
-    /// for.
+    /// Prints the operation that holds up the most others, and a chain of waits that leads to it.
     fn print_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let behind = self.behind();
         let mut heads: Vec<usize> = (0..self.ops.len()).filter(|&op| self.ops[op].waits_for.is_empty()).collect();
@@ -253,7 +253,7 @@ impl Dump {
         let (label, count) = (op.label(), held.len() - 1);
         let others = if count == 1 { "other" } else { "others" };
         writeln!(f, "\n`{}` pushed at {} is {} and holds up {count} {others}:", Plain(&label), op.location, op.state)?;
-        // What a thread waits for, or else the farthest operation.
+        // From an internal operation, which is usually a wait of the program, or else from the farthest one.
         let waits = |&&op: &&usize| self.ops[op].internal && op != head;
         let from = held.iter().find(waits).or(held.last()).copied();
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -261,7 +261,7 @@ impl Dump {
         self.print_chain(f, &chain.unwrap_or_default())
     }
 
-    /// Returns the operations and what they wait for in the language of Graphviz, which draws them.
+    /// Returns a graph of the operations and what they wait for, in DOT, the language of Graphviz.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -373,7 +373,7 @@ impl Dump {
         }
     }
 
-    /// Prints a chain of operations, each of which waits for the next one: the first ones, and the last.
+    /// Prints the first operations and the last one of a chain in which each waits for the next one.
     fn print_chain(&self, f: &mut fmt::Formatter<'_>, chain: &[usize]) -> fmt::Result {
         for (step, &index) in chain.iter().enumerate() {
             if step > MAX_STEPS && step + 1 < chain.len() {
@@ -390,7 +390,7 @@ impl Dump {
     }
 }
 
-/// A text in the quotes of Graphviz's language.
+/// A text, escaped for a quoted string in DOT.
 struct Quoted<'t>(&'t str);
 
 impl fmt::Display for Quoted<'_> {
@@ -398,14 +398,14 @@ impl fmt::Display for Quoted<'_> {
         self.0.chars().try_for_each(|char| match char {
             '"' | '\\' => write!(f, "\\{char}"),
             '\n' => f.write_str("\\n"),
-            // Graphviz writes the character into SVG, which forbids it.
+            // Graphviz would copy the character into SVG, which forbids it.
             char if char.is_control() => write!(f, "{}", char::REPLACEMENT_CHARACTER),
             char => write!(f, "{char}"),
         })
     }
 }
 
-/// A name in a text for people: it can neither begin a line nor control a terminal.
+/// A name, escaped for output to people, so that it can neither begin a line nor control a terminal.
 pub(super) struct Plain<'t>(pub(super) &'t str);
 
 impl fmt::Display for Plain<'_> {
@@ -427,10 +427,10 @@ fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
     found
 }
 
-/// The maximum number of operations from which a search begins, so that a large dump is printed soon.
+/// The maximum number of operations from which searches begin, so that a large dump is printed quickly.
 const MAX_STARTS: usize = 64;
 
-/// The maximum number of steps of a chain that are printed, apart from the last one.
+/// The maximum number of steps of a chain that are printed between its first and its last one.
 const MAX_STEPS: usize = 10;
 
 /// The maximum number of operations that are printed; the others are only counted.
@@ -463,7 +463,7 @@ impl fmt::Display for Dump {
                 write!(f, ", priority {}", op.priority)?;
             }
             if op.asynchronous && op.state == OpState::Running {
-                f.write_str(", its completion was not used yet")?;
+                f.write_str(", its completion has not been used yet")?;
             }
             for access in &op.accesses {
                 let mode = if access.mode.is_write() { "mutates" } else { "reads" };

@@ -30,7 +30,7 @@ impl fmt::Display for OpId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VarId(pub(crate) u64);
 
-/// The number of bits of a [`VarId`] for the variable; the bits above are for the engine.
+/// The number of bits of a [`VarId`] that identify the variable; the bits above identify the engine.
 const VARIABLE_BITS: u32 = 44;
 
 impl VarId {
@@ -64,7 +64,7 @@ impl AccessMode {
     }
 }
 
-/// One access of a recorded operation, in a word.
+/// An access of a recorded operation, packed into a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AccessWord(u64);
 
@@ -103,7 +103,7 @@ pub enum Place {
         /// The number of the lane among those of all GPUs of the engine.
         lane: u8,
     },
-    /// On a thread that has no worker, by its number in the trace.
+    /// On the thread with this number in the trace, which has no worker.
     Thread(u16),
 }
 
@@ -139,7 +139,7 @@ impl Place {
 pub enum Outcome {
     /// It has succeeded.
     Succeeded,
-    /// It has failed, rather than been skipped.
+    /// It has failed, and was not skipped.
     Failed,
     /// It was skipped: a variable that it names had failed, or it was cancelled.
     Skipped,
@@ -176,10 +176,11 @@ pub(super) enum What {
     /// Its function has returned, although the operation has not ended.
     Returned,
     Ended(Outcome),
-    /// The operation has ended, and its function may still run on some thread. If so, [`Returned`](Self::Returned)
+    /// The operation has ended, but its function may still run on some thread. If so, [`Returned`](Self::Returned)
     /// follows.
     EndedEarly(Outcome),
-    /// The thread hands its worker over, since the function that runs on it waits. The operation is not known.
+    /// The function on the thread waits, so the thread hands its worker over. The event does not say which operation
+    /// this is.
     Waits,
     /// The function on the thread continues.
     GoesOn(Place),
@@ -207,10 +208,10 @@ pub(crate) enum Short {
     GoesOn(Place),
 }
 
-/// The lowest bit of the number of accesses in the head of a push.
+/// The position of the lowest bit of the number of accesses in the head of a push.
 const COUNT_AT: u32 = 41;
 
-/// The maximum number of accesses with which a push is recorded.
+/// The maximum number of accesses of a push that is recorded.
 pub(super) const MAX_ACCESSES: usize = (1 << (u64::BITS - COUNT_AT)) - 1;
 
 mod kind {
@@ -272,7 +273,7 @@ pub(super) fn push(
 /// Reads the next event from the slots of a ring.
 ///
 /// # Safety
-/// 1. `next` yields the slots that [`push`] and [`short`] have made, in their order, each once.
+/// 1. `next` yields the slots that [`push`] and [`short`] have made, in order, each only once.
 pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>) -> Option<Event> {
     let [head, ticks, op, word] = next()?;
     let outcome = || match word {

@@ -1,4 +1,4 @@
-//! Trace files: what the formats have in common.
+//! Trace files: the code that the formats share.
 
 use std::{
     collections::HashMap,
@@ -13,16 +13,16 @@ use super::{
 
 /// A trace format.
 pub(super) trait Format {
-    /// Writes what comes before all operations.
+    /// Writes the beginning of the file.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
 
-    /// Names a track.
+    /// Describes a track, before its first slice.
     fn track(&mut self, out: &mut dyn Write, track: &Track) -> io::Result<()>;
 
     /// Writes a slice.
     fn slice(&mut self, out: &mut dyn Write, slice: &Slice<'_>) -> io::Result<()>;
 
-    /// Writes what comes after all operations.
+    /// Writes the end of the file.
     fn end(&mut self, out: &mut dyn Write) -> io::Result<()>;
 }
 
@@ -44,19 +44,19 @@ impl<F: Format + ?Sized> Format for Box<F> {
     }
 }
 
-/// A row of the picture.
+/// A row of the timeline.
 #[derive(Clone, Debug)]
 pub(super) struct Track {
     /// The number of the track, above zero.
     pub(super) id: u64,
-    /// The engine, or 0 for threads outside.
+    /// The number of the engine, or 0 for threads without a worker.
     pub(super) engine: u16,
     pub(super) name: String,
-    /// The place of the track among those of its engine.
+    /// The position of the track among those of its engine.
     pub(super) rank: u32,
 }
 
-/// A rectangle of the picture.
+/// A rectangle of the timeline.
 #[derive(Debug)]
 pub(super) struct Slice<'a> {
     pub(super) track: &'a Track,
@@ -64,24 +64,24 @@ pub(super) struct Slice<'a> {
     pub(super) from: Duration,
     pub(super) to: Duration,
     pub(super) category: &'static str,
-    /// Names and values for people.
+    /// Names and values that are shown with the slice.
     pub(super) notes: &'a [(&'static str, String)],
-    /// The numbers of the arrows that lead to the slice. The next field has those of the arrows that begin at its end.
+    /// The numbers of the arrows that lead to the slice.
     pub(super) arrows_in: &'a [u64],
     pub(super) arrows_out: &'a [u64],
 }
 
-/// A writer of the operations of one or several traces of a recorder, in the order in which the traces were taken.
+/// A writer of the operations of one or more traces of a recorder, in the order in which the traces were taken.
 pub(super) struct Exporter<F> {
     format: F,
     tracks: HashMap<(bool, Place), Track>,
-    /// Operations that are not written yet, because others may be found to depend on them.
+    /// Operations that have not been written yet, because later traces may show that others depend on them.
     held: Vec<TracedOp>,
-    /// The arrows between operations, by the operations at their ends, until those are written.
+    /// The arrows that lead to operations that have not been written yet, by these operations.
     arrows_in: HashMap<OpId, Vec<u64>>,
     arrows_out: HashMap<OpId, Vec<u64>>,
     next_arrow: u64,
-    /// The end of the last operation on each stream, since the operations of a stream run one after the other.
+    /// The end of the last operation on each stream. The next operation there is drawn after it.
     streams: HashMap<Place, Duration>,
 }
 
@@ -99,7 +99,7 @@ impl<F: Format> Exporter<F> {
         })
     }
 
-    /// Writes the operations of the previous trace, and holds those of `trace` that have ended.
+    /// Writes the operations of the previous trace, and keeps those of `trace` that have ended.
     pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let mut held: Vec<OpId> = self.held.iter().map(|op| op.id).collect();
         let ended = || trace.ops.iter().filter(|op| op.ended.is_some());
@@ -120,7 +120,7 @@ impl<F: Format> Exporter<F> {
         before.iter().try_for_each(|op| self.write(out, trace, op))
     }
 
-    /// Writes what is left, including operations of `last` that have not ended.
+    /// Writes the remaining operations, including those of `last` that have not ended.
     pub(super) fn end(mut self, out: &mut dyn Write, last: &Trace) -> io::Result<()> {
         let before = std::mem::take(&mut self.held);
         let open = last.ops.iter().filter(|op| op.ended.is_none());
@@ -133,7 +133,7 @@ impl<F: Format> Exporter<F> {
         let arrows_in = self.arrows_in.remove(&op.id).unwrap_or_default();
         let arrows_out = self.arrows_out.remove(&op.id).unwrap_or_default();
         if op.runs.is_empty() {
-            // The operation was skipped, or has not run.
+            // The operation was skipped, or has not run yet.
             return Ok(());
         }
         let (label, notes) = (op.label(), notes(trace, op));
@@ -161,7 +161,7 @@ impl<F: Format> Exporter<F> {
         let slice = Slice {
             track: &track,
             name: &label,
-            // A rectangle that began where another ends would count as inside that one.
+            // If a rectangle began where another one ends, viewers would put it inside that one.
             from: returned.max(before + Duration::from_nanos(1)).min(ended),
             to: ended,
             category,
@@ -191,7 +191,7 @@ impl<F: Format> Exporter<F> {
     }
 }
 
-/// Returns what the picture says about an operation.
+/// Returns the names and values that are shown with an operation.
 fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
     let variables = |write: bool| {
         let named = op.accesses.iter().filter(|(_, mode)| mode.is_write() == write);
@@ -206,7 +206,7 @@ fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
         ("waited for a worker", op.queued().map(time)),
         ("priority", (op.priority != 0).then(|| op.priority.to_string())),
         ("outcome", op.outcome.map(|outcome| format!("{outcome:?}"))),
-        ("ended after its push", op.took().map(time)),
+        ("from push to end", op.took().map(time)),
     ];
     let noted = |(name, note): (&'static str, Option<String>)| Some((name, note.filter(|note| !note.is_empty())?));
     notes.into_iter().filter_map(noted).collect()
@@ -236,7 +236,7 @@ impl Trace {
     }
 
     /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. The file shows
-    /// the same as that of [`write_perfetto`](Self::write_perfetto), but is larger, and people can read it.
+    /// the same as that of [`write_perfetto`](Self::write_perfetto). It is larger, but is readable text.
     ///
     /// # Errors
     /// Those of `out`.

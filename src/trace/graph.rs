@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_a_million_needs_no_stack() {
+    fn a_chain_of_a_million_nodes_does_not_overflow_the_stack() {
         let nodes = 1_000_000;
         let graph: Vec<Vec<usize>> =
             (0..nodes).map(|node| if node + 1 < nodes { vec![node + 1] } else { vec![] }).collect();

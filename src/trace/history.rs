@@ -15,13 +15,13 @@ use super::{
 };
 use crate::{scheduler::DEFAULT_BAND, values::name::Name};
 
-/// The history of one operation. Times are those since the recorder was made.
+/// The history of one operation. Times count from when the recorder was made.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TracedOp {
     /// Identifies the operation in the traces of its recorder.
     pub id: OpId,
-    /// Its name, which is empty if it was not given one.
+    /// Its name, which is empty if it has none.
     pub name: Name,
     /// Where it was pushed.
     pub location: &'static Location<'static>,
@@ -37,7 +37,7 @@ pub struct TracedOp {
     pub accesses: Vec<(VarId, AccessMode)>,
     /// The number of the thread that pushed it.
     pub pushed_by: u16,
-    /// The operation whose function pushed it. `None` for children, which are pushed when the function of their parent
+    /// The operation whose function pushed it. `None` for children, which are pushed after the function of their parent
     /// has returned.
     pub parent: Option<OpId>,
     /// When it was pushed.
@@ -55,7 +55,7 @@ pub struct TracedOp {
     pub outcome: Option<Outcome>,
     /// Where and when its function ran. There are several runs if the function waited.
     pub runs: Vec<Run>,
-    /// The operations before it on its variables that it had to wait for, as far as they are in the trace.
+    /// The operations in the trace that came before it on its variables, and that it had to wait for.
     pub depends_on: Vec<OpId>,
 }
 
@@ -84,8 +84,7 @@ impl TracedOp {
         self.started.map(|started| started.saturating_sub(self.pushed))
     }
 
-    /// Returns the time between the moment when the operation became ready and the call of the function: its wait for a
-    /// worker.
+    /// Returns how long the operation was ready before its function was called: its wait for a worker.
     #[must_use]
     pub fn queued(&self) -> Option<Duration> {
         Some(self.started?.saturating_sub(self.ready?))
@@ -126,7 +125,7 @@ impl Trace {
     }
 
     /// Returns the number of events that were lost because a ring was full. Operations whose push was lost are not in
-    /// the trace; others may lack what was lost.
+    /// the trace; others may be incomplete.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
@@ -196,33 +195,32 @@ impl EngineInfo {
 #[derive(Default)]
 pub(super) struct History {
     threads: Vec<Thread>,
-    /// The numbers of threads that have ended, those that ended first in front.
+    /// The numbers of threads that have ended, in the order in which they ended.
     ended_threads: VecDeque<u16>,
     engines: Vec<EngineInfo>,
-    /// Shared with traces that exist still.
+    /// Shared with the traces that still exist.
     names: Arc<Names>,
     /// The operations that have not ended.
     open: HashMap<OpId, TracedOp>,
-    /// Operations that have ended, for the program.
+    /// Operations that have ended, kept for the program.
     ended: Vec<TracedOp>,
     /// Whether the program takes traces.
     pub(super) is_kept: bool,
-    /// Operations that have ended, for a profile.
+    /// Operations that have ended, kept for a profile.
     to_export: Vec<TracedOp>,
     /// Whether a profile is written.
     pub(super) is_exported: bool,
     variables: HashMap<VarId, Variable>,
-    /// Variables that were freed, but whose names may still be wanted.
+    /// Variables that were freed, but whose names may still be needed.
     freed: VecDeque<VarId>,
-    /// The number of events that were lost, or whose operations are not known since their pushes were lost. The next
-    /// field has the number for a profile.
+    /// The number of events that were lost, or that belong to operations whose pushes were lost.
     lost: u64,
     lost_to_export: u64,
-    /// Since the recorder was made.
+    /// The number of events lost since the recorder was made.
     pub(super) all_lost: u64,
-    /// Events were lost, so operations that have ended may be open.
+    /// Whether events were lost, so that operations that have ended may still be in `open`.
     pub(super) has_losses: bool,
-    /// Operations that were open and not pending at the last search.
+    /// Operations that were open, but that the last search did not find pending.
     missing: HashSet<OpId>,
     last: Duration,
     pub(super) stats: Collected,
@@ -250,7 +248,7 @@ struct Thread {
 #[derive(Default)]
 struct Variable {
     writer: Option<OpId>,
-    /// The operations that have read the variable since.
+    /// The operations that have read the variable since its last mutation.
     readers: Vec<OpId>,
 }
 
@@ -258,15 +256,15 @@ struct Variable {
 /// mutated is bounded.
 const MAX_READERS: usize = 1024;
 
-/// The maximum number of operations that are kept for the program while a profile is written. Not tuned: some 300 MB.
+/// The maximum number of ended operations that are kept until the program takes them. Not tuned: some 300 MB.
 const MAX_ENDED: usize = 1 << 20;
 
 /// The maximum number of freed variables whose names are kept.
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
-    /// Adds a thread, and returns its number. When there are no more numbers, that is the one of a thread that has ended, if
-    /// there is one.
+    /// Adds a thread, and returns its number. If all numbers are taken, it reuses that of a thread that has ended, or
+    /// returns `None` if there is no such thread.
     pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<u16> {
         let is_full = self.threads.len() == max_threads();
         let number = if is_full { self.ended_threads.pop_front()? } else { self.threads.len() as u16 };
@@ -280,7 +278,7 @@ impl History {
         Some(number)
     }
 
-    /// Notes that a thread has ended, and that all its events were read.
+    /// Notes that a thread has ended, and that all its events have been read.
     pub(super) fn end_thread(&mut self, number: u16) {
         self.ended_threads.push_back(number);
     }
@@ -293,7 +291,7 @@ impl History {
         Arc::make_mut(&mut self.names).entry(variable).or_insert(name);
     }
 
-    /// Adds an event of `thread`. Events come in the order of their times.
+    /// Adds an event of `thread`. Events must be added in the order of their times.
     pub(super) fn add(&mut self, thread: u16, time: Duration, event: Event) {
         self.last = time;
         let Some(on) = self.threads.get_mut(usize::from(thread)) else { return };
@@ -328,7 +326,7 @@ impl History {
             What::Ready => op.ready = Some(time.max(op.pushed)),
             What::Started(place) => {
                 op.started = Some(time);
-                // Only operations that were not ready when they were pushed have an event for this.
+                // Operations that were ready when they were pushed have no `Ready` event.
                 op.ready.get_or_insert(op.pushed);
                 op.run(place, time);
                 on.stack.push(event.op);
@@ -357,7 +355,7 @@ impl History {
                     self.close(event.op);
                 }
             }
-            What::Pushed(_) | What::Waits | What::GoesOn(_) => unreachable!("they were handled above"),
+            What::Pushed(_) | What::Waits | What::GoesOn(_) => unreachable!("these were handled above"),
         }
     }
 
@@ -379,7 +377,7 @@ impl History {
     /// Forgets variables that an operation has deleted.
     fn free_variables(&mut self, op: Option<&TracedOp>) {
         for op in op.into_iter().filter(|op| op.internal) {
-            // The engine itself overwrites a variable only as the last one that uses it.
+            // An internal operation that overwrites a variable is the last one that uses it.
             for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
                 self.variables.remove(variable);
                 self.freed.push_back(*variable);
@@ -390,15 +388,16 @@ impl History {
         }
     }
 
-    /// Forgets the open operations that were pushed before a search and are not among the `pending` ones that it has found: their
-    /// ends were lost. An operation must be missing at two searches, since one that is being pushed is not found yet.
+    /// Forgets open operations whose ends were lost: those that were pushed before a search, but are not among the
+    /// `pending` operations that it found. An operation must be missing from two searches, since a search does not find
+    /// an operation that is still being pushed.
     pub(super) fn forget_others(&mut self, pending: &HashSet<OpId>, searched: Duration) {
         let is_missing = |op: &&TracedOp| op.pushed < searched && !pending.contains(&op.id);
         let missing: HashSet<OpId> = self.open.values().filter(is_missing).map(|op| op.id).collect();
         let before = std::mem::take(&mut self.missing);
         for op in missing.intersection(&before) {
             match self.open.get(op) {
-                // Only the return of its function was lost.
+                // Only the event of its function's return was lost.
                 Some(open) if open.ended.is_some() => self.close(*op),
                 _ => {
                     let op = self.open.remove(op);
@@ -434,7 +433,7 @@ impl History {
         self.threads.get(usize::from(thread)).map_or("", |thread| &thread.name)
     }
 
-    /// Returns what has ended since the last call, and copies of what has not.
+    /// Returns the operations that have ended since the last call, and copies of those that have not ended.
     pub(super) fn take(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.lost));
         let mut trace = self.trace(ended, lost);
@@ -452,7 +451,7 @@ impl History {
     fn trace(&self, mut ops: Vec<TracedOp>, lost: u64) -> Trace {
         ops.extend(self.open.values().cloned());
         let last = self.last;
-        // What is still running has run up to the last event.
+        // Functions that are still running have run at least until the last event.
         ops.iter_mut().flat_map(|op| &mut op.runs).filter(|run| run.to == Duration::MAX).for_each(|run| run.to = last);
         ops.sort_by_key(|op| (op.pushed, op.id));
         Trace {

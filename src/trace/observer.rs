@@ -10,8 +10,8 @@ use super::{
 /// Program code that an engine calls at each step of an operation, on the thread that makes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
 ///
-/// The calls are made immediately, between the steps of the engine, so they should be quick. They must not push and
-/// must not wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in
+/// The calls are made immediately, between the steps of the engine, so they should be quick. An observer must neither
+/// push nor wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in
 /// the order of these methods, but `ready` may come before `pushed` has returned, and on another thread.
 ///
 /// ```
@@ -56,14 +56,14 @@ pub trait Observer: Send + Sync + 'static {
         let _ = op;
     }
 
-    /// Called when the function has returned, on the thread that called it, if the operation does not end with it: it
-    /// is asynchronous, has children, or was issued on a GPU. The operation may have ended already.
+    /// Called when the function has returned, on the thread that called it, if the operation does not end at that
+    /// point: it is asynchronous, has children, or was issued to a GPU. The operation may have ended already.
     fn returned(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
 
-    /// Called when the operation ends: operations behind it may run when this returns. Operations that are skipped end
-    /// without a start.
+    /// Called when the operation ends: operations behind it may run once this returns. A skipped operation ends without
+    /// having started.
     fn ended(&self, op: &ObservedOp<'_>, outcome: Outcome) {
         let _ = (op, outcome);
     }
@@ -75,7 +75,7 @@ pub trait Observer: Send + Sync + 'static {
 pub struct ObservedOp<'a> {
     /// Identifies the operation among those of its engine, and in traces of the engine's recorder.
     pub id: OpId,
-    /// Its name, which is empty if it was not given one.
+    /// Its name, which is empty if it has none.
     pub name: &'a str,
     /// Where it was pushed.
     pub location: &'static Location<'static>,

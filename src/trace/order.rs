@@ -1,6 +1,6 @@
 //! The order checker: proves from a trace that an engine has kept its promises.
 //!
-//! The checker knows nothing of queues. It takes the times at which functions ran, and asks whether they can be
+//! The checker does not look at queues. It takes the times at which functions ran, and asks whether they can be
 //! explained: whether there is one order of all pushes that agrees with each thread's own order, and with real time, in
 //! which each operation ran after all earlier ones that it conflicts with. That is so if no two conflicting operations
 //! overlapped, and if the orders together have no cycle.
@@ -13,22 +13,22 @@ use super::{
     history::{Trace, TracedOp},
 };
 
-/// What [`Trace::check_order`] has found in order.
+/// What [`Trace::check_order`] has checked and found in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OrderReport {
     /// The number of operations that were checked: those that have ended.
     pub operations: usize,
-    /// The number of pairs of conflicting operations, next to each other on a variable, that were found in order.
+    /// The number of pairs of conflicting operations, consecutive on a variable, that were found in order.
     pub conflicts: usize,
-    /// The number of pairs of readers, next to each other on a variable, that overlapped: the second started before the
-    /// first had ended.
+    /// The number of pairs of readers, consecutive on a variable, that overlapped: the second started before the first
+    /// had ended.
     pub overlapping_readers: usize,
-    /// The number of pairs of readers, next to each other on a variable, that ran one after the other.
+    /// The number of pairs of readers, consecutive on a variable, that ran one after the other.
     pub separate_readers: usize,
 }
 
-/// How a trace breaks the rule: conflicting operations run one after the other, in push order.
+/// How a trace breaks the rule that conflicting operations run one after the other, in push order.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum OrderViolation {
@@ -82,10 +82,10 @@ struct Use<'t> {
 
 impl Trace {
     /// Checks that the engine has kept its rule: operations that conflict on a variable run one after the other, in
-    /// push order. The check knows nothing of the engine's queues: it asks whether the recorded times of pushes and
+    /// push order. The check does not look at the engine's queues: it asks whether the recorded times of pushes and
     /// runs can be explained by one order of all pushes. Operations that have not ended are not checked.
     ///
-    /// The tests of a program can end with this check, as those of raddle do.
+    /// A program's tests can end with this check, as raddle's own do.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -120,7 +120,7 @@ impl Trace {
         }
     }
 
-    /// Adds an edge for each pair of operations that conflict and are next to each other on a variable.
+    /// Adds an edge for each pair of conflicting operations that are consecutive on a variable.
     fn order_by_runs(
         &self,
         ops: &[&TracedOp],
@@ -129,7 +129,7 @@ impl Trace {
     ) -> Result<(), OrderViolation> {
         let mut uses: HashMap<VarId, Vec<Use<'_>>> = HashMap::new();
         for (index, &op) in ops.iter().enumerate() {
-            // An operation that was skipped had its turn when it ended.
+            // A skipped operation had its turn when it ended.
             let Some(from) = op.started.or(op.ended) else { continue };
             for &(variable, mode) in &op.accesses {
                 uses.entry(variable).or_default().push(Use { index, op, is_write: mode.is_write(), from });
@@ -169,8 +169,8 @@ impl Trace {
     }
 }
 
-/// Returns when `later` could start, as far as `earlier` is concerned: if both are for GPUs of one engine, as soon as
-/// `earlier` was issued.
+/// Returns the time from which `earlier` let `later` start: when `earlier` was issued, if both are for GPUs of one
+/// engine, and otherwise when it ended.
 fn released(earlier: &TracedOp, later: &TracedOp) -> Duration {
     let gpu = |op: &TracedOp| op.runs.first().is_some_and(|run| matches!(run.place, Place::Gpu { .. }));
     let ended = earlier.ended.unwrap_or(Duration::MAX);
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::{Engine, OpId, Recorder};
 
-    /// Returns a trace of two threads that push on two variables, with all times.
+    /// Returns a trace of two threads that push operations on the same two variables.
     fn trace() -> Trace {
         let recorder = Recorder::new();
         let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("it is built");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_does_is_in_order() {
+    fn a_trace_of_an_engine_is_in_order() {
         let report = trace().check_order().expect("it is in order");
         assert!(report.operations >= 200 && report.conflicts >= 200, "{report:?}");
     }
@@ -253,7 +253,7 @@ mod tests {
         let both = indices(&trace, "both");
         let same = |index: &usize| trace.ops[*index].pushed_by == trace.ops[both[0]].pushed_by;
         let of_one: Vec<usize> = both.iter().copied().filter(same).collect();
-        // As if the first and the last one had changed places.
+        // As if the first and the last operation had changed places.
         let (first, last) = (of_one[0], of_one[of_one.len() - 1]);
         let times = |op: &TracedOp| (op.started, op.ended, op.runs.clone());
         let (of_first, of_last) = (times(&trace.ops[first]), times(&trace.ops[last]));
@@ -264,17 +264,17 @@ mod tests {
     }
 
     #[test]
-    fn two_variables_that_disagree_are_found() {
+    fn variables_that_disagree_about_the_order_are_found() {
         let mut trace = trace();
         let both = indices(&trace, "both");
-        // Splits two operations, so that one variable has them in one order and the other in the other order.
+        // Splits `b` into two operations, one for each variable.
         let (a, b) = (both[0], both[1]);
         let name = trace.ops[a].accesses[0].0;
         let mut late = trace.ops[b].clone();
         let last = trace.ops.iter().filter_map(|op| op.ended).max().expect("there are some");
         late.accesses.retain(|access| access.0 == name);
         trace.ops[b].accesses.retain(|access| access.0 != name);
-        // `late` comes before `a` on one variable, `b` after it on the other, and `late` was pushed after `b`.
+        // On one variable `late` comes before `a`, on the other `b` comes after `a`, but `late` was pushed after `b`.
         late.started = trace.ops[a].pushed.checked_sub(Duration::from_nanos(2));
         late.ended = late.started;
         late.pushed_by = trace.ops[b].pushed_by;

@@ -69,7 +69,7 @@ fn packet(out: &mut dyn Write, fill: impl FnOnce(&mut Message)) -> io::Result<()
     out.write_all(&trace.0)
 }
 
-/// Returns the number of the track above those of an engine.
+/// Returns the number of the track that contains those of an engine.
 fn engine_track(engine: u16) -> u64 {
     1 << 32 | u64::from(engine)
 }

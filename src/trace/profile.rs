@@ -24,8 +24,8 @@ use crate::{
     system::panics,
 };
 
-/// The time between two readings of the rings. In this time a thread can push and run some 40,000 operations without a
-/// loss, which is enough for most programs. Not tuned.
+/// The time between two readings of the rings. A thread can push and run some 40,000 operations in this time without
+/// losing events, which is enough for most programs. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A trace that is being written.
@@ -36,7 +36,7 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Begins to write what `recorder` records to the file at `path`, in Chrome's format if its name ends with `.json`,
+    /// Starts writing what `recorder` records to the file at `path`, in Chrome's format if its name ends with `.json`,
     /// and otherwise in Perfetto's. If this process has already written a profile there, a number is added to the name.
     pub(crate) fn begin(recorder: &Recorder, path: &Path) -> io::Result<Self> {
         let path = unused(path);
@@ -70,7 +70,7 @@ impl Profile {
     }
 }
 
-/// Returns `path`, or one with a number if this process has used it before.
+/// Returns `path`, with a number added to its name if this process has used it before.
 fn unused(path: &Path) -> PathBuf {
     static USED: LazyLock<Mutex<HashMap<PathBuf, u32>>> = LazyLock::new(Mutex::default);
     let mut used = lock(&USED);
@@ -88,7 +88,7 @@ fn unused(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Writes until the sender of `stop` is gone.
+/// Writes the profile until the sender of `stop` is dropped.
 fn write(
     recorder: &Recorder,
     format: Box<dyn Format + Send>,
@@ -106,11 +106,11 @@ fn write(
             exporter.end(&mut file, &trace)?;
             break;
         }
-        // Lets people look at the trace even if the program is killed.
+        // Keeps the file up to date, in case the program is killed.
         file.flush()?;
     }
     if lost > 0 {
-        panics::log!(Warn, "raddle: {lost} events are not in the profile, since they came too fast to be written");
+        panics::log!(Warn, "raddle: {lost} events came too fast to be written, and are missing from the profile");
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
-//! The recorder: a ring of events for each thread, and who reads them.
+//! The recorder: a ring of events for each thread, and the code that reads the rings.
 //!
 //! # Who may touch what
 //!
 //! * The writing end of a ring: the thread that it belongs to, in a thread-local.
-//! * The reading ends, and the histories that are not taken yet: the holder of the lock.
+//! * The reading ends, and the histories that have not been taken yet: the holder of the lock.
 //!
 //! A thread that writes takes no lock and allocates nothing, except that its first event creates its ring. An event
-//! that finds the ring full is counted instead.
+//! that finds the ring full is only counted.
 
 use std::{
     cell::RefCell,
@@ -36,16 +36,16 @@ use crate::{
 /// thread.
 const SLOTS: usize = 1 << 16;
 
-/// The number of bits of an operation's number for the thread that pushed it; the bits above are for the time. Engines
-/// of one recorder have fewer threads at a time.
+/// The number of bits of an operation's number that identify the thread that pushed it; the bits above hold the time.
+/// The engines of a recorder are expected to have fewer threads at a time.
 const THREAD_BITS: u32 = 12;
 const MAX_THREADS: usize = 1 << THREAD_BITS;
 
-/// The number of all threads that have none of their own, since too many exist. Their events are lost.
+/// The number shared by all threads that have none of their own because too many exist. Their events are lost.
 const NO_NUMBER: u16 = (MAX_THREADS - 1) as u16;
 
-/// The time between two searches of a profile for operations whose ends were lost. Not tuned: a search visits each
-/// record.
+/// The minimum time between two searches by a profile for operations whose ends were lost. Not tuned: a search visits
+/// every record.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// An engine, as its recorder sees it.
@@ -54,7 +54,7 @@ pub(crate) trait Recorded: Send + Sync {
     fn each_pending(&self, found: &mut dyn FnMut(OpId));
 }
 
-/// The time in an operation's number is in units of two to this power of ticks, less than a push takes.
+/// The time in an operation's number is in units of `1 << TICKS_BITS` ticks, which is less time than a push takes.
 const TICKS_BITS: u32 = 4;
 
 /// A recorder of what an engine does: each push, start and end of an operation, and more; see [`Trace`].
@@ -95,11 +95,11 @@ struct Shared {
     slots: usize,
     clock: Clock,
     state: Mutex<State>,
-    /// Not locked together with `state`.
+    /// Never locked while `state` is locked, nor the other way round.
     engines: Mutex<Vec<Weak<dyn Recorded>>>,
     /// The number of the last operation that was pushed by a thread without a number.
     last_op: AtomicU64,
-    /// Events of threads that are ending, and have no ring any more.
+    /// The number of events on threads that are ending and no longer have a ring.
     unheard: AtomicU64,
 }
 
@@ -115,7 +115,7 @@ struct State {
     history: History,
     /// Events that were read, but may have come after others that have not been read yet.
     held: Vec<(u16, Event)>,
-    /// When operations whose ends were lost were searched last.
+    /// When the last search for operations whose ends were lost began.
     searched: Option<Instant>,
 }
 
@@ -151,7 +151,7 @@ pub(crate) struct EngineInfo {
     pub(crate) lanes: Vec<&'static str>,
     /// The names of the lanes of GPUs.
     pub(crate) gpu_lanes: Vec<String>,
-    /// The first number of a lane of a GPU.
+    /// The number of the first lane of a GPU.
     pub(crate) first_gpu_lane: u8,
 }
 
@@ -184,7 +184,7 @@ impl Recorder {
 
     fn with_slots(slots: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Relaxed: the numbers must only be distinct.
+        // Relaxed: the numbers need only be distinct.
         let number = NEXT.fetch_add(1, Relaxed);
         Self {
             shared: Arc::new(Shared {
@@ -214,8 +214,9 @@ impl Recorder {
         state.history.take()
     }
 
-    /// Returns the operations that are pending in the recorder's engines, and the time of the search, if events were lost. Then
-    /// operations may seem to be pending whose ends were lost.
+    /// If events were lost, searches the recorder's engines for pending operations, and returns these with the time of
+    /// the search: operations whose ends were lost would otherwise seem to be pending for ever. Does nothing if the
+    /// last search began less than `interval` ago.
     fn pending_after_losses(&self, interval: Duration) -> Option<(HashSet<OpId>, Duration)> {
         let mut state = lock(&self.shared.state);
         let is_due = state.searched.is_none_or(|searched| searched.elapsed() >= interval);
@@ -228,7 +229,7 @@ impl Recorder {
         engines.retain(|engine| engine.strong_count() > 0);
         let engines: Vec<Arc<dyn Recorded>> = {
             let open = engines.iter().filter_map(Weak::upgrade).collect();
-            // An engine that ends here must not find the lock held.
+            // An engine whose last reference is dropped here must not find the lock held.
             drop(engines);
             open
         };
@@ -238,7 +239,7 @@ impl Recorder {
         Some((pending, now))
     }
 
-    /// Begins to keep what is recorded for [`export`](Self::export).
+    /// Starts keeping what is recorded for [`export`](Self::export).
     pub(super) fn begin_export(&self) {
         lock(&self.shared.state).history.is_exported = true;
     }
@@ -257,7 +258,8 @@ impl Recorder {
         state.history.export()
     }
 
-    /// Returns the statistics of all operations that have ended since the recorder was made, and the number of lost events.
+    /// Returns the statistics of all operations that have ended since the recorder was made, and the number of events
+    /// lost since then.
     pub(crate) fn stats(&self) -> (Vec<OpStats>, u64) {
         let mut state = lock(&self.shared.state);
         state.read(&self.shared);
@@ -292,7 +294,7 @@ impl Recorder {
         lock(&self.shared.state).history.name_variable(variable, name);
     }
 
-    /// Records that the calling thread is about to push an operation, and returns a number for it.
+    /// Records that the calling thread is about to push an operation, and returns a number for the operation.
     #[inline]
     pub(crate) fn push(
         &self,
@@ -320,7 +322,7 @@ impl Recorder {
         self.write(|writer, now| writer.next_op(&self.shared, now)).unwrap_or_else(|| self.op_without_writer())
     }
 
-    /// Returns a number for an operation that a thread pushes which is ending.
+    /// Returns a number for an operation that is pushed by a thread that is ending.
     #[cold]
     fn op_without_writer(&self) -> OpId {
         self.shared.next_op(self.shared.clock.now())
@@ -373,7 +375,7 @@ impl Recorder {
         written.ok()
     }
 
-    /// Returns the index of the thread's writer, which is created if there is none yet.
+    /// Returns the index of the thread's writer, which is created if it does not exist yet.
     #[cold]
     fn find_writer(&self, writers: &mut Vec<Writer>) -> usize {
         if let Some(known) = writers.iter().position(|writer| writer.recorder == self.shared.number) {
@@ -389,7 +391,7 @@ impl Recorder {
             state.read(&self.shared);
             state.history.add_thread(current.name())
         });
-        // Without a number, each event finds a full ring, and is counted.
+        // A thread without a number gets a ring without slots, so all its events are counted as lost.
         let (slots, consumer) = RingBuffer::new(thread.map_or(0, |_| self.shared.slots));
         let thread = thread.unwrap_or(NO_NUMBER);
         let lost = Arc::new(AtomicU64::new(0));
@@ -409,7 +411,7 @@ pub(super) const fn max_threads() -> usize {
     NO_NUMBER as usize
 }
 
-/// The number of the first operation that is pushed at a time, by thread 0.
+/// Returns the lowest number of an operation that is pushed at the time `now`: one pushed by thread 0.
 fn first_op_at(now: u64) -> u64 {
     (now >> TICKS_BITS) << THREAD_BITS
 }
@@ -420,7 +422,7 @@ impl Shared {
     fn next_op(&self, now: u64) -> OpId {
         let first = first_op_at(now);
         let next = |last: u64| (last + MAX_THREADS as u64).max(first);
-        // Relaxed: the numbers must only be distinct.
+        // Relaxed: the numbers need only be distinct.
         let last = self.last_op.fetch_update(Relaxed, Relaxed, |last| Some(next(last))).unwrap_or_default();
         OpId(next(last) | u64::from(NO_NUMBER))
     }
@@ -449,17 +451,18 @@ impl Writer {
 }
 
 impl State {
-    /// Reads all rings, and continues the histories.
+    /// Reads all rings, and adds their events to the histories.
     fn read(&mut self, shared: &Shared) {
         let clock = &shared.clock;
-        // The rings are read one after the other. So an event may be found although one that came before it, in a ring
-        // that was read earlier, was not. Both are later than this moment, and stay for the next reading.
+        // The rings are read one after the other. So an event may be found although an earlier event, in a ring that
+        // had already been read, was not. Both are later than `until`, so events later than that are held for the next
+        // reading.
         let until = clock.now();
         // Relaxed: only a count.
         let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));
         let mut ended = Vec::new();
         self.rings.retain_mut(|ring| {
-            // Before the ring is read: a thread that has ended writes no more.
+            // Checked before the ring is read: a thread that has ended writes no more.
             let is_over = ring.slots.is_abandoned();
             let thread = ring.thread;
             ring.read(|mut event| {
@@ -489,7 +492,7 @@ impl State {
         ended.into_iter().filter(|&thread| thread != NO_NUMBER).for_each(|thread| self.history.end_thread(thread));
     }
 
-    /// Forgets operations that are not `pending`, as a search before the last reading has found.
+    /// Forgets operations that a search before the last reading did not find among the `pending` ones.
     fn forget_others(&mut self, pending: Option<(HashSet<OpId>, Duration)>) {
         if let Some((pending, searched)) = pending {
             self.history.forget_others(&pending, searched);
@@ -504,7 +507,7 @@ impl Ring {
         let available = self.slots.slots();
         let Ok(chunk) = self.slots.read_chunk(available) else { return };
         let mut slots = chunk.into_iter();
-        // SAFETY: (1): the ring holds what its writer has put there, whole events, each slot of which is read once.
+        // SAFETY: (1): the writer puts only whole events into the ring, and each slot is read once.
         while let Some(event) = unsafe { event::read(|| slots.next()) } {
             f(event);
         }
@@ -512,12 +515,12 @@ impl Ring {
 }
 
 impl Drop for Shared {
-    /// Reads what is left, since names in the rings own memory.
+    /// Reads the remaining events, since names in the rings own memory.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.rings.iter_mut().for_each(|ring| ring.read(drop));
     }
 }
 
-/// The names of variables, by their numbers.
+/// The names of variables.
 pub(super) type Names = HashMap<VarId, Name>;

@@ -28,7 +28,7 @@ const MAX_DRAWN: usize = 50_000;
 pub struct CriticalStep {
     /// The operation.
     pub op: OpId,
-    /// How long the operation was not pushed yet, although what it waited for had ended.
+    /// The time from the end of what the operation waited for until its push.
     pub unpushed: Duration,
     /// How long it was ready and waited for a worker.
     pub queued: Duration,
@@ -37,9 +37,9 @@ pub struct CriticalStep {
 }
 
 impl Trace {
-    /// Returns the critical path: the chain of operations that ended last, each with the operation before it that ended
-    /// last among those it waited for, or with the one that pushed it. It begins with the first operation of the chain.
-    /// To make the whole faster, one of these times must become shorter.
+    /// Returns the critical path, a chain that ends with the operation that ended last. Before each operation comes the
+    /// one that ended last among those that it waited for, or the one that pushed it. To make the whole run faster, one
+    /// of these steps must become shorter.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,7 +67,7 @@ impl Trace {
         let mut path = Vec::new();
         let mut next = self.ops.iter().filter(|op| ended(op).is_some()).max_by_key(|op| op.ended);
         let mut seen = HashSet::new();
-        // For an operation that pushes the next one, only the time up to that push counts.
+        // If an operation pushed the next one, only its time up to that push counts.
         let mut until = Duration::MAX;
         while let Some(op) = next.filter(|op| seen.insert(op.id)) {
             let before = op.depends_on.iter().filter_map(|id| by_id.get(id).copied());
@@ -91,9 +91,9 @@ impl Trace {
         path
     }
 
-    /// Writes a page for a browser that shows the trace: what bounds the time and the latency, a timeline, how busy each
-    /// worker was, how long operations of each name waited and ran, and how they depend on each other. The page is a
-    /// single file, and loads nothing else.
+    /// Writes a page for a browser that shows the trace: what bounds the time and the latency, a timeline, how busy
+    /// each worker was, how long operations of each name waited and ran, and how they depend on each other. The page is
+    /// a single file, and loads nothing else.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -111,7 +111,8 @@ impl Trace {
     /// Those of `out`.
     pub fn write_report(&self, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let (head, tail) = PAGE.split_once(DATA).expect("the page has a place for the data");
-        // In a script, `</script` would end it, and `<!--` with `<script` would let it go on behind its end. All are in strings.
+        // In a script, `</script` would end it, and `<!--` with `<script` would let it continue past its end. The data
+        // have `<` only in strings.
         let data = self.report_data(title).replace('<', "\\u003c");
         out.write_all(head.as_bytes())?;
         out.write_all(data.as_bytes())?;
@@ -143,7 +144,7 @@ impl Trace {
         let _ = write!(data, r#""names":[{}],"#, list(&mut labels.iter().map(|name| Json(name).to_string())));
         let tracks = &mut places.iter().map(|&place| Json(&self.place(place)).to_string());
         let _ = write!(data, r#""tracks":[{}],"#, list(tracks));
-        // name, pushed, ready, started, ended, whether it is critical, those it depends on, runs
+        // A row: name, pushed, ready, started, ended, whether it is critical, the operations it depends on, runs.
         let row = |op: &&TracedOp| {
             let time = |time: Option<Duration>| time.map_or("null".to_owned(), |time| nanos(time).to_string());
             let before = op.depends_on.iter().filter_map(|id| index.get(id)).map(usize::to_string);
@@ -165,7 +166,7 @@ impl Trace {
         };
         let _ = write!(data, r#""undrawn":{},"#, ops.len().saturating_sub(MAX_DRAWN));
         let _ = write!(data, r#""ops":[{}],"#, list(&mut ops.iter().take(MAX_DRAWN).map(row)));
-        // name, unpushed, queued, ran
+        // A step: name, unpushed, queued, ran.
         let step = |step: &CriticalStep| {
             let op = ops[*index.get(&step.op)?];
             let times = [step.unpushed, step.queued, step.ran].map(|time| time.as_nanos().to_string());

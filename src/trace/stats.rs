@@ -17,22 +17,22 @@ const MAX_NAMES: usize = 4096;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The number of operations that were pushed since the engine was made. Like the next two, it includes operations of the
-    /// engine's own: waits and deletions.
+    /// The number of operations that were pushed since the engine was made. Like the next two, it includes the engine's
+    /// own operations, such as waits and deletions.
     pub pushed: u64,
     /// How many of them have ended.
     pub ended: u64,
     /// How many of them are pending.
     pub pending: u64,
-    /// How many operations threads have run in their own waits and in pushes that were held back, instead of a worker.
+    /// How many operations were run by waits and by pushes that were held back, instead of by a worker.
     pub helped: u64,
     /// What the lanes of workers have done.
     pub lanes: Vec<LaneStats>,
-    /// The operations by name, those that ran longest in total first. Empty for engines without a
-    /// [recorder](crate::EngineBuilder::recorder) and a [profile](crate::EngineBuilder::profile). The list covers all
+    /// The operations by name, sorted by the total time that they ran, longest first. Empty for engines with neither a
+    /// [recorder](crate::EngineBuilder::recorder) nor a [profile](crate::EngineBuilder::profile). The list covers all
     /// engines of the recorder, and all operations that have ended since the recorder was made.
     pub operations: Vec<OpStats>,
-    /// The number of events that the recorder has lost since it was made, and that `operations` lacks.
+    /// The number of events that the recorder has lost since it was made. They are missing from `operations`.
     pub lost: u64,
 }
 
@@ -58,13 +58,13 @@ pub struct WorkerStats {
     pub queued: usize,
     /// The number of times that it has stolen operations from another worker.
     pub steals: u64,
-    /// The number of operations that functions on it have run while they waited for them.
+    /// The number of operations that functions on it have run while they waited.
     pub helped: u64,
     /// The number of times that it has parked because there was nothing to run.
     pub parks: u64,
 }
 
-/// The operations of one name, or those without a name that were pushed at one place.
+/// Statistics of the operations with one name, or of those without a name that were pushed at one place.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpStats {
@@ -78,7 +78,7 @@ pub struct OpStats {
     pub skipped: u64,
     /// How long their functions ran.
     pub ran: Times,
-    /// How long they were ready before they started: their wait for a worker.
+    /// How long they were ready before they started: their waits for a worker.
     pub queued: Times,
     /// The time from their pushes to their ends.
     pub took: Times,
@@ -95,7 +95,7 @@ pub struct Times {
 
 impl Times {
     fn new() -> Self {
-        // The histogram grows with the times that are added.
+        // The histogram grows as times are added.
         let histogram = Histogram::new(DIGITS).expect("the precision is allowed");
         Self { total: Duration::ZERO, min: Duration::MAX, max: Duration::ZERO, histogram }
     }
@@ -104,7 +104,7 @@ impl Times {
         self.total += time;
         self.min = self.min.min(time);
         self.max = self.max.max(time);
-        // The histogram refuses no time, since it grows.
+        // The histogram accepts every time, since it grows.
         let _ = self.histogram.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
@@ -221,7 +221,7 @@ impl fmt::Display for Stats {
         let Self { pushed, ended, pending, helped, .. } = self;
         writeln!(
             f,
-            "{pushed} operations were pushed, {ended} have ended, and {pending} are pending. Waits ran {helped}."
+            "{pushed} operations were pushed, {ended} have ended, and {pending} are pending. Waits ran {helped} of them."
         )?;
         for lane in &self.lanes {
             writeln!(f, "\nLane {}, woken {} times, {} ready:", lane.name, lane.wakes, lane.ready)?;
@@ -232,7 +232,7 @@ impl fmt::Display for Stats {
             }
         }
         if self.lost > 0 {
-            writeln!(f, "\n{} events were lost, and are missing here:", self.lost)?;
+            writeln!(f, "\n{} events were lost and are missing here:", self.lost)?;
         }
         if self.operations.is_empty() {
             return Ok(());

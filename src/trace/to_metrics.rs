@@ -22,12 +22,12 @@ use super::{
 /// | `raddle_operation_run_seconds` | histogram of the time from the start until the function returned | `operation` |
 ///
 /// The engine's own operations, such as waits, are not reported. Each name is a label, so a program should use few
-/// names. The engine calls the recorder of metrics in an [`Observer`], so that recorder must neither push to an engine
-/// nor wait for one.
+/// names. The recorder of `metrics` is called inside an [`Observer`], so it must neither push to an engine nor wait for
+/// one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // First a program installs an exporter, such as that of `metrics-exporter-prometheus`.
+/// // The program first installs an exporter, such as that of `metrics-exporter-prometheus`.
 /// let engine = raddle::Engine::builder().workers(1).observer(raddle::MetricsObserver::new()).build()?;
 /// engine.op("load").push((), |()| {})?;
 /// engine.wait_for_all()?;
@@ -52,7 +52,8 @@ thread_local! {
     static RUNNING: RefCell<Vec<(OpId, Instant)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns how long the function of an operation has run, if it runs on this thread.
+/// Removes the function of an operation from those that run on this thread, and returns how long it has run. Returns
+/// `None` if it does not run here.
 fn leave(op: OpId) -> Option<Duration> {
     let started = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();

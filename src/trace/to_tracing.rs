@@ -16,8 +16,8 @@ use super::{
 /// `DEBUG` if the operation has succeeded, `WARN` if it has failed, and `INFO` if it was skipped. Pushes have the level
 /// `TRACE`. The target is `raddle`.
 ///
-/// The engine's own operations, such as waits, are not reported. The engine calls the subscriber in an [`Observer`], so
-/// a subscriber must neither push to an engine nor wait for one.
+/// The engine's own operations, such as waits, are not reported. The subscriber is called inside an [`Observer`], so it
+/// must neither push to an engine nor wait for one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,7 +43,7 @@ impl TracingObserver {
 const TARGET: &str = "raddle";
 
 thread_local! {
-    /// The spans of the functions that run on this thread.
+    /// The spans of the operations whose functions run on this thread.
     static RUNNING: RefCell<Vec<(OpId, EnteredSpan)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -54,7 +54,7 @@ fn leave(op: OpId) {
         let place = running.iter().rposition(|(id, _)| *id == op)?;
         Some(running.remove(place))
     });
-    // Dropped outside the borrow of the list, since a subscriber runs here.
+    // Dropped after the borrow of the list has ended, since the drop calls the subscriber.
     drop(left);
 }
 

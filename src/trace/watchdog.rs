@@ -9,7 +9,7 @@ use super::dump::{Dump, PendingOp, Plain};
 ///
 /// While operations are pending, a separate thread [dumps](crate::Engine::dump) the engine several times within the
 /// shortest of the limits. Each report is logged as a warning, and passed to the program's [function](Self::report_to),
-/// if there is one. What has been reported is not reported again, unless there was progress in between.
+/// if there is one. A problem that has been reported is not reported again, unless there was progress in between.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +31,7 @@ use super::dump::{Dump, PendingOp, Plain};
 /// # }
 /// ```
 #[derive(Clone, Default)]
-#[must_use = "a watchdog does nothing until an engine has it"]
+#[must_use = "a watchdog does nothing until it is passed to an engine"]
 pub struct Watchdog {
     pub(crate) running: Option<Duration>,
     pub(crate) waiting: Option<Duration>,
@@ -62,15 +62,15 @@ impl Watchdog {
         Self::default()
     }
 
-    /// Reports operations that run for longer than `limit`. Those of GPUs count from their issue, and asynchronous ones
-    /// until their completion is used.
+    /// Reports operations that run for longer than `limit`. Operations of GPUs count as running from when they are
+    /// issued, and asynchronous operations until their completion is used.
     pub fn running(mut self, limit: Duration) -> Self {
         self.running = Some(limit);
         self
     }
 
-    /// Reports operations of this name that run for longer than `limit`, in the stead of the limit for
-    /// [all](Self::running).
+    /// Reports operations of this name that run for longer than `limit`, instead of the limit for [all
+    /// operations](Self::running).
     ///
     /// ```
     /// use raddle::Watchdog;
@@ -84,28 +84,29 @@ impl Watchdog {
         self
     }
 
-    /// Reports operations that wait for others, or for a worker, for longer than `limit`, and threads that wait in calls of the
-    /// engine for longer than that: for an operation, a variable, a group, the end of a scope, all operations, or room.
+    /// Reports operations that wait for others, or for a worker, for longer than `limit`, and threads that wait for
+    /// longer in calls of the engine: for an operation, a variable, a group, the end of a scope, all operations, or
+    /// room.
     pub fn waiting(mut self, limit: Duration) -> Self {
         self.waiting = Some(limit);
         self
     }
 
-    /// Reports when operations are pending but none has started or ended for `limit`.
+    /// Reports when operations are pending, but none has started or ended for `limit`.
     pub fn stalled(mut self, limit: Duration) -> Self {
         self.stalled = Some(limit);
         self
     }
 
-    /// Reports lanes of devices to which operations were issued, and that have completed none for `limit`, as far as the
-    /// engine knows: it may learn of the ends of several operations at once.
+    /// Reports lanes of devices that have issued operations, but have completed none for `limit`, as far as the engine
+    /// knows: it may learn of several completions at the same time.
     pub fn device(mut self, limit: Duration) -> Self {
         self.device = Some(limit);
         self
     }
 
     /// Calls `f` with each report, on the thread of the watchdog. `f` may do everything that code outside operations
-    /// may. Further reports wait until `f` returns. A panic in `f` is logged.
+    /// may do. Further reports wait until `f` returns. A panic in `f` is logged.
     pub fn report_to(mut self, f: impl Fn(&WatchdogReport) + Send + Sync + 'static) -> Self {
         self.report = Some(Arc::new(f));
         self
@@ -134,32 +135,32 @@ pub struct WatchdogReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
-    /// An operation runs for too long.
+    /// An operation has been running for too long.
     Running {
         /// Its index in the dump.
         op: usize,
         /// How long it has been seen running.
         time: Duration,
     },
-    /// An operation waits for too long.
+    /// An operation has been waiting for too long.
     Waiting {
         /// Its index in the dump.
         op: usize,
         /// How long it has been seen waiting.
         time: Duration,
     },
-    /// A thread waits for too long in a call of the engine.
+    /// A thread has been waiting for too long in a call of the engine.
     Wait {
-        /// The place of the wait among [those](Dump::waits) of the dump.
+        /// Its index in [`Dump::waits`].
         wait: usize,
-        /// For how long it has been waiting.
+        /// How long it has been waiting.
         time: Duration,
     },
-    /// A device has completed nothing for too long.
+    /// A lane of a device has completed nothing for too long.
     Device {
-        /// The place in the dump of an operation that was issued on it.
+        /// The index in the dump of an operation that was issued there.
         op: usize,
-        /// For how long.
+        /// How long it has completed nothing.
         time: Duration,
     },
     /// No operation has started or ended for too long.

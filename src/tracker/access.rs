@@ -22,9 +22,9 @@ pub(super) const READ_OK: usize = 1;
 pub(super) const WRITE_OK: usize = 2;
 /// Set once the operation of the access is done.
 pub(super) const DONE: usize = 4;
-/// Set if `READ_OK` was grantable to the next access when that was linked.
+/// Set if `READ_OK` was grantable to the next access when that access was linked.
 const LINKED_READ_OK: usize = 8;
-/// Set if `WRITE_OK` was grantable to the next access when that was linked.
+/// Set if `WRITE_OK` was grantable to the next access when that access was linked.
 const LINKED_WRITE_OK: usize = 16;
 const _: () =
     assert!(LINKED_WRITE_OK < align_of::<Access<()>>(), "a pointer to an access must have room for the flags");
@@ -216,7 +216,8 @@ impl<T> Access<T> {
         }
     }
 
-    /// Asserts the same, in every accessor. Unlike [`check`](Self::check) it is no step that models explore.
+    /// Asserts what [`check`](Self::check) asserts, without a step that models explore, so that every accessor can call
+    /// it.
     #[inline(always)]
     fn assert_alive(&self) {
         if let Some(op) = self.op() {
@@ -233,8 +234,8 @@ impl<T> Access<T> {
     #[inline]
     pub(super) fn grantable(&self, flags: usize) -> usize {
         self.assert_alive();
-        // Relaxed: the caller has acquired the tail, and with it the flags that were deferred before the tail came
-        // here, which do not change any more, and the writes behind them (see `defer_flags`).
+        // Relaxed: the caller has acquired the tail, and with it the deferred flags and the writes behind them (see
+        // `defer_flags`). These flags do not change once the tail has come here.
         self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)))
     }
 
@@ -243,7 +244,7 @@ impl<T> Access<T> {
     pub(super) fn defer_flags(&self, flags: usize) {
         self.assert_alive();
         if flags != 0 {
-            // Relaxed: the caller has acquired the writes published with the flags with the predecessor's word, and
+            // Relaxed: the caller has acquired the writes published with the flags through the predecessor's word, and
             // releases both with the tail (edge `swing`). If another thread moves the tail instead, it has deferred the
             // same flags, or is the pusher, which has set them. A thread that reads deferred flags has acquired the
             // tail, or the count that was released after it (edge `register`).
@@ -260,7 +261,7 @@ impl<T> Access<T> {
         if flags == 0 {
             return 0;
         }
-        // Relaxed: the pusher has acquired the writes published with the flags, with the predecessor's word or as
+        // Relaxed: the pusher has acquired the writes published with the flags, through the predecessor's word or as
         // `adopt_deferred` says, and so has every thread that reached this access by the link or the tail; the pusher
         // releases them with `wait` to the thread that runs the operation. A read-modify-write, so it continues the
         // release sequences of other flags.
@@ -304,8 +305,8 @@ impl<T> Access<T> {
 
     /// Returns whether an access of the same mode that is pushed now would wait for the same operations as this one.
     /// That is the case if this one is in its queue, and nothing but possibly `other` is known to be linked behind it.
-    /// Neither this access nor `other` mutates, and the caller keeps both records alive. If this access is satisfied,
-    /// returns `satisfied_as_well` in place of `true`.
+    /// Neither this access nor `other` may mutate, and the caller must keep both records alive. If this access is
+    /// satisfied, returns `satisfied_as_well` in place of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
         // Relaxed, like the load below: any access that the caller knows to have been pushed behind this one was linked
         // after this one's next access, which the caller therefore sees (edges `link`, `swing`). The pointer is not
@@ -322,7 +323,7 @@ impl<T> Access<T> {
             && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
     }
 
-    /// Returns whether the access is the last of its variable, and one of `mode` behind it would be satisfied.
+    /// Returns whether the access is the last of its variable and an access of `mode` behind it would be satisfied.
     pub(super) fn leaves_idle(&self, mode: Mode) -> bool {
         // Acquire (edge `complete`): the caller may use the variable's data as if it had pushed an operation on it.
         let word = self.word.load(Acquire, unprotected());
@@ -350,7 +351,7 @@ impl<T> Share<T> {
         }
     }
 
-    /// Ends a share of `op`.
+    /// Ends the share that an access has of `op`.
     ///
     /// # Safety
     /// 1. The access is spent, the tail is past it, and this is called once.

@@ -11,18 +11,18 @@ use crate::{
 /// Operations that a walk has yet to visit, each with a number that says how the walk reached it.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
-/// Walks forward from the operations in `ahead`: to those that stand behind one of them and cannot start before it is
-/// complete, then to those behind these, and so on. Calls `look` once with each operation, those in `ahead` included,
-/// and with its number; an operation has the number of the one that it was found behind. `look` returns whether the
-/// walk is to end, and may add operations that cannot end before this one is complete. Returns whether `look` has ended
-/// the walk. Visits at most `max` operations.
+/// Walks forward from the operations in `ahead` to those that stand behind one of them and cannot start before it is
+/// complete, from there in the same way to further ones, and so on. Calls `look` once with each operation, those in
+/// `ahead` included, and with its number; an operation has the number of the one that it was found behind. `look`
+/// returns whether the walk is to end, and may append operations that cannot end before the one that it was called with
+/// is complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
 ///
 /// The thread is pinned during the walk. Every operation that it visits was incomplete at some moment since the thread
-/// was pinned, so nothing behind that operation had been retired before.
+/// was pinned, so nothing behind that operation had been retired before the pin.
 ///
 /// # Safety
-/// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` adds are not complete when
-///    it adds them.
+/// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` appends are not complete
+///    when it appends them.
 pub unsafe fn walk_blocked<T>(
     mut ahead: Ahead<T>,
     max: usize,

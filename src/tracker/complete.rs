@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Whether a completion has spent its access.
+/// Whether a completion has spent an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Spent {
@@ -58,7 +58,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     let hold = complete(op, ready);
     pause::at(Point::CompleteBeforeRetire);
-    // The record may stay in its queues for a while.
+    // The mark ends here, since the record may stay in its queues for a while.
     hold.mark(std::ptr::null_mut());
     drop(hold);
 }
@@ -85,8 +85,8 @@ pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyLi
     Spent::Yes
 }
 
-/// Adds flags to an access's word on behalf of a completion, and returns the old word. If this thread then has no
-/// further step to take for the access, the record may be reclaimed during the call.
+/// Adds flags to an access's word on behalf of a completion, and returns the old word. If this is the last step that
+/// this thread takes for the access, the record may be reclaimed during the call.
 #[inline]
 fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
     let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
@@ -122,9 +122,9 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let mut at = unsafe { at.as_ref() };
     let mut add = READ_OK | WRITE_OK;
-    // The operation of an access before `at` that this thread has satisfied but not yet counted. The decrement is
-    // postponed until `at` has its flags, because that operation, which cannot be done before the decrement, may be
-    // what keeps `at` alive.
+    // The operation of an access before `at`, if this thread has satisfied that access but not yet counted it. The
+    // decrement is postponed until `at` has its flags, because that operation, which cannot be done before the
+    // decrement, may be what keeps `at` alive.
     let mut satisfied: Option<NonNull<Op<T>>> = None;
     loop {
         let mode = at.mode();
@@ -137,7 +137,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
         // A wait, which receives `READ_OK` but is not satisfied by it, does not keep the next access alive; the reader
-        // before it still does.
+        // before the wait still does.
         if newly_satisfied || stop {
             if let Some(before) = satisfied.take() {
                 pause::at(Point::CompleteBeforeSatisfy);
@@ -157,7 +157,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
             return;
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
-        // thread sets it in the next round, or `at`, or a reader before it, is not done because its operation waits for
+        // thread sets it in the next round, or `at` or a reader before it is not done, because its operation waits for
         // the decrement that is postponed above.
         let next = unsafe { old.deref() };
         next.check();
@@ -181,15 +181,15 @@ fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {
         return;
     }
-    // A registered operation has moved the tail past its predecessors (edge `register`).
+    // Once an operation is registered, the tails are past its predecessors (edge `register`).
     if next.op().is_some_and(Op::is_registered) {
         return;
     }
-    // As in `swing`: a reader that is linked behind `next` relies on its deferred flags.
+    // As in `swing`: a reader that is linked behind `next` relies on the deferred flags of `next`.
     next.defer_flags(grantable_at_link(tag));
     pause::at(Point::CompleteBeforePass);
     // Release (edge `swing`): hands over the access and its deferred flags. Failure means that the tail is past
-    // `access`: it was at `access` when `next` was linked, and this thread has acquired that link.
+    // `access`: the tail was at `access` when `next` was linked, and this thread has acquired that link.
     let _ = access.queue().tail.compare_exchange(
         Shared::from(std::ptr::from_ref(access)),
         Shared::from(std::ptr::from_ref(next)),

@@ -6,15 +6,15 @@ use super::{
 };
 use crate::{memory::epoch, sync::Ordering::Acquire};
 
-/// The maximum number of accesses that [`followers`] visits behind each access of `op`. Picked; more readers are
-/// rarely known this early.
+/// The maximum number of accesses that [`followers`] visits behind each access of `op`. Picked; more readers are rarely
+/// known this early.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
 /// Calls `look` with each operation that is known to wait for `op`, and with its access. `op` must not be complete. In
-/// each queue these are the accesses behind `op` up to the next writer, without the readers if `op` does not mutate the
-/// variable. Visits a limited number of accesses, and only those that are linked now.
+/// each queue, these are the operations behind `op` up to and including the next writer, without the readers if `op`
+/// does not mutate the variable. Visits a limited number of accesses, and only those that are linked now.
 ///
-/// None of these operations can run before `op` is complete, so their tasks are as they were when they were pushed.
+/// None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
     // SAFETY: (1): `op` is not complete.
     for access in unsafe { behind(op, MAX_FOLLOWERS) } {
@@ -24,8 +24,9 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
     }
 }
 
-/// Returns the accesses that wait for `op`: in each queue those behind `op` up to the next writer, without the readers
-/// if `op` does not mutate the variable. Visits at most `max` accesses in a queue, and only those that are linked now.
+/// Returns the accesses that wait for `op`: in each queue those behind `op` up to and including the next writer,
+/// without the readers if `op` does not mutate the variable. Visits at most `max` accesses in a queue, and only those
+/// that are linked now.
 ///
 /// # Safety
 /// 1. `op` is not complete, or the caller has been pinned since before it was completed, and stays pinned while it uses

@@ -32,8 +32,9 @@ impl<T> Access<T> {
     }
 }
 
-/// Calls `f` with each operation that is known to wait for `access` directly: those behind it up to the next writer,
-/// without the readers if `access` does not mutate. Visits at most `max` accesses. `access` may already be done.
+/// Calls `f` with each operation that is known to wait for `access` directly: those behind it up to and including the
+/// next writer, without the readers if `access` does not mutate. Visits at most `max` accesses. `access` may already be
+/// done.
 pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: impl FnMut(&Op<T>)) {
     let is_done = |access: &Access<T>| access.standing() == Standing::Done;
     let mut at = access;
@@ -47,7 +48,8 @@ pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: i
         if word.is_null() {
             return;
         }
-        // SAFETY: `access` was not done after this thread was pinned, so nothing behind it had been retired before.
+        // SAFETY: `access` was not done after this thread was pinned, so nothing behind it had been retired before the
+        // pin.
         at = unsafe { word.deref() };
         at.check();
         let reads = at.mode() == Mode::Read;

@@ -22,10 +22,10 @@
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is also satisfied by `WRITE_OK`, but grants
 //! `READ_OK` as a reader does. An operation is *ready* when all its accesses are satisfied and its push has no step
-//! left to take for it. An access with `WRITE_OK`, `DONE` and a next access is *spent*, and is retired. Each access
-//! that is not retired has a share of its operation's record, and so has each holder; the thread that ends the last
-//! share retires the record. Most operations have one access and, when they end, one holder, which then leaves the
-//! record to the access ([`end`]): the thread that finds that access spent retires the record without counting shares.
+//! left to take. An access with `WRITE_OK`, `DONE` and a next access is *spent*, and is retired. Each access that is
+//! not retired has a share of its operation's record, and so has each holder; the thread that ends the last share
+//! retires the record. Most operations have one access and, when they end, one holder, which then leaves the record to
+//! the access ([`end`]): the thread that finds that access spent retires the record without counting shares.
 //!
 //! Each flag reaches an access in exactly one way. If it was grantable when the access was linked, the operation's
 //! pusher sets it, or a helper *defers* it and the pusher adopts it. If it became grantable later, the completion that
@@ -97,7 +97,8 @@
 //! * `Access::word`: linked once, by any thread that inserts; its flags are set by the rules above.
 //! * `Access::deferred`: flags that were grantable to the access when it was linked, left by helpers for the pusher.
 //! * `Op::wait`: each satisfaction subtracts one, and the last step of a push over several variables subtracts one
-//!   more; the thread that brings it to zero, or finds that it would, becomes the owner of the ready operation.
+//!   more; the thread that brings the count to zero, or finds that its own step would, becomes the owner of the ready
+//!   operation.
 //! * `Op::registered`: the number of accesses known to be in their queues; incremented one by one by helpers, and set
 //!   by the pusher when all are in.
 //! * The number of accesses, their places, and the other parameters of an operation: written before the first access is
@@ -115,9 +116,9 @@
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
 //! | `retire` | `fetch_sub` of `live` | the same, and the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
 //!
-//! The thread that links an access has acquired the writes published with the flags that are grantable to it then, and
-//! hands these writes over with the access by `link` and `swing`. So the flags that are set or deferred afterwards
-//! (`grant`, `defer_flags`) need no edge of their own.
+//! The thread that links an access has acquired the writes published with the flags that are then grantable to the
+//! access, and hands these writes over with the access by `link` and `swing`. So the flags that are set or deferred
+//! afterwards (`grant`, `defer_flags`) need no edge of their own.
 //!
 //! # Why a push is atomic
 //!
@@ -129,30 +130,30 @@
 //! order; they never need help, because they are in all their queues once they are in one.
 //!
 //! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was
-//! already in its queue when the word was read, it is not the last one (that was checked), so something was linked
-//! behind it, which happened only after its operation was fully registered, and the read of `registered` sees that. If
-//! it was linked after the word was read, the word has changed and the CAS fails. An operation's sole access is
-//! inserted by its pusher, which needs none of these checks. No word or tail returns to an old value while a thread
-//! that read it is pinned, since records are reused only after the epoch has passed; an idle variable keeps its last
-//! access for the same reason.
+//! already in its queue when the word was read, it was no longer the last one, as `insert` has checked. So another
+//! access had been linked behind it, which happens only after its operation is fully registered, and the read of
+//! `registered` sees this. If the access was linked after the word was read, the word has changed and the CAS fails. An
+//! operation's sole access is inserted by its pusher, which needs none of these checks. No word or tail returns to an
+//! old value while a thread that has read that value is pinned, since records are reused only after the epoch has
+//! passed; an idle variable keeps its last access for the same reason.
 //!
 //! # Progress
 //!
-//! `push` is lock-free. A thread helps only operations that are stuck at a strictly larger variable id, so helping
-//! ends. A thread that stalls anywhere inside `push` delays only the operations behind its own: helpers defer flags and
-//! never take over a step that only one thread may take. The two steps that only the pusher may take, adopting deferred
-//! flags and the last decrement of `wait`, concern only its own operation, and a push of one access takes neither.
-//! `complete` takes a number of steps bounded by the accesses it marks done plus the queue entries its flags reach; it
-//! loops and never recurses.
+//! `push` is lock-free. An operation that is in the way at one variable can be stuck only at a variable with a larger
+//! id, so helping ends. A thread that stalls anywhere inside `push` delays only the operations behind its own: helpers
+//! defer flags and never take over a step that only one thread may take. The two steps that only the pusher may take,
+//! adopting deferred flags and the last decrement of `wait`, concern only its own operation, and a push of one access
+//! takes neither. `complete` takes a number of steps bounded by the accesses it marks done plus the queue entries its
+//! flags reach; it loops and never recurses.
 //!
-//! `loom-tests/algorithm` has these steps as a model, of which every execution is explored: each ends, and all operations
-//! are then complete.
+//! `loom-tests/algorithm` is a model of these steps, and explores all its executions: each ends with every operation
+//! complete.
 //!
 //! # Deleted variables
 //!
 //! A variable is closed before its deletion is pushed. A thread that inserts behind the deletion has read the tail
 //! after the deletion was pushed, so it sees the closed flag and marks the operation *rejected* in the same word that
-//! counts its registrations. A rejected operation takes its place in the other queues, does nothing when it runs, and
+//! counts its registrations. A rejected operation takes its place in the other queues and does nothing when it runs;
 //! its push reports the deletion.
 //!
 //! # Source

@@ -40,7 +40,8 @@ const REJECTED: u32 = 1 << 31;
 pub struct Op<T> {
     /// Reserved for the pool.
     _pool: MaybeUninit<PoolWord>,
-    /// The number of accesses that are not satisfied yet, plus one while a push of several accesses is in progress.
+    /// The number of accesses that have not been counted as satisfied, plus one until a push of several accesses is
+    /// over. A push that finds all accesses satisfied does not change it.
     pub(super) wait: AtomicU32,
     /// The number of accesses known to be in their queues, and the flag `REJECTED`.
     registered: AtomicU32,
@@ -111,7 +112,7 @@ impl<T> std::fmt::Debug for Op<T> {
 pub(super) enum Rejection {
     /// The operation is marked rejected, by this call or an earlier one.
     Rejected,
-    /// The access is already in its queue; whether to reject it was decided before it was linked.
+    /// The access is already in its queue; whether to reject the operation was decided before the access was linked.
     AlreadyLinked,
 }
 
@@ -127,8 +128,8 @@ impl<T> Op<T> {
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
-            // If the record had bytes behind the cell `room`, a shared reference to it would forbid the pool to write
-            // them.
+            // If the record had bytes behind the cell `room`, a shared reference to the record would forbid the pool to
+            // write those bytes.
             assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
             assert!(align_of::<Place<T>>() <= align_of::<Access<T>>());
             assert!(
@@ -275,7 +276,7 @@ impl<T> Op<T> {
             }
             // Relaxed: the flag hands over nothing but itself, and a thread that finds the access linked has acquired
             // the flag with the link, the tail or the count (edges `link`, `swing`, `register`). A read-modify-write,
-            // so it continues the release sequences of helpers that counted.
+            // so it continues the release sequences of helpers that have counted accesses.
             match self.registered.compare_exchange_weak(seen, seen | REJECTED, Relaxed, Relaxed) {
                 Ok(_) => return Rejection::Rejected,
                 Err(now) => seen = now,
@@ -341,8 +342,8 @@ unsafe impl<T: Send> Send for OpRef<T> {}
 // SAFETY: a shared `OpRef` only provides access to a shared record, whose task only unsafe code can reach.
 unsafe impl<T: Send> Sync for OpRef<T> {}
 
-/// Shares of an operation's record, which keep the record and its task alive. Each was counted when it was created, and
-/// ends once.
+/// Shares of an operation's record, which keep the record and its task alive. Each share was counted when it was
+/// created, and ends once.
 pub struct Hold<T> {
     op: NonNull<Op<T>>,
     shares: u32,
@@ -582,7 +583,8 @@ impl<T> OpRef<T> {
         Hold { op: self.0, shares: 1 + spent }
     }
 
-    /// Subtracts a satisfied access from `wait`, and adds the operation to `ready` if the access was the last one.
+    /// Subtracts a satisfied access from `wait`, and adds the operation to `ready` if this was the last access to be
+    /// satisfied.
     ///
     /// # Safety
     /// 1. The caller has satisfied the access, and counts it once.
@@ -597,9 +599,10 @@ impl<T> OpRef<T> {
         }
     }
 
-    /// Drops the task and leaves the record to its only access, unless there are other accesses, or holders other than
-    /// the caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
-    /// record, which it must [retire](retire_record) if that spends the access.
+    /// Drops the task and leaves the record to the access, if the operation has only one access and no holder but the
+    /// caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
+    /// record, which it must [retire](retire_record) if that spends the access. Otherwise returns the operation,
+    /// unchanged, as the error.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
         // SAFETY: the record is in use until the access is spent, and it cannot be spent before it is done.
@@ -647,7 +650,7 @@ unsafe impl<T> Record for Op<T> {
         // SAFETY: by (1) the record is no longer used; `new_with` initialised the fields.
         let op = unsafe { record.as_ref() };
         if let Some(boxed) = op.boxed() {
-            // SAFETY: `boxed_place` forgot a `Vec` of exactly this pointer and capacity; accesses need no drop.
+            // SAFETY: `boxed_place` forgot a `Vec` with exactly this pointer and capacity; accesses need no drop.
             drop(unsafe { Vec::from_raw_parts(boxed.accesses.as_ptr(), 0, boxed.count as usize) });
         }
     }
@@ -658,7 +661,7 @@ unsafe impl<T> Record for Op<T> {
     }
 }
 
-/// Calls `f` with each operation that is marked with one of `marks`, and with its mark. The thread is pinned, so the
+/// Calls `f` with each operation that is marked with one of `marks`, and with its mark. The thread is pinned, so each
 /// record stays as it was when it was marked, except for its atomics and its task.
 ///
 /// # Safety

@@ -32,7 +32,7 @@ pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
     finish_push(op, 0, 0, &guard)
 }
 
-/// [Pushes](push) an operation that was created with one access. Compiled without the steps for several.
+/// [Pushes](push) an operation that was created with one access. Compiled without the steps for several accesses.
 #[inline(always)]
 pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
     let guard = epoch::pin();
@@ -48,7 +48,7 @@ pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
     }
 }
 
-/// Pushes `op`. The calling thread has already inserted its first `inserted` accesses, of which `satisfied` are
+/// Pushes `op`. The calling thread has already inserted the first `inserted` accesses, of which `satisfied` are
 /// satisfied.
 #[inline]
 pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, guard: &Guard) -> Pushed<T> {
@@ -85,8 +85,8 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
     Pushed { ready: ready.then_some(op), rejected }
 }
 
-/// [Finishes](finish_push) the push of an operation with one access. Returns whether it is ready, and whether it was
-/// rejected.
+/// [Finishes](finish_push) the push of an operation with one access. Returns whether the operation is ready, and
+/// whether it was rejected.
 #[inline(always)]
 fn finish_sole_push<T>(
     own: &Op<T>,
@@ -101,12 +101,12 @@ fn finish_sole_push<T>(
     pause::at(Point::PushBeforeRegistered);
     let rejected = own.end_registration(1);
     pause::at(Point::PushBeforeDecrement);
-    // Otherwise nothing is left to do: the completion that satisfies the linked access makes the operation ready, and
-    // the operation may have run by now.
+    // If the access is not satisfied, nothing is left to do: the completion that satisfies the linked access makes the
+    // operation ready, and the operation may have run by now.
     (satisfied == 1, rejected)
 }
 
-/// The thread that inserts an access. `insert` is compiled for each.
+/// The thread that inserts an access. `insert` is compiled separately for each variant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inserter {
     /// The pusher of an operation with one access. Such an operation is never helped.
@@ -132,9 +132,9 @@ pub(super) enum Insertion<'g, T> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[must_use]
 enum LinkedBy {
-    /// The calling thread, which has also set its flags.
+    /// The calling thread, which has also set the access's flags.
     Pusher,
-    /// A helper, which has deferred its flags.
+    /// A helper, which has deferred the access's flags.
     Helper,
 }
 
@@ -183,7 +183,7 @@ impl<T> Stalled<T> {
     }
 
     /// Inserts all accesses of `op`, undisturbed. The last one is inserted by `by`, which stops before it moves the
-    /// tail. Another operation must be pending on that variable. Also returns the unmoved tail.
+    /// tail. Another operation must be pending on the last variable. Also returns the unmoved tail.
     fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
         let mut stalled = Self::after(op.accesses().len() - 1, op);
         let last = stalled.op.accesses().last().expect("the operation has an access");
@@ -197,7 +197,7 @@ impl<T> Stalled<T> {
     }
 
     /// Inserts all accesses of `op`, undisturbed, and stops before it moves the last tail. Another operation must be
-    /// pending on that variable.
+    /// pending on the last variable.
     pub fn before_swing(op: OpRef<T>) -> Self {
         let by = Self::inserter(&op);
         let (stalled, tail) = Self::before_last_swing(op, by);
@@ -205,7 +205,7 @@ impl<T> Stalled<T> {
     }
 
     /// Inserts all accesses of `op` but the last one, undisturbed. A helper inserts the last one and stops before it
-    /// moves the tail. Another operation must be pending on that variable.
+    /// moves the tail. Another operation must be pending on the last variable.
     pub fn beside_a_helper(op: OpRef<T>) -> Self {
         Self::before_last_swing(op, Inserter::Helper).0
     }
@@ -244,7 +244,8 @@ pub(super) fn insert<'g, T>(
     let queue = access.queue();
     let own = by != Inserter::Helper;
     let sole = by == Inserter::SolePusher;
-    // Until one of its accesses is linked, an operation is known to its pusher only, which may set flags by a store.
+    // Until one of its accesses is linked, an operation is known only to its pusher, so the pusher may set flags by a
+    // store.
     let unseen = sole || own && access.index == 0;
     loop {
         // Acquire (edge `swing`): the access at the tail and its deferred flags.

@@ -102,8 +102,7 @@ impl<T> VarQueue<T> {
 
     /// Returns whether an access of `mode` would be satisfied if it were pushed now: a read if no mutation is pending
     /// on the variable, any other mode if no operation is pending on it at all. If so, the effects of completed
-    /// operations
-    /// on the variable are visible to the caller.
+    /// operations on the variable are visible to the caller.
     pub fn is_idle(&self, mode: Mode) -> bool {
         let guard = epoch::pin();
         self.stamp.check();
@@ -118,7 +117,7 @@ impl<T> VarQueue<T> {
     /// Retires the last access, and runs `free` once no thread can have a pointer to the queue any more.
     ///
     /// # Safety
-    /// 1. The last operation pushed on the variable is done, which the caller knows from ending it or from
+    /// 1. The last operation pushed on the variable is done, as the caller knows from having completed it or from
     ///    [`is_idle`](Self::is_idle), and no other will be pushed.
     /// 2. This is called once, and `this` is valid until `free` runs.
     /// 3. `free` may run on any thread, later, or before this returns.

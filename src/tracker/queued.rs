@@ -27,7 +27,7 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `look` | store in [`put_back`](Queued::put_back) | CAS in [`take`](Queued::take) | the operation, which the worker read before it put the entry back |
-//! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by that of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
+//! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by the closure of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
 //!
 //! The queue hands over the operation to the worker that pops it.
 
@@ -73,8 +73,8 @@ impl Queued {
         self.0.load(Relaxed) == PASSES_CLOSED
     }
 
-    /// Notes that an entry is about to own the operation, if it is the operation's first one, and returns whether it
-    /// is. Called by the owner.
+    /// Notes that an entry is about to own the operation, if this is the operation's first entry, and returns whether
+    /// it is. Called by the owner.
     pub(super) fn enter(&self) -> bool {
         // Relaxed: no other thread changes the state before the pointer is published.
         let is_first = self.0.load(Relaxed) == OUTSIDE;

@@ -42,8 +42,8 @@ impl<T> OpRef<T> {
     }
 
     /// Calls `look` with the operation of an entry that was removed from its queue and will be put back. No waiter can
-    /// take the operation during the call. Returns the entry and the result, or ends the entry if a waiter has already
-    /// taken its operation.
+    /// take the operation during the call. Returns the entry and the result. If a waiter has already taken the
+    /// operation, ends the entry and returns `None`.
     pub fn look_at_entry<R>(self, look: impl FnOnce(&Self) -> R) -> Option<(Self, R)> {
         let popped = if removed(Step::LookPops) { Popped::Op } else { self.queued.pop() };
         if popped == Popped::Share {

@@ -26,7 +26,7 @@ use crate::{
 /// A task whose reference count shows when it is dropped.
 type Task = Arc<()>;
 
-/// A variable that is freed at the end, when all operations on it must be complete.
+/// A variable that is freed when it is dropped; all operations on it must be complete by then.
 struct Var(NonNull<VarQueue<Task>>);
 
 impl Var {
@@ -38,7 +38,7 @@ impl Var {
     }
 
     fn queue(&self) -> &VarQueue<Task> {
-        // SAFETY: it is freed when `self` is dropped, or later.
+        // SAFETY: the queue is freed when `self` is dropped, or later.
         unsafe { self.0.as_ref() }
     }
 
@@ -47,8 +47,8 @@ impl Var {
         self.queue().tail.load(Relaxed, epoch::unprotected()).as_raw()
     }
 
-    /// Links `access` as the variable's next one and stops there, as a thread may: the tail stays behind, and no flags
-    /// are deferred.
+    /// Links `access` behind the variable's last access and stops there, as a pusher may: the tail stays behind, and no
+    /// flags are deferred.
     fn link(&self, access: &Access<Task>) {
         let guard = epoch::pin();
         // SAFETY: the tail is never null, and no other thread exists that could retire it.
@@ -103,7 +103,8 @@ fn operation_with_task(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (Known
     // SAFETY: the place has room for a task.
     let init = move |place: *mut Task| unsafe { place.write(task) };
     let accesses: Vec<_> = accesses.iter().map(|(var, mode)| (var.0, *mode)).collect();
-    // SAFETY: the tests keep their variables; `init` initialises the task; a `Vec` knows its length.
+    // SAFETY: the tests keep their variables; `init` initialises the task; a `Vec` yields as many items as its length
+    // says.
     (Known(unsafe { OpRef::new_with(init, 0, passes_closed, accesses.into_iter()) }.into_ptr()), alive)
 }
 
@@ -147,7 +148,7 @@ fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
     outcome(op, super::push::finish_push(op.owned(), 1, satisfied, guard))
 }
 
-/// Completes `op` and returns the operations that became ready, in that order.
+/// Completes `op` and returns the operations that became ready, in the order in which they did.
 fn end(op: Known) -> Vec<*mut Op<Task>> {
     let mut list = ReadyList::default();
     assert!(list.is_empty());
@@ -198,7 +199,7 @@ fn a_mode_is_satisfied_by_its_flag_and_grants_what_it_does_not_exclude() {
 fn a_link_records_the_flags_that_were_grantable() {
     for flags in 0..8 {
         let grantable = flags & (READ_OK | WRITE_OK);
-        assert_eq!(linked(flags) & (READ_OK | WRITE_OK | DONE), 0, "the record of the link overlaps the flags");
+        assert_eq!(linked(flags) & (READ_OK | WRITE_OK | DONE), 0, "the tag of the link overlaps the flags");
         for others in 0..8 {
             assert_eq!(grantable_at_link(linked(flags) | others), grantable, "{flags} {others}");
         }
@@ -565,7 +566,7 @@ fn followers_are_the_conflicting_accesses_up_to_the_next_writer_of_each_variable
             (reader.as_ptr(), 1, Read),
             (wait.as_ptr(), 1, Await),
             (writer.as_ptr(), 1, Write),
-            // The other variable is read by both, so only the writer waits for it.
+            // `first` and `reader` both read the other variable, so only the writer waits there.
             (writer.as_ptr(), 2, Overwrite),
         ],
     );

@@ -21,16 +21,16 @@ use std::fmt;
 #[non_exhaustive]
 pub enum EngineKind {
     /// No threads: an operation runs inside its push, on the pushing thread, in order. For debugging, and as the
-    /// baseline of the other kinds. An operation that cannot run yet, because it conflicts with one that is running
+    /// baseline for the other kinds. An operation that cannot run yet, because it conflicts with one that is running
     /// (an asynchronous one, one of another pushing thread, or the one that pushes it), runs as soon as that one
     /// completes, on the thread that completes it; so does an operation pushed by the function of a device operation.
     ///
     /// Operations that push operations run nested while the thread's stack has room. A push that is nested too deeply
     /// returns immediately; its operation runs when the operation that pushed it ends, waits, or calls
     /// [`OpHandle::is_done`](crate::OpHandle::is_done). During a wait or such a call it may run on another thread's
-    /// stack, while the pushing thread is blocked: there it finds other thread-locals, must not rely on locks that are
-    /// bound to a thread, and [`unpinned`](crate::unpinned) has no effect. A wait with a time limit runs it first, and
-    /// so may exceed its limit.
+    /// stack, while the pushing thread is blocked: there it finds other thread-locals, and
+    /// [`unpinned`](crate::unpinned) has no effect; it must not rely on locks that are bound to a thread. A wait with a
+    /// time limit runs the operation first, and so may exceed the limit.
     Naive,
     /// All devices share one set of workers, plus one thread for copies.
     Pooled,

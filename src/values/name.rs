@@ -74,7 +74,8 @@ impl Name {
         }
     }
 
-    /// Returns two words, of which [`from_words`](Self::from_words) makes the name again. Until then they own it.
+    /// Converts the name into two words, from which [`from_words`](Self::from_words) restores it. Until then the words
+    /// own the name.
     #[inline]
     pub(crate) fn into_words(self) -> [usize; 2] {
         match self.0 {

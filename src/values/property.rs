@@ -50,7 +50,7 @@ pub enum Property {
     CopyToGpu,
     /// Work that must start even if all workers are busy. `MXNet`'s `kCPUPrioritized`.
     CpuPrioritized,
-    /// Urgent work of a device; without a device, like [`CpuPrioritized`](Self::CpuPrioritized). `MXNet`'s
-    /// `kGPUPrioritized`.
+    /// Urgent work on a GPU. An operation that is not on a GPU is treated as [`CpuPrioritized`](Self::CpuPrioritized).
+    /// `MXNet`'s `kGPUPrioritized`.
     GpuPrioritized,
 }

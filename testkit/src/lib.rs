@@ -44,8 +44,8 @@ pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else
 /// The time limit of a short step that hangs if a bug is planted.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
-/// The time limit of a short step in a test that reports the delay itself. Shorter than the limit of any watchdog, even
-/// where `RADDLE_PATIENCE` has lowered it.
+/// The time limit of a short step in a test that reports the delay itself. It is shorter than the limit of any
+/// watchdog, even if `RADDLE_PATIENCE` has lowered that limit.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
 /// How long a test waits to see that something does *not* happen.
@@ -60,8 +60,8 @@ pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Builds engines of every kind, with names for messages: with one, two and four workers, some that spin before they
-/// park, some that park immediately, and some that are pinned.
+/// Builds engines of every kind, with names for messages. They have one, two or four workers; some spin before they
+/// park, some park immediately, and some are pinned.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
@@ -201,8 +201,8 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All of them are busy when this
-/// returns.
+/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All workers are busy when this
+/// function returns.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
     for _ in 0..workers {
@@ -402,7 +402,7 @@ pub fn is_child() -> bool {
 }
 
 /// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
-/// whether it succeeded, and its output. For tests that end their process or change its state.
+/// whether the test succeeded, and its output. For tests that end their process or change the state of their process.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
@@ -464,13 +464,13 @@ pub fn thread_count() -> usize {
     fs::read_dir("/proc/self/task").expect("procfs").count()
 }
 
-/// Returns the resident bytes of this process.
+/// Returns the resident memory of this process, in bytes.
 #[cfg(target_os = "linux")]
 pub fn resident_bytes() -> usize {
     status_bytes("VmRSS:")
 }
 
-/// Returns the bytes of address space that this process has mapped.
+/// Returns the size of the address space that this process has mapped, in bytes.
 #[cfg(target_os = "linux")]
 pub fn mapped_bytes() -> usize {
     status_bytes("VmSize:")
@@ -505,8 +505,8 @@ impl Tallies {
     }
 }
 
-/// Nests operations of a naive engine until a push defers its operation, and calls `f` there with the handle of the
-/// deferred operation.
+/// Nests operations of a naive engine until a push defers its operation. Then calls `f` with the handle to the deferred
+/// operation, inside the operation that pushed it.
 pub fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
     type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
     fn descend(engine: &Engine, f: &Deep) {

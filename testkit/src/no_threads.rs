@@ -17,7 +17,7 @@ impl NoThreads {
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `before` is a live `rlimit` that the call may write.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
-        // The room is smaller than a stack, but large enough for the allocations made while the limit holds.
+        // The limit leaves less memory than a stack needs, but enough for the allocations made while the limit holds.
         Self::set(libc::rlimit { rlim_cur: mapped_bytes() as u64 + (1 << 20), ..before });
         let over = Gate::new();
         let park = || {

@@ -4,8 +4,8 @@
 //! waits. [`run`] runs a program on an engine and returns its [`History`]. Two checks use only the contract of the
 //! engine:
 //!
-//! * [`check_serial`], for one pushing thread: all results must be those of a serial run in push order. Programs may
-//!   fail on purpose here.
+//! * [`check_serial`], for one pushing thread: all results must be those of a serial run in push order. The operations
+//!   of these programs may fail on purpose.
 //! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. These
 //!   orders, the order of each thread, the order of pushes that did not overlap in time, and the order of each
 //!   operation before its children must together have no cycle. The check then replays all operations in one common
@@ -31,8 +31,8 @@ use std::{
 
 use raddle::{Completion, Engine, OpBuilder, Operator, Token, Var, WaitError};
 
-/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds.
-/// For numbers that are large only to increase the coverage of a test.
+/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. Meant for
+/// numbers that are large only to increase the coverage of a test.
 pub const fn fewer(count: usize) -> usize {
     if cfg!(miri) {
         count.div_ceil(100)
@@ -85,13 +85,13 @@ pub enum Ends {
     /// With an `Err`, or with `Completion::fail`.
     Error,
     Panic,
-    /// By dropping the completion; other operations end as with `Error`.
+    /// By dropping the completion. An operation without a completion ends as with `Error`.
     Lost,
 }
 
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// The accesses, with each variable once.
+    /// The accesses, each to a different variable.
     pub accesses: Vec<(usize, Access)>,
     /// Variables of `accesses` that are declared a second time, for reading.
     pub repeats: Vec<usize>,
@@ -135,12 +135,13 @@ pub struct Program {
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub variables: usize,
-    /// The number of operations of all threads together, including children. The last ones may exceed it.
+    /// The number of operations of all threads together, including children. The children of the last operation may
+    /// exceed it.
     pub operations: usize,
     pub threads: usize,
     /// The maximum number of variables of an operation.
     pub accesses: usize,
-    /// Whether operations may fail. Only for one thread and without children; such a program has no operators.
+    /// Whether operations may fail. This requires one thread and no children, and such a program has no operators.
     pub failures: bool,
     /// Whether operations may push operations.
     pub children: bool,
@@ -171,7 +172,7 @@ pub trait Source {
         self.below(n) == 0
     }
 
-    /// Whether the choices are exhausted: from then on every number is 0. A program ends there, even if its shape asks
+    /// Whether the choices are exhausted. If so, every further number is 0, and the program ends even if its shape asks
     /// for more steps.
     fn is_exhausted(&self) -> bool {
         false
@@ -395,8 +396,8 @@ fn seen(id: Id, values: impl Iterator<Item = u64>) -> u64 {
     values.fold(u64::from(id) + 1, |sum, value| sum.wrapping_mul(FACTOR).wrapping_add(value))
 }
 
-/// Returns the value that an operation that has seen `seen` writes through its access `index`. `old` is the previous
-/// value, or `None` for an overwrite.
+/// Returns the value that an operation writes through its access `index` after it has seen `seen`. `old` is the
+/// previous value, or `None` for an overwrite.
 fn written(seen: u64, old: Option<u64>, index: usize) -> u64 {
     old.unwrap_or(7).wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
 }
@@ -405,7 +406,7 @@ fn first_value(variable: usize) -> u64 {
     (variable as u64 + 1).wrapping_mul(FACTOR)
 }
 
-/// Makes the values of typed variables differ from the values outside the engine.
+/// A mask that makes the values of typed variables differ from the values outside the engine.
 const TYPED: u64 = 0x5555_5555;
 
 // ------------------------------------------------------------------------------------------------- the model ----
@@ -418,12 +419,12 @@ pub struct Model {
     /// Values of the typed variables, which typed operations use as well.
     typed: Vec<u64>,
     versions: Vec<u64>,
-    /// Operations whose failure a variable may have; empty if it has not failed.
+    /// Per variable: the operations whose failure it may have; empty if it has not failed.
     failed: Vec<Vec<Id>>,
     /// Operations whose failure no wait has returned.
     unreported: BTreeSet<Id>,
-    /// Operations whose failure has perhaps not been returned by a wait: it was cleared on a variable that may have
-    /// failed with it.
+    /// Operations whose failure has perhaps not been returned by a wait. It was possibly the failure of a variable that
+    /// has been cleared.
     maybe_unreported: BTreeSet<Id>,
     /// The values that each operation has seen, if it ran.
     seen: Vec<Option<u64>>,
@@ -542,7 +543,7 @@ pub enum Answer {
 /// The results of a run of a program.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// Per variable.
+    /// Per variable: the log, the final values and the final version.
     logs: Vec<Vec<Group>>,
     slots: Vec<u64>,
     typed: Vec<Answer>,
@@ -551,10 +552,10 @@ pub struct History {
     runs: Vec<u32>,
     seen: Vec<u64>,
     times: Vec<(u64, u64)>,
-    /// Per thread and step, for the steps that wait.
+    /// Per thread and step: the result, if the step waits.
     answers: Vec<Vec<Option<Answer>>>,
     last: Answer,
-    /// Operations that accessed a variable at the same time as others that conflict with them.
+    /// Descriptions of accesses that overlapped a conflicting access.
     violations: Vec<String>,
 }
 
@@ -562,7 +563,7 @@ pub struct History {
 struct Slot {
     /// The number of readers, or -1 for a writer.
     holders: AtomicI64,
-    /// Only loaded and stored, relaxed: the engine must order the accesses.
+    /// Only loaded and stored, with relaxed ordering, since the engine must order the accesses.
     value: AtomicU64,
     log: Mutex<Vec<Group>>,
 }
@@ -582,7 +583,7 @@ struct World {
     program: Arc<Program>,
     slots: Vec<Slot>,
     records: Vec<Record>,
-    /// Per operator: the runs so far. Only loaded and stored.
+    /// Per operator: the number of runs so far. It is only loaded and stored.
     operator_runs: Vec<AtomicU32>,
     clock: Option<AtomicU64>,
     logs: bool,
@@ -861,7 +862,8 @@ impl World {
 
     // ------------------------------------------------------------------- what operations do ----
 
-    /// Begins the access of an operation to its variables, and returns what it sees. `typed` are the typed values.
+    /// Begins the access of an operation to its variables, and folds the values that it sees into one number. `typed`
+    /// has the values of its typed variables.
     fn enter(&self, id: Id, mut typed: Option<impl Iterator<Item = u64>>) -> u64 {
         let operation = self.program.operation(id);
         for &(variable, access) in &operation.accesses {
@@ -915,7 +917,7 @@ impl World {
         match self.program.operation(id).ends {
             Ends::Well => Ok(()),
             Ends::Error | Ends::Lost => Err(format!("{id} fails on purpose")),
-            // An ordinary panic, but without its report.
+            // An ordinary panic, but without a report by the panic hook.
             Ends::Panic => resume_unwind(Box::new(format!("{id} panics on purpose"))),
         }
     }
@@ -999,7 +1001,8 @@ impl History {
         (self.slots.clone(), self.typed.clone(), self.versions.clone())
     }
 
-    /// Returns wrong histories, each of which differs in one point from this one. This one must be right and have logs.
+    /// Returns wrong histories, each of which differs from this history in one point. This history must be right and
+    /// have logs.
     pub fn tampered(&self) -> Vec<(&'static str, Self)> {
         let mut all = Vec::new();
         let mut tamper = |what, f: &dyn Fn(&mut Self)| {
@@ -1124,7 +1127,8 @@ pub fn check_serial(program: &Program, history: &History) -> Result<(), String> 
     history.check_end(program, &model)
 }
 
-/// Checks the history of a program without failures, run with logs, against a serial run in an order that explains it.
+/// Checks the history of a program without failures, run with logs, against a serial run in an order that explains the
+/// logs.
 pub fn check_some_order(program: &Program, history: &History) -> Result<(), String> {
     check_logs(program, history)?;
     for answer in history.answers.iter().flatten().flatten() {
@@ -1140,7 +1144,7 @@ pub fn check_some_order(program: &Program, history: &History) -> Result<(), Stri
     history.check_end(program, &model)
 }
 
-/// Checks that every operation is exactly once in the logs of its variables, and in no others.
+/// Checks that every operation is exactly once in the log of each of its variables, and in no other log.
 fn check_logs(program: &Program, history: &History) -> Result<(), String> {
     let mut found = 0;
     for (variable, log) in history.logs.iter().enumerate() {
@@ -1170,7 +1174,7 @@ fn check_logs(program: &Program, history: &History) -> Result<(), String> {
 /// Returns an order of all operations that agrees with every log, every thread, every parent and the clock.
 pub fn explain(program: &Program, history: &History) -> Result<Vec<Id>, String> {
     let operations = program.operations.len();
-    // Nodes: the operations, followed by the times at which pushes began or ended, in order.
+    // The nodes are the operations, followed by the times at which pushes began or ended, in order.
     let mut moments: Vec<(u64, Id, bool)> = Vec::new();
     for (id, &(began, ended)) in history.times.iter().enumerate() {
         if began != 0 && ended != 0 {

@@ -43,13 +43,13 @@ pub trait DescriptionShapes: Sized {
     /// Sets the property, or calls the builder method that stands for it.
     fn kind(self, property: Property) -> Self;
 
-    /// Pushes a function of the context, over the untyped variables declared so far.
+    /// Pushes a function that takes the context, over the untyped variables declared so far.
     fn push_sync<F, R>(self, f: F) -> Result<(), PushError>
     where
         F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
         R: Report;
 
-    /// Creates an operator from a function of the context, over the untyped variables declared so far.
+    /// Creates an operator from a function that takes the context, over the untyped variables declared so far.
     fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
     where
         F: Fn(&OpContext<'_>) -> R + Send + Sync + 'static,
@@ -215,7 +215,7 @@ impl DescriptionShapes for OpBuilder<'_> {
 
 /// Additional methods of an engine.
 pub trait EngineShapes {
-    /// Pushes an operation without a name that completes when its function returns.
+    /// Pushes an unnamed operation that completes when its function returns.
     fn push_sync<F, R, const READS: usize, const WRITES: usize>(
         &self,
         f: F,
@@ -226,7 +226,7 @@ pub trait EngineShapes {
         F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
         R: Report;
 
-    /// Pushes an operation without a name that completes when its completion is used.
+    /// Pushes an unnamed operation that completes when its completion is used.
     fn push_async<F, R, const READS: usize, const WRITES: usize>(
         &self,
         f: F,

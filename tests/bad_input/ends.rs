@@ -126,8 +126,8 @@ fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
     }
 }
 
-/// Each operation of a chain pushes the next one in another lane, so that few are pending at a time. However often a
-/// shutdown checks, it must not miss them.
+/// Each operation of a chain pushes the next one in another lane, so that few are pending at a time. A shutdown must
+/// not miss them, however often it checks.
 #[test]
 fn a_drain_sees_a_single_pending_operation() {
     const LENGTH: usize = 2000;
@@ -148,7 +148,7 @@ fn a_drain_sees_a_single_pending_operation() {
             let inner = Arc::clone(&ran);
             engine.push_sync(move |cx| next(&cx.engine(), &inner), [], []).unwrap();
             thread::scope(|scope| {
-                // Several threads check at the same time and interrupt each other.
+                // Several threads shut the engine down at the same time, and interrupt each other's checks.
                 for _ in 0..4 {
                     scope.spawn(|| {
                         let result = engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)));
@@ -345,7 +345,7 @@ fn a_handle_may_own_a_result_that_is_the_engine() {
     });
 }
 
-/// A waker owns the last handle to the engine, which decides when to drop the waker.
+/// A waker owns the last handle to the engine, and the engine decides when to drop the waker.
 #[test]
 fn a_waker_may_own_the_last_handle_to_the_engine() {
     struct Keeps(Mutex<Option<Engine>>);

@@ -71,7 +71,7 @@ fn the_drop_of_captures_may_panic() {
     });
 }
 
-/// A call that is refused, with a value for its function to capture.
+/// A call that is refused. Its function captures the given value.
 type Call = fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>;
 
 /// A refused push drops the function on the pushing thread, so the panic may reach the caller.

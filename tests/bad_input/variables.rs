@@ -276,7 +276,7 @@ fn an_operation_may_delete_its_variable() {
     });
 }
 
-/// A value owns the last handle to another variable, or a handle to its own.
+/// A value owns the last handle to another variable, or a handle to its own variable.
 #[test]
 fn a_value_may_own_handles_to_variables() {
     on_kinds(&KINDS, 1, |engine| {
@@ -310,7 +310,7 @@ fn a_thread_local_may_own_a_variable_and_an_engine() {
         let drops = Drops::new();
         let (inner, inner_drops) = (engine.clone(), drops.clone());
         thread::spawn(move || {
-            // The thread-local is used before the engine is, and again after.
+            // The thread uses the thread-local before it uses the engine, and again afterwards.
             KEPT.with_borrow_mut(Vec::clear);
             let value = inner.var(inner_drops.make());
             inner.op("").push(value.write(), |value| value.touch()).unwrap();
@@ -323,7 +323,7 @@ fn a_thread_local_may_own_a_variable_and_an_engine() {
         })
         .join()
         .unwrap();
-        // The same on a worker, whose thread ends with the engine.
+        // The same happens on a worker, whose thread ends with the engine.
         let value = engine.var(drops.make());
         engine.op("").push((), move |()| KEPT.with_borrow_mut(|kept| kept.push(Box::new(value)))).unwrap();
         engine.shutdown(Shutdown::Drain, None).unwrap();

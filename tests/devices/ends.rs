@@ -195,7 +195,7 @@ fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
 
 /// One failure passes from the CPU to the device and back.
 #[test]
-fn a_failure_passes_through_operations_of_devices_and_of_the_cpu() {
+fn a_failure_passes_through_device_and_cpu_operations() {
     for kind in KINDS {
         watched(move || {
             let gpu = random(10);
@@ -307,7 +307,7 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
         });
         let mut handle = launch.unwrap();
         issued(&gpu, 1, 0);
-        // The device must be polled so that the first kernel starts. Otherwise the kernel below could start before it.
+        // The device must be polled so that the first kernel starts. Otherwise the kernel below could start first.
         let polls = gpu.counts().polls;
         eventually("the kernel is started", || gpu.counts().polls > polls);
         // The lane of the kernel is busy, so the thread of another lane runs the kernel.
@@ -317,8 +317,8 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
         gpu.advance(ms(1));
         running.pass();
         gpu.lose();
-        // A call reports the loss to a third lane, which must make a mark behind its function, although the function
-        // has issued no work.
+        // A third lane learns of the loss from its own call to the driver: it puts a mark behind the operation's
+        // function, even though that function has issued no work.
         let token = engine.token();
         let reported = engine.op("reported").on(GPU).kind(Property::CopyToGpu).writes([&token]);
         let mut reported = reported.submit_launch_any((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
@@ -333,8 +333,8 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     });
 }
 
-/// In the naive engine, an operation does not complete before its work on the device, even if the device refuses a
-/// call.
+/// In the naive engine, an operation does not complete before its work on the device has ended, even if the device
+/// refuses a call.
 #[test]
 fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
     // The refused call is the launch, or a call after it.
@@ -436,9 +436,9 @@ fn the_drop_of_an_engine_waits_for_work_in_flight() {
     }
 }
 
-/// An operation of the device holds the last handle to the engine.
+/// A device operation holds the last handle to the engine.
 #[test]
-fn the_last_handle_of_an_engine_may_be_dropped_on_a_device_thread() {
+fn the_last_handle_to_an_engine_may_be_dropped_on_a_device_thread() {
     for kind in THREADED {
         watched(move || {
             let gpu = random(12);

@@ -1,5 +1,5 @@
 //! Random programs of CPU and device operations, compared with a serial model; and one such program with a fault at
-//! each place.
+//! each place in turn.
 //!
 //! A program runs on two GPUs that pick their commands at random. Without faults there is one correct result: what
 //! each operation saw, and every value, version and failure. With a fault, operations that do not fail must still be
@@ -54,11 +54,12 @@ const PLACES: [Place; 14] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// An operation on the CPU, which uses values of the host. It only names variables of devices.
+    /// An operation on the CPU, which uses values on the host. It declares variables of devices without using their
+    /// values.
     Cpu,
     /// The same as `Cpu`, but in the function of a device operation.
     Function(u32),
-    /// An asynchronous operation of a device, which only names its variables.
+    /// An asynchronous device operation, which declares its variables without using their values.
     Asynchronous(u32),
     Kernel(u32),
     CopyIn(u32),
@@ -79,7 +80,7 @@ enum Ends {
 #[derive(Clone, Debug)]
 struct Operation {
     kind: Kind,
-    /// Each variable is named once. Those that are read come first, in the order in which they are folded.
+    /// Each variable is named once. The variables that are read come first, in the order in which they are folded.
     accesses: Vec<(usize, Access)>,
     ends: Ends,
     property: Property,
@@ -218,7 +219,7 @@ impl Operation {
         matches!(self.kind, Kind::CopyIn(_) | Kind::CopyOut(_) | Kind::Peer(_))
     }
 
-    /// Returns whether the operation uses the value of a variable at `place`, or only names it.
+    /// Returns whether the operation uses the value of a variable at `place`, instead of only naming the variable.
     fn uses(&self, place: Place) -> bool {
         match self.kind {
             Kind::Cpu | Kind::Function(_) => !matches!(place, Place::Gpu(_)),
@@ -388,14 +389,14 @@ enum Fault {
     LoseAfter(usize),
 }
 
-/// Issues a kernel on a stream.
+/// A function that issues a kernel on a stream.
 type Issue<'a> = Box<dyn FnOnce(&mut GpuStream) -> Result<(), DeviceError> + 'a>;
 
 struct Runner {
     program: Arc<Program>,
     engine: Engine,
     gpus: [SimulatedGpu; 2],
-    /// One stream for each GPU.
+    /// One imported stream for each GPU.
     own: [Arc<Mutex<ImportedStream>>; 2],
     variables: Vec<Handle>,
     handles: Vec<Option<OpHandle<u64>>>,
@@ -646,7 +647,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
     };
     for (index, &step) in program.steps.iter().enumerate() {
         // From time to time the devices are stalled, so that more operations are in flight at the same time. The naive
-        // engine would hang, since it waits for each of them.
+        // engine would hang, since it waits for each operation.
         if kind != EngineKind::Naive {
             match (index % 24, step) {
                 (0, Step::Push(_)) => runner.gpus.iter().for_each(SimulatedGpu::stall),
@@ -879,7 +880,7 @@ fn a_lost_device_fails_only_its_dependents_and_nothing_hangs() {
 }
 
 /// Measures the time until all waits have returned. The engine promises five milliseconds on an idle machine. On a
-/// loaded one, the best of several rounds may take fifty.
+/// loaded machine, the best of several rounds may take fifty.
 #[test]
 fn waits_return_soon_after_a_loss() {
     for kind in THREADED {

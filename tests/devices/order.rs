@@ -114,7 +114,7 @@ fn a_chain_over_three_streams_has_an_event_and_a_wait_at_each_step() {
 }
 
 /// The diamond is copy in → {compute, urgent} → compute → copy out. One event orders both branches after the copy in.
-/// The compute stream then waits only for the urgent one.
+/// The compute stream then waits only for the urgent stream.
 #[test]
 fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
     watched_for(AWHILE, || {
@@ -144,7 +144,7 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
         // `join`.
         assert_eq!(edges(&gpu), (3, 4));
 
-        // A stream does not wait for an event again, even if another stream has waited for that event before.
+        // A stream does not wait for an event for which it has waited before, directly or through another stream.
         kernel_from(&engine, "again", Property::Normal, &a, &b, |a, b| b[0] = a[0]);
         kernel_from(&engine, "again", Property::Normal, &c, &b, |c, b| b[0] += c[0]);
         issued(&gpu, 5, 2);
@@ -191,7 +191,7 @@ fn a_copy_in_waits_on_the_device_for_the_readers_of_its_target() {
     });
 }
 
-/// A dependent operation that is pushed later requests the event. A second one uses the same event.
+/// A dependent operation that is pushed later requests the event. A second dependent operation uses the same event.
 #[test]
 fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
     watched(|| {
@@ -216,7 +216,7 @@ fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
 }
 
 /// The event for a known dependent operation is recorded directly behind its dependency, before later commands of the
-/// stream. The same is true of the mark for an operation of the CPU.
+/// stream. The same is true of the mark for a CPU operation.
 #[test]
 fn a_known_dependent_operation_does_not_wait_for_later_commands() {
     watched_for(AWHILE, || {

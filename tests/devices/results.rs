@@ -60,9 +60,9 @@ fn a_version_rises_when_the_device_completes_the_mutation() {
     }
 }
 
-/// Tokens order kernels as well, for instance if they share state of the device itself.
+/// Tokens order kernels as well, for instance kernels that share state of the device itself.
 #[test]
-fn tokens_and_values_of_the_host_order_device_operations() {
+fn tokens_and_values_on_the_host_order_device_operations() {
     for kind in KINDS {
         watched(move || {
             for seed in 0..10 {
@@ -78,7 +78,7 @@ fn tokens_and_values_of_the_host_order_device_operations() {
                         log.push(2 * round);
                     })
                     .unwrap();
-                    // The function may use values of the host; the kernel runs later.
+                    // The function may use values on the host; the kernel runs later.
                     let on_gpu = engine.op("gpu").on(GPU).writes([&token]);
                     on_gpu
                         .launch_any((log.write(), var.read()), move |stream, (log, var)| {
@@ -126,7 +126,7 @@ fn values_are_copied_from_one_gpu_to_another_and_back() {
 }
 
 #[test]
-fn an_operation_of_another_gpu_is_issued_when_its_dependency_is_complete() {
+fn an_operation_on_another_gpu_is_issued_when_its_dependency_is_complete() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let (gpu, other_gpu) = (manual(), random(14));
@@ -185,7 +185,7 @@ fn copies_work_in_both_directions_on_any_lane() {
 }
 
 #[test]
-fn an_operator_of_a_device_may_be_pushed_again_while_it_is_pending() {
+fn a_device_operator_may_be_pushed_again_while_it_is_pending() {
     for kind in THREADED {
         watched(move || {
             let gpu = SimulatedGpu::default();
@@ -376,9 +376,9 @@ fn everything_captured_by_device_operations_is_dropped_once() {
     }
 }
 
-/// An asynchronous operation of a device holds its variables until its completion is used or dropped.
+/// An asynchronous device operation holds its variables until its completion is used or dropped.
 #[test]
-fn an_asynchronous_operation_of_a_device_ends_with_its_completion() {
+fn an_asynchronous_device_operation_ends_with_its_completion() {
     for kind in KINDS {
         watched_for(AWHILE, move || {
             let gpu = random(4);
@@ -431,8 +431,8 @@ fn several_engines_share_a_device() {
     });
 }
 
-/// A CPU operation that names the variables of a kernel runs after the kernel. One that does not name them does not
-/// wait.
+/// A CPU operation that names the variables of a kernel runs after the kernel. A CPU operation that does not name them
+/// does not wait for the kernel.
 #[test]
 fn a_cpu_operation_waits_only_for_the_kernels_on_its_variables() {
     for kind in THREADED {
@@ -458,7 +458,7 @@ fn a_cpu_operation_waits_only_for_the_kernels_on_its_variables() {
 /// Readers on the host and on the device share a variable, so a copy from pinned memory does not delay the readers of
 /// that memory.
 #[test]
-fn readers_of_the_host_do_not_wait_for_readers_of_the_device() {
+fn readers_on_the_host_do_not_wait_for_readers_on_the_device() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = manual();
@@ -595,7 +595,7 @@ fn completions_are_noticed_however_many_operations_are_pushed() {
             }
             gate.open();
             eventually("as many as allowed are issued", || gpu.counts().launches >= 128);
-            // Any further operations would be issued by now.
+            // Any further operations would be issued in this time.
             thread::sleep(MOMENT);
             gpu.advance(ms(1));
             first.wait().unwrap();
@@ -635,7 +635,7 @@ fn a_full_stream_receives_further_operations_before_it_is_empty() {
     }
 }
 
-/// Between two polls of its stream, a lane's thread sleeps for a short time, so it sets a smaller timer slack than the
+/// Between two polls of its stream, a lane's thread sleeps for a short time, so it sets a timer slack smaller than the
 /// default.
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]

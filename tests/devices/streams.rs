@@ -33,7 +33,7 @@ fn folded(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(1, |value: u64, term| value.wrapping_mul(7).wrapping_add(term))
 }
 
-/// Pushes an operation that folds `term` on `own`.
+/// Pushes an operation that folds `term` into the values on the stream `own`.
 #[track_caller]
 fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, own: &Var<ImportedStream>, term: u64) {
     let launch = move |stream: &mut GpuStream, (values, own): (&mut DeviceVec<u64>, &mut ImportedStream)| {
@@ -43,7 +43,7 @@ fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, ow
     pushed.expect("the engine is open");
 }
 
-/// Commands before and after those of an imported stream keep their order, whatever the device picks first.
+/// Commands before and after those on an imported stream keep their order, whichever command the device picks first.
 #[test]
 fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     for kind in KINDS {
@@ -227,8 +227,8 @@ fn work_issued_before_a_panic_or_an_error_is_ordered() {
     }
 }
 
-/// A call that is refused before the included function runs fails the operation. A call that is refused after it is
-/// repeated. The device stays sound in both cases.
+/// A call that is refused before the included function runs fails the operation. A call that is refused after that
+/// function has run is repeated. The device stays sound in both cases.
 #[test]
 fn a_refused_call_on_an_imported_stream_fails_one_operation_or_is_repeated() {
     for kind in KINDS {
@@ -319,7 +319,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
                         refusing.refuse_from(1);
                     });
                     refusing.refuse_at(0);
-                    assert!(stream.simulated().is_none(), "it is dead");
+                    assert!(stream.simulated().is_none(), "the stream is dead");
                     Ok::<(), BoxError>(())
                 },
             );
@@ -340,7 +340,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     }
 }
 
-/// The stream is no variable's value: the function owns it, and drops it on the lane's thread.
+/// The stream is not the value of a variable: the function owns it, and drops it on the lane's thread.
 #[test]
 fn the_drop_of_a_stream_leaves_its_work_in_flight() {
     for kind in THREADED {

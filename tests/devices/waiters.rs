@@ -1,4 +1,4 @@
-//! Tests of operations that wait at the lane of a device, and of operations that a device operation's function pushes.
+//! Tests of operations that wait at a GPU lane, and of operations that a device operation's function pushes.
 
 use crate::common::shapes::*;
 use std::{
@@ -125,7 +125,7 @@ fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
     watched_for(AWHILE, || {
         let gpu = manual();
         let engine = engine(EngineKind::PerDevice, &gpu);
-        // 1,000 bytes, which take a millisecond to copy.
+        // Each buffer has 1,000 bytes, which take a millisecond to copy.
         let ring: Vec<_> = (0..4).map(|_| (pinned(&engine, 125), device(&engine, 125), pinned(&engine, 125))).collect();
         // The lane is held until several chunks are ready.
         let gate = hold_lane(&engine, Property::Normal);
@@ -151,9 +151,9 @@ fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
     });
 }
 
-/// This is true even if the operation of the CPU is not ready when the device operation is issued.
+/// The CPU operation is not ready when the device operation is issued.
 #[test]
-fn an_operation_of_the_cpu_does_not_wait_for_work_issued_behind_its_dependency() {
+fn a_cpu_operation_does_not_wait_for_work_issued_behind_its_dependency() {
     for kind in THREADED {
         watched_for(AWHILE, move || {
             let gpu = manual();

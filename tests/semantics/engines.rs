@@ -43,7 +43,7 @@ fn a_naive_engine_defers_operations_that_conflict_with_a_running_one() {
     });
 }
 
-/// The completion of one asynchronous operation makes a long queue ready, which must not run recursively.
+/// The completion of one asynchronous operation makes a long queue of operations ready, which must not run recursively.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_long_queue_of_a_naive_engine_runs_without_recursion() {
@@ -89,8 +89,8 @@ fn in_a_child_a_long_asynchronous_queue_of_a_naive_engine() {
     assert_eq!(token.version(), 100_001);
 }
 
-/// Each operation starts on the pushing thread and pushes the next one. On a naive engine, every operation starts
-/// there; on the others, only eager ones do.
+/// Each operation starts on the pushing thread and pushes the next one. On a naive engine, every operation starts on
+/// that thread; on other engines, only eager operations do.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn pushes_inside_pushes_do_not_overflow_the_stack() {
@@ -117,7 +117,7 @@ fn in_a_child_pushes_inside_pushes() {
     let kinds = std::env::var("RADDLE_TEST_KIND").unwrap();
     let mut kinds = kinds.split(' ').map(|kind| kind.parse().unwrap());
     let here = engine(kinds.next().unwrap(), 1);
-    // First on one engine, then alternating between two.
+    // The operations first run on one engine, and then alternate between two.
     for there in [here.clone(), engine(kinds.next().unwrap(), 1)] {
         let count = Arc::new(AtomicUsize::new(0));
         descend(here.clone(), there, Arc::clone(&count));
@@ -125,7 +125,7 @@ fn in_a_child_pushes_inside_pushes() {
     }
 }
 
-/// At a depth that programs reach, each operation has run when its push returns.
+/// At a depth that programs reach, each operation has run by the time its push returns.
 #[test]
 fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
     fn descend(engine: &Engine, depth: usize, ran: &Arc<AtomicUsize>) {

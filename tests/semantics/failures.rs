@@ -42,7 +42,7 @@ fn a_failure_reports_the_name_the_location_and_the_cause() {
     });
 }
 
-/// The location is the line of the program that pushes.
+/// The location is the line of the push in the program.
 #[test]
 fn every_form_of_push_records_its_location() {
     on_kinds(&KINDS, 1, |engine| {
@@ -267,7 +267,7 @@ fn a_failed_overwrite_leaves_the_variable_failed() {
     });
 }
 
-/// The operation that should have cleared the failure fails itself, and its failure must be reported too.
+/// The operation that should have cleared the failure itself fails, and its failure must be reported too.
 #[test]
 fn a_failed_overwrite_of_a_failed_variable_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
@@ -420,11 +420,11 @@ fn a_failure_without_mutated_variables_is_reported_once() {
     });
 }
 
-/// The number of failures that an engine stores; it only counts the others.
+/// The number of failures that an engine stores; it only counts any further ones.
 const STORED: usize = 4096;
 const BEYOND: usize = 904;
 
-/// Makes `count` operations fail that mutate no variable. All of them have failed when this returns.
+/// Pushes `count` operations that mutate no variable and fail. All have failed when this function returns.
 fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
     let submit = |_| engine.op("lonely").submit_any((), |()| Err::<(), _>("no")).unwrap();
     let handles: Vec<_> = (0..count).map(submit).collect();
@@ -510,7 +510,7 @@ fn a_handle_that_reports_late_does_not_hide_later_failures() {
     });
 }
 
-/// Each failure is reported or cleared, but not twice, while handles report some and another thread clears the others.
+/// Each failure is reported or cleared exactly once, while handles report some and another thread clears the others.
 #[test]
 #[cfg_attr(miri, ignore = "needs 60,000 operations")]
 fn failures_are_cleared_once_while_handles_report_others() {
@@ -528,7 +528,7 @@ fn failures_are_cleared_once_while_handles_report_others() {
                     });
                 }
                 start.join();
-                // The number of failures that are reported by then varies.
+                // The number of failures that are reported before `clear_errors` is called differs between rounds.
                 (0..round * 100).for_each(|_| thread::yield_now());
                 engine.clear_errors().map_or(0, |(_, count)| count)
             });
@@ -546,7 +546,7 @@ fn wait_for_all_reports_the_earliest_failure_first() {
     on_kinds(&KINDS, 1, |engine| {
         let tokens: Vec<Token> = (0..3).map(|_| engine.token()).collect();
         for (name, token) in ["a", "b", "c"].into_iter().zip(tokens.iter().rev()) {
-            // With one worker, they fail in this order.
+            // With one worker, the operations fail in this order.
             push_failing(&engine, name, &[], &[token]);
         }
         for name in ["a", "b", "c"] {

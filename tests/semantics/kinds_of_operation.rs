@@ -144,8 +144,8 @@ fn an_async_function_that_panics_with_its_completion_fails_the_operation_with_th
     });
 }
 
-/// `?` in an asynchronous function drops the completion, which completes the operation immediately. The error is
-/// returned after that, and is still reported.
+/// `?` in an asynchronous function drops the completion, which completes the operation immediately. The error, which
+/// the function returns only afterwards, is still reported.
 #[test]
 fn an_async_function_that_returns_early_loses_its_completion() {
     on_kinds(&KINDS, 1, |engine| {
@@ -174,7 +174,7 @@ fn an_async_function_that_returns_early_loses_its_completion() {
     });
 }
 
-/// The function may wait for an operation that depends on its own.
+/// The function may wait for an operation that depends on its own operation.
 #[test]
 fn an_async_operation_completes_when_its_function_drops_the_completion() {
     on_kinds(&KINDS, 2, |engine| {
@@ -512,7 +512,7 @@ fn a_value_that_is_not_sync_can_be_written() {
 }
 
 #[test]
-fn a_typed_operation_returns_a_value_from_its_handle() {
+fn a_typed_operation_returns_a_value_through_its_handle() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(String::from("warp"));
         let length = engine.op("").submit(value.read(), |value| value.len()).unwrap();

@@ -131,7 +131,7 @@ fn the_version_counts_no_failed_or_skipped_mutations() {
     on_kinds(&KINDS, 1, |engine| {
         let (failed, after) = (engine.token(), engine.token());
         engine.push_sync(|_| {}, [], [&failed, &after]).unwrap();
-        // Neither the failed mutation counts nor the ones that are skipped because of it.
+        // The version counts neither the failed mutation nor the ones that are skipped because of it.
         push_failing(&engine, "fails", &[], &[&failed]);
         engine.push_sync(|_| {}, [], [&failed]).unwrap();
         engine.push_sync(|_| {}, [&failed], [&after]).unwrap();
@@ -283,7 +283,7 @@ fn a_cancel_fails_operations_that_have_not_started_and_ends_waits() {
             let add = |error: OpError| lock(errors).push(error);
             scope.spawn(move || add(failure(engine.wait_for_var(value))));
             scope.spawn(move || add(failure(engine.wait_to_read(value))));
-            // It depends on the timing whether the wait for all still finds an unreported failure.
+            // Whether the wait for all still finds an unreported failure depends on the timing.
             scope.spawn(move || engine.wait_for_all().map_err(|error| add(failure(Err::<(), _>(error)))));
             scope.spawn(move || add(failure(block_on(engine.wait_for_var_async(value)))));
             scope.spawn(move || handles.into_iter().for_each(|handle| add(failure(handle.wait()))));

@@ -30,7 +30,7 @@ use raddle::{
     Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
 };
 
-/// Pushes a named operation on tokens that fails.
+/// Pushes a named operation on tokens. The operation fails.
 fn push_failing(engine: &Engine, name: &'static str, reads: &[&Token], writes: &[&Token]) {
     engine
         .op(name)

@@ -22,7 +22,7 @@ fn a_push_returns_without_waiting() {
     });
 }
 
-/// This includes the naive engine, where an asynchronous operation may still hold the variable.
+/// A push does not wait on the naive engine either, although an asynchronous operation may hold the variable.
 #[test]
 fn a_push_on_a_held_variable_returns_without_waiting() {
     on_kinds(&KINDS, 1, |engine| {

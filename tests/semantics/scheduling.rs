@@ -199,8 +199,8 @@ mod on_linux {
                 handle.submit((), |()| common::allowed_cores()).unwrap().wait().unwrap()
             };
             assert_eq!(cores(), all);
-            // The thread of the pinned worker becomes a spare thread: it hands its worker over while the operation waits,
-            // and the function ends in place of that worker, which is idle.
+            // The thread of the pinned worker becomes a spare thread: it hands its worker over while the operation
+            // waits, and the function ends in place of that worker, which is idle.
             let token = engine.token();
             let gate = hold(&engine, &token);
             let waiting = wait_in(Property::Normal, &token);

@@ -78,7 +78,7 @@ fn later_pushes_do_not_delay_a_wait_for_a_variable() {
         let token = engine.token();
         let first = hold(&engine, &token);
         let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
-        // Pushed after the waits: an operation that does not complete.
+        // An operation that is pushed after the waits, and does not complete before they end.
         let (second, started) = (Gate::new(), Gate::new());
         let (gate, has_started) = (second.clone(), started.clone());
         engine
@@ -395,7 +395,7 @@ fn futures_are_woken_from_other_threads() {
     });
 }
 
-/// A future that one task has polled and another one awaits wakes the task that has polled last.
+/// A future that one task has polled and another task awaits wakes the task that polled it last.
 #[test]
 fn a_future_may_move_between_tasks() {
     on_kinds(&KINDS, 1, |engine| {

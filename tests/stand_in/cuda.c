@@ -1,5 +1,5 @@
-/* A library that takes the place of the CUDA driver's and simulates devices on the processor: whole programs run
- * against it. Every stream is a thread with a queue of commands. Calls return before their commands are done, and
+/* A library that takes the place of the CUDA driver and simulates devices on the processor, so that whole programs can
+ * run against it. Every stream is a thread with a queue of commands. Calls return before their commands are done, and
  * streams are ordered only by what the driver's manual says.
  *
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -pthread -o DIR/libcuda.so.1 tests/stand_in/cuda.c
@@ -11,11 +11,11 @@
  * module is unloaded, or two concurrent accesses to the same memory, one of which writes. A command that touches memory
  * that is not allocated loses the device, as it does on hardware.
  *
- * STAND_IN_DEVICES: the number of GPUs (1).  STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
- * that finds the queue full waits.  STAND_IN_MEMORY: the bytes of a device (1 GiB).  STAND_IN_NARROW: streams cannot
- * write 64 bits.  STAND_IN_COMPUTE_MODE: the reported compute mode (0: every process may use the device).
- * STAND_IN_SLOW_US: the minimum time of each kernel.  STAND_IN_FAULT=CODE@N: the Nth asynchronous call is refused; if
- * the code says that the device is lost, the device is lost. */
+ * STAND_IN_DEVICES: the number of GPUs (1). STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
+ * that finds the queue full waits. STAND_IN_MEMORY: the bytes of a device (1 GiB). STAND_IN_NARROW: streams cannot
+ * write 64 bits. STAND_IN_COMPUTE_MODE: the reported compute mode (0: every process may use the device).
+ * STAND_IN_SLOW_US: the minimum time of each kernel. STAND_IN_FAULT=CODE@N: the Nth asynchronous call is refused; if
+ * the code means a loss, the device is lost. */
 
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -54,7 +54,7 @@ typedef struct command {
     kind kind;
     address to, from;
     size_t bytes;
-    /* Whether an end of a copy is in ordinary memory of the program, which cannot be checked. */
+    /* Whether the target, or the source, of a copy is in ordinary memory of the program, which cannot be checked. */
     int to_any, from_any;
     void *staged;
     uint64_t value;
@@ -68,7 +68,7 @@ typedef struct command {
     struct command *next;
 } command;
 
-/* Commands in the order in which they were issued, in which they can be done one by one. */
+/* Commands in the order in which they were issued. They can be executed one by one in this order. */
 typedef struct graph { int refs; device *of; command *first, **end; } graph;
 
 /* A capture in progress. `counts` holds the number of commands of each of its streams. The capture began on the first
@@ -168,7 +168,7 @@ static piece *piece_at(address at, size_t bytes) {
     return NULL;
 }
 
-/* Marks the device as lost. It does nothing any more: queues drain without doing their commands. */
+/* Marks the device as lost. A lost device does nothing: its queues drain without running their commands. */
 static void lose(device *of, int code) { if (!of->lost) of->lost = code; }
 
 static void drop_piece(piece *it) {
@@ -180,8 +180,8 @@ static void drop_piece(piece *it) {
     free(it);
 }
 
-/* Begins an access by a device. If there is no such memory, the device is lost. Kernels cannot reach another device's
- * memory unless access was granted. */
+/* Begins an access by a device. If the memory is not allocated, the device is lost. Kernels cannot reach another
+ * device's memory unless access was granted. */
 static int begin(access *it, stream *in, address at, size_t bytes, int writes, int by_kernel) {
     device *of = in->of;
     pthread_mutex_lock(&all);
@@ -332,8 +332,9 @@ static const kernel KERNELS[] = {
     /* examples/gpu_pipeline/kernels.ptx */
     { "smooth", { 8, 8, 4 }, run_smooth },
     { "tone", { 8, 8, 8, 4 }, run_tone },
-    /* For measurements. `spin`: nanoseconds. `sample`: where, how many readings of the clock. `stamp`: where to write
-     * the clock, after how many nanoseconds. `fill`: where, how many words, of which value. */
+    /* For measurements. The arguments are: for `spin`, the nanoseconds; for `sample`, an address and the number of
+     * readings of the clock; for `stamp`, the address of the reading and the nanoseconds before it; for `fill`, an
+     * address, the number of words and their value. */
     { "nothing", { 0 }, run_nothing },
     { "spin", { 8 }, run_spin },
     { "sample", { 8, 4 }, run_sample },
@@ -746,7 +747,7 @@ int cuInit(unsigned flags) {
         device_memory = (size_t)number_in("STAND_IN_MEMORY", 1 << 30);
         slowness = 1000 * (uint64_t)number_in("STAND_IN_SLOW_US", 0);
         narrow = getenv("STAND_IN_NARROW") != NULL;
-        if (!depth) wrong("STAND_IN_DEPTH is to be a number from 1", "");
+        if (!depth) wrong("STAND_IN_DEPTH must be a positive number", "");
         for (int i = 0; i < DEVICES; i++) pthread_cond_init(&devices[i].fewer_streams, NULL);
         started = 1;
     }
@@ -903,7 +904,7 @@ static int allocate(address *it, size_t bytes, int host) {
     return OK;
 }
 
-/* Device memory is freed when the device is idle. To free host memory that the device still uses is a mistake. */
+/* Device memory is freed when the device is idle. Freeing host memory that the device still uses is a mistake. */
 static int give_back(address it, int host) {
     if (!current) return INVALID_CONTEXT;
     if (unsafe_call()) return CAPTURE_UNSUPPORTED;
@@ -1287,7 +1288,7 @@ int cuModuleUnload(module *it) {
 }
 int cuModuleGetFunction(function **it, module *in, const char *name) {
     pthread_mutex_lock(&all);
-    if (!in->alive) wrong("its module was unloaded before somebody asked for the kernel ", name);
+    if (!in->alive) wrong("the module was unloaded before this kernel was requested: ", name);
     int result = in->of->lost ? in->of->lost : NOT_FOUND;
     for (function *each = in->functions; each && result == NOT_FOUND; each = each->next) {
         if (strcmp(each->name, name)) continue;

@@ -1,4 +1,5 @@
-/* Checks that the stand-in orders, refuses and loses as it should. Built together with it, with and without sanitizers.
+/* Checks that the stand-in orders commands, refuses calls and loses devices as it should. This file is built together
+ * with the stand-in, with and without sanitizers.
  *
  *     cc -O1 -pthread -o DIR/self_test tests/stand_in/self_test.c tests/stand_in/cuda.c */
 
@@ -103,7 +104,7 @@ static void change_late(handle in, address at, uint64_t nanos, uint32_t factor, 
     DO(launch(LATE, in, arguments));
 }
 
-/* Changes a value on one stream after another. Each stream waits for an event that is recorded again and again. */
+/* Changes a value on several streams in turn. Each stream waits for an event that is recorded again and again. */
 static void *hops(void *seeded) {
     unsigned seed = (unsigned)(uintptr_t)seeded;
     uint32_t *host, expected = 1;

@@ -20,7 +20,7 @@ use raddle_benches::shapes::*;
 
 use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, until_reported, word};
 
-/// Set in the child process that loses its device.
+/// The environment variable that is set in the child process that loses its device.
 const INSIDE: &str = "RADDLE_GPU_BENCH_INSIDE";
 
 const ONE: LaunchConfig = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
@@ -128,7 +128,7 @@ impl ByHand {
 
 fn hops(count: usize) -> f64 {
     let mut hand = ByHand::new(false, 2);
-    // A wait refers to the last record before it was issued, so that two events are enough.
+    // A wait refers to the last record before the wait was issued, so two events are enough.
     let events = [(); 2].map(|()| hand.context.new_event(None).expect("an event"));
     let start = Instant::now();
     for i in 0..count {
@@ -249,7 +249,7 @@ fn fault() -> f64 {
     })
 }
 
-/// Returns the first GPU.
+/// Opens the first GPU, to be measured.
 pub fn bed() -> Result<Bed, String> {
     let gpu = CudaGpu::open(0).map_err(|error| error.to_string())?;
     let context = gpu.context();

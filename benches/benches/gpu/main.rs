@@ -1,5 +1,5 @@
-//! The overhead of the engine on a GPU: per operation, from stream to stream, from the device back to the CPU; to what
-//! extent copies and kernels overlap; how soon a lost device is reported.
+//! The overhead of the engine on a GPU: per operation, for a change of streams, and from the device back to the CPU; to
+//! what extent copies and kernels overlap; how soon a lost device is reported.
 //!
 //! The simulated device is always measured. Its times are invented, so the figures are those of the engine and of the
 //! simulated driver. With the feature `cuda`, the same is measured on a real GPU if there is one, next to cudarc and a
@@ -39,13 +39,13 @@ const SMALL: Duration = Duration::from_micros(5);
 /// The duration of a launch on the simulated device.
 const LATENCY: Duration = Duration::from_micros(4);
 
-/// Bytes per second that the simulated device copies in each direction, in the measurement of overlap. It is slow, so
-/// that the CPU, which makes the copies, is not the bottleneck.
+/// Bytes per second that the simulated device copies in each direction, in the measurement of overlap. The rate is low,
+/// so that the CPU, which makes the copies, is not the bottleneck.
 const BANDWIDTH: u64 = 3_000_000_000;
 
 type DeviceWords = DeviceVec<u32>;
 
-/// Launches a kernel that runs for the given duration, or as briefly as possible if that is zero.
+/// A function that launches a kernel, which runs for the given duration, or as briefly as possible if that is zero.
 type Launch = Arc<dyn Fn(&mut GpuStream, &mut DeviceWords, Duration) + Send + Sync>;
 
 /// The timing of the simulated device.
@@ -68,13 +68,13 @@ struct Bed {
     launch: Launch,
     /// The time between a launch and the start of its kernel, or zero if it is unknown.
     latency: Duration,
-    /// The same measurements without an engine: ns per kernel, from stream to stream, and so on.
+    /// The same measurements without an engine.
     peers: Peers,
     /// Loses a device that threads wait for, and returns the time until each of them has received the error.
     fault: Box<dyn Fn() -> f64>,
 }
 
-/// Measurements without an engine, by name: each returns ns per kernel for a number of kernels.
+/// Measurements without an engine, by name. Each takes a number of kernels, and returns ns per kernel.
 #[derive(Default)]
 struct Peers {
     same_stream: Vec<Peer>,
@@ -240,8 +240,9 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
     let peers: Vec<_> = bed.peers.cross_stream.iter().map(|(_, peer)| move || peer(count)).collect();
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
-    let note =
-        format!("{count} kernels as above, on one stream or alternating between two: ns per kernel, of {rounds}.");
+    let note = format!(
+        "{count} kernels as above, on one stream or alternating between two: ns per kernel, medians of {rounds} rounds."
+    );
     let mut table = Table::new("cross_stream", "From stream to stream", &note, &["", "ns per kernel"]);
     let names = ["all on one stream", "alternately on two streams"].into_iter();
     for (name, figures) in names.chain(bed.peers.cross_stream.iter().map(|peer| peer.0)).zip(&found) {
@@ -253,8 +254,8 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
 
 // ------------------------------------------------------------------------------------------- from the device back ----
 
-/// Measures the times from the launch of a kernel to the start of a CPU operation that depends on it, less the kernel's
-/// time, in ns.
+/// Measures the times from the launch of a kernel to the start of a CPU operation that depends on it, less the time of
+/// the kernel and, if it is known, of the launch, in ns.
 fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
     let var = word(engine);
     let sample = |_| {
@@ -302,8 +303,7 @@ fn from_device(bed: &Bed, report: &mut Report) {
     report.add(&table);
 }
 
-// ---------------------------------------------------------------------------------------------------- many pushers
-// ----
+// --------------------------------------------------------------------------------------------------- many pushers ----
 
 fn pushers(bed: &Bed, report: &mut Report) {
     let count = machine::choose(64_000, 640);
@@ -336,7 +336,7 @@ fn pushers(bed: &Bed, report: &mut Report) {
     let peers: Vec<_> = bed.peers.threads.iter().map(|(_, peer)| move || 1e9 / peer(count)).collect();
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
-    let note = format!("{count} kernels that do next to nothing, until all are done, of {rounds} rounds.");
+    let note = format!("{count} kernels that do next to nothing, until all are done: medians of {rounds} rounds.");
     let mut table = Table::new("pushers", "Launches from many threads", &note, &["", "launches per second"]);
     let names = ["raddle, 1 pusher", "raddle, 16 pushers, a variable each"].into_iter();
     for (name, figures) in names.chain(bed.peers.threads.iter().map(|peer| peer.0)).zip(&found) {
@@ -345,8 +345,7 @@ fn pushers(bed: &Bed, report: &mut Report) {
     report.add(&table);
 }
 
-// --------------------------------------------------------------------------------------------------------- overlap
-// ----
+// -------------------------------------------------------------------------------------------------------- overlap ----
 
 /// The buffers of a pipeline of copies and kernels.
 struct Buffers {
@@ -361,7 +360,8 @@ fn overlap(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds(5);
     let note = format!(
         "Chunks are copied in, processed by two kernels, and copied out; four buffers on the device. Each part alone, \
-         then all parts together; ms, of {rounds} rounds. *overlap*: the longest part's time in % of the time of all."
+         then all parts together; ms, medians of {rounds} rounds. *overlap*: the longest part's time in % of the time \
+         of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
     let mut table = Table::new("overlap", "Copies and kernels side by side", &note, &columns);
@@ -386,7 +386,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
             start.elapsed()
         };
         let milliseconds = |push: &dyn Fn(&Buffers, usize)| timed(push).as_secs_f64() * 1e3;
-        // The kernels of a chunk take as long as a copy of it.
+        // The two kernels of a chunk together take as long as a copy of the chunk.
         _ = timed(&copy_in);
         let kernel = timed(&copy_in) / (2 * chunks as u32);
         let kernels =
@@ -416,8 +416,7 @@ fn percent(part: f64) -> Cell {
     number((part * 1000.0).round() / 10.0)
 }
 
-// ----------------------------------------------------------------------------------------------------------- fault
-// ----
+// ---------------------------------------------------------------------------------------------------------- fault ----
 
 /// Starts threads that wait for variables of the device, and calls `lose`, which returns the time of the loss. Returns
 /// the time from the loss until the last thread has received the error, in ns.
@@ -451,7 +450,7 @@ fn fault(bed: &Bed, report: &mut Report) {
     let mut figures: Vec<f64> = (0..rounds).map(|_| (bed.fault)() / 1000.0).collect();
     let note = format!(
         "{THREADS} threads wait for variables of a device that is lost; the time until the last of them receives \
-         the error, in µs, of {rounds} rounds."
+         the error, in µs, over {rounds} rounds."
     );
     let mut table = Table::new("fault", "From a loss until all waiting threads know", &note, &["", "p50", "longest"]);
     let cells = [0.5, 1.0].map(|q| number(quantile(&mut figures, q)));
@@ -459,8 +458,7 @@ fn fault(bed: &Bed, report: &mut Report) {
     report.add(&table);
 }
 
-// ----------------------------------------------------------------------------------------------------------- chain
-// ----
+// ---------------------------------------------------------------------------------------------------------- chain ----
 
 fn chain(bed: &Bed, report: &mut Report) {
     const COUNT: usize = 1_000;
@@ -488,8 +486,8 @@ fn chain(bed: &Bed, report: &mut Report) {
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
     let note = format!(
-        "{COUNT} kernels of {SMALL:?} on one variable, until the host knows that all are done: µs in total, of \
-         {rounds} rounds. *ratio*: the time with an operation for each kernel, divided by this row's."
+        "{COUNT} kernels of {SMALL:?} on one variable, until the host knows that all are done: µs in total, \
+         medians of {rounds} rounds. *ratio*: the time with an operation for each kernel, divided by this row's."
     );
     let mut table = Table::new("chain", "A chain of small kernels", &note, &["", "µs", "ratio"]);
     let names = ["an operation for each kernel", "by hand, on one stream: all launched by one operation"].into_iter();
@@ -501,8 +499,7 @@ fn chain(bed: &Bed, report: &mut Report) {
     report.add(&table);
 }
 
-// ------------------------------------------------------------------------------------------------- simulated device
-// ----
+// ----------------------------------------------------------------------------------------------- simulated device ----
 
 fn simulated() -> Bed {
     let driver = |pace| {
@@ -540,8 +537,8 @@ fn simulated() -> Bed {
     };
     let mut note = "**Simulated: no GPU was used.** The device's times are invented".to_owned();
     note += &format!(
-        ": launches take {LATENCY:?}, copies {} GB/s, and empty kernels take no time. The CPU runs its calls and \
-         kernels, whose cost is part of all figures.",
+        ": launches take {LATENCY:?}, copies run at {} GB/s, and empty kernels take no time. The CPU executes the \
+         device's commands, and their cost is part of all figures.",
         BANDWIDTH / 1_000_000_000,
     );
     Bed {
@@ -556,8 +553,7 @@ fn simulated() -> Bed {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ main
-// ----
+// ----------------------------------------------------------------------------------------------------------- main ----
 
 #[cfg(feature = "cuda")]
 fn cuda_bed() -> Result<Bed, String> {

@@ -4,9 +4,9 @@
     unzip scikit_learn-*.whl sklearn/datasets/data/digits.csv.gz
     python3 pack.py sklearn/datasets/data/digits.csv.gz digits.bin
 
-The file: the word `DIGITS01`; the number of examples (4 bytes, little-endian); rows, columns, classes, and the highest
-value of a pixel (1 byte each); for each example its class and its pixels (1 byte each); and the FNV-1a hash of all
-bytes before it (8 bytes, little-endian).
+The packed file holds the word `DIGITS01`; the number of examples (4 bytes, little-endian); the numbers of rows, columns
+and classes, and the highest value of a pixel (1 byte each); for each example, its class and its pixels (1 byte each);
+and the FNV-1a hash of all preceding bytes (8 bytes, little-endian).
 """
 
 import gzip

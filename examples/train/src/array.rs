@@ -1,12 +1,13 @@
-//! Arrays: a shape, and a place in a chunk. Every operation is pushed, and returns an array at once.
+//! Arrays: a shape, and a range of a chunk. Every operation is pushed, and its result is returned immediately as an
+//! array.
 //!
 //! | here | in the engine |
 //! |---|---|
 //! | an operation on arrays | a [`Task`]: one push that names the chunks' variables |
-//! | a slice, another shape | the same variable |
+//! | a slice, a reshaped array | the same variable |
 //! | [`Array::wait_to_read`] | `Engine::wait_to_read` of the variable |
 //! | [`Array::to_vec`] | an operation that reads the variable, and its handle |
-//! | a copy between devices | a copy in memory of the host, and one by the device |
+//! | a copy between devices | a copy in host memory, and a copy by the device |
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -24,7 +25,7 @@ use crate::{
     volume,
 };
 
-/// An array of `f32`. Clones are handles of the same array.
+/// An array of `f32`. Clones are handles to the same array.
 #[derive(Clone)]
 pub struct Array {
     runtime: Arc<Runtime>,
@@ -40,10 +41,10 @@ impl fmt::Debug for Array {
 }
 
 impl Array {
-    /// Returns an array without values. The first operation on it must write them.
+    /// Returns an array without values. The first operation on it must write its values.
     ///
     /// # Errors
-    /// The GPU has no memory left.
+    /// The GPU is out of memory.
     pub fn new(runtime: &Arc<Runtime>, shape: &[usize]) -> Result<Self, Error> {
         let chunk = runtime.allocate(volume(shape))?;
         Ok(Self { runtime: Arc::clone(runtime), chunk, start: 0, shape: shape.into() })
@@ -52,7 +53,7 @@ impl Array {
     /// Returns an array with these values.
     ///
     /// # Errors
-    /// Their number is not that of the shape; the GPU has no memory left.
+    /// The number of values does not match the shape; the GPU is out of memory.
     #[track_caller]
     pub fn from_vec(runtime: &Arc<Runtime>, shape: &[usize], values: Vec<f32>) -> Result<Self, Error> {
         if values.len() != volume(shape) {
@@ -71,7 +72,7 @@ impl Array {
     /// Returns an array in which all values are the same.
     ///
     /// # Errors
-    /// The GPU has no memory left; the engine refuses a push.
+    /// The GPU is out of memory; the engine refuses a push.
     #[track_caller]
     pub fn full(runtime: &Arc<Runtime>, shape: &[usize], value: f32) -> Result<Self, Error> {
         let array = Self::new(runtime, shape)?;
@@ -79,10 +80,10 @@ impl Array {
         Ok(array)
     }
 
-    /// Returns an array with numbers from the normal distribution, from the runtime's next generator.
+    /// Returns an array of normally distributed numbers from the runtime's next generator.
     ///
     /// # Errors
-    /// The GPU has no memory left; the engine refuses a push.
+    /// The GPU is out of memory; the engine refuses a push.
     #[track_caller]
     pub fn normal(runtime: &Arc<Runtime>, shape: &[usize], deviation: f32) -> Result<Self, Error> {
         let array = Self::new(runtime, shape)?;
@@ -109,7 +110,7 @@ impl Array {
         self.len() == 0
     }
 
-    /// Returns where the array is.
+    /// Returns the runtime to which the array belongs.
     pub fn runtime(&self) -> &Arc<Runtime> {
         &self.runtime
     }
@@ -119,7 +120,7 @@ impl Array {
         &self.chunk
     }
 
-    /// Returns the place in the chunk.
+    /// Returns the range of the chunk that the array occupies.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len()
     }
@@ -128,13 +129,13 @@ impl Array {
         self.len() == self.chunk.len()
     }
 
-    /// Returns some of the entries of the first axis. They share the memory and its variable with the array.
+    /// Returns a slice along the first axis, which shares the memory and its variable with the array.
     ///
     /// # Errors
     /// The range is not within the first axis.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, Error> {
         let &[count, ref rest @ ..] = &self.shape[..] else {
-            return Err(Error::shape("slice", "array", "of one axis or more", &self.shape));
+            return Err(Error::shape("slice", "array", "one with an axis", &self.shape));
         };
         if range.start > range.end || range.end > count {
             return Err(Error::shape("slice", "array", format!("[{} or more, ..]", range.end), &self.shape));
@@ -143,13 +144,13 @@ impl Array {
         Ok(Self { start: self.start + range.start * volume(rest), shape, ..self.clone() })
     }
 
-    /// Returns the same values in another shape. They share the memory and its variable with the array.
+    /// Returns the same values in another shape. The result shares the memory and its variable with the array.
     ///
     /// # Errors
-    /// The shape has another number of values.
+    /// The shape has a different number of values.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, Error> {
         if volume(shape) != self.len() {
-            return Err(Error::shape("reshape", "array", format!("of {} values", volume(shape)), &self.shape));
+            return Err(Error::shape("reshape", "array", format!("one with {} values", volume(shape)), &self.shape));
         }
         Ok(Self { shape: shape.into(), ..self.clone() })
     }
@@ -181,13 +182,14 @@ impl Array {
     /// Waits for the values, and returns a copy.
     ///
     /// # Errors
-    /// An operation before has failed.
+    /// An earlier operation has failed.
     #[track_caller]
     pub fn to_vec(&self) -> Result<Vec<f32>, Error> {
         Ok(self.look("to_vec", [], |values| Ok(values.to_vec()))?.wait()?)
     }
 
-    /// Pushes an operation of the host that looks at the values and mutates some tokens, and returns a handle to its result.
+    /// Pushes an operation on the host that looks at the values and mutates some tokens, and returns a handle to its
+    /// result.
     ///
     /// # Errors
     /// The engine refuses a push.
@@ -221,7 +223,7 @@ impl Array {
     /// Copies the values of an array, which may be on another device.
     ///
     /// # Errors
-    /// The shapes differ; the GPU has no memory left; the engine refuses a push.
+    /// The shapes differ; the GPU is out of memory; the engine refuses a push.
     #[track_caller]
     pub fn copy_from(&self, source: &Self) -> Result<(), Error> {
         if self.shape != source.shape {
@@ -229,7 +231,7 @@ impl Array {
         }
         let engine = self.runtime.engine();
         match (source.chunk.memory(), self.chunk.memory()) {
-            // A copy of the device moves whole buffers.
+            // A copy by the device moves whole buffers.
             (Memory::Gpu(_), Memory::Host(_)) if !source.is_whole() => {
                 let whole = Self::new(&source.runtime, &source.shape)?;
                 whole.copy_from(source)?;
@@ -278,7 +280,7 @@ impl Array {
         crate::operator::invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
     }
 
-    /// Combines two arrays of one shape by a simple function, such as `simple::ADD`.
+    /// Combines two arrays of the same shape with a simple function, such as `simple::ADD`.
     ///
     /// # Errors
     /// The shapes differ; the engine refuses the push.
@@ -301,7 +303,7 @@ impl Array {
     /// Multiplies two matrices.
     ///
     /// # Errors
-    /// The shapes do not fit; the engine refuses the push.
+    /// The shapes do not match; the engine refuses the push.
     #[track_caller]
     pub fn matmul(&self, other: &Self) -> Result<Self, Error> {
         let &[rows, inner] = &self.shape[..] else {
@@ -321,11 +323,11 @@ impl Array {
         Ok(product)
     }
 
-    /// Reduces the last axis by a function of its values.
+    /// Reduces the last axis with a function of its values.
     #[track_caller]
     fn reduce(&self, name: &'static str, f: impl Fn(&[f32]) -> f32 + Send + Sync + 'static) -> Result<Self, Error> {
         let Some((&count, rest)) = self.shape.split_last().filter(|(count, _)| **count > 0) else {
-            return Err(Error::shape(name, "array", "of one axis or more, with values", &self.shape));
+            return Err(Error::shape(name, "array", "one with a last axis that is not empty", &self.shape));
         };
         let result = Self::new(&self.runtime, rest)?;
         Task::new(name, vec![self]).out(&result, Mode::Write).push(&self.runtime, move |mut views| {
@@ -335,37 +337,37 @@ impl Array {
         Ok(result)
     }
 
-    /// Adds up the values of the last axis, in their order.
+    /// Adds up the values along the last axis, in order.
     ///
     /// # Errors
-    /// The array has no axis; the engine refuses the push.
+    /// The last axis is missing or empty; the engine refuses the push.
     #[track_caller]
     pub fn sum(&self) -> Result<Self, Error> {
         self.reduce("sum", |row| row.iter().sum())
     }
 
-    /// Returns the means of the last axis.
+    /// Returns the means along the last axis.
     ///
     /// # Errors
-    /// The array has no axis; the engine refuses the push.
+    /// The last axis is missing or empty; the engine refuses the push.
     #[track_caller]
     pub fn mean(&self) -> Result<Self, Error> {
         self.reduce("mean", |row| row.iter().sum::<f32>() / row.len() as f32)
     }
 
-    /// Returns the largest values of the last axis.
+    /// Returns the largest values along the last axis.
     ///
     /// # Errors
-    /// The array has no axis; the engine refuses the push.
+    /// The last axis is missing or empty; the engine refuses the push.
     #[track_caller]
     pub fn max(&self) -> Result<Self, Error> {
         self.reduce("max", |row| row.iter().copied().fold(f32::NEG_INFINITY, f32::max))
     }
 
-    /// Returns the places of the largest values of the last axis; the first of equal ones.
+    /// Returns the indices of the largest values along the last axis; of equal values, the first counts.
     ///
     /// # Errors
-    /// The array has no axis; the engine refuses the push.
+    /// The last axis is missing or empty; the engine refuses the push.
     #[track_caller]
     pub fn argmax(&self) -> Result<Self, Error> {
         self.reduce("argmax", |row| {

@@ -1,11 +1,11 @@
-//! Data: a packed file of images, and batches that are made while others are used.
+//! Data: a packed file of images, and batches that are made while earlier ones are used.
 //!
 //! | here | in the engine |
 //! |---|---|
 //! | the order of the examples | a variable: shuffling mutates it, decoding reads it |
 //! | a batch | arrays in one of a few slots; decoding and augmenting are operations that mutate them |
-//! | prefetching | the operations of later batches are pushed before the batch is asked for |
-//! | its bound | a slot is filled again after all operations on its last batch, since they are on its variables |
+//! | prefetching | the operations that make a batch are pushed before the batch is requested |
+//! | the bound on prefetching | a slot is refilled after all operations on its previous batch, since they use its variables |
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -45,10 +45,10 @@ impl Images {
         Self::parse(bytes).map_err(|problem| Error::Data(format!("{}: {problem}", path.display())))
     }
 
-    /// Reads the content of a file.
+    /// Parses the contents of a file.
     ///
     /// # Errors
-    /// This is not a complete packed file.
+    /// The bytes are not a complete packed file.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, String> {
         if !bytes.starts_with(WORD) {
             return Err("this is not a packed file of images, which starts with `DIGITS01`".into());
@@ -62,7 +62,7 @@ impl Images {
         if bytes.len() != body + 8 {
             let found = bytes.len();
             return Err(format!(
-                "the file has {found} bytes, and {count} images need {}: it was cut or joined",
+                "the file has {found} bytes, but {count} images need {}: it was truncated or extended",
                 body + 8
             ));
         }
@@ -70,11 +70,11 @@ impl Images {
             .iter()
             .fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3));
         if hash.to_le_bytes() != bytes[body..] {
-            return Err("the file is damaged: its hash is another one".into());
+            return Err("the file is damaged: its hash does not match".into());
         }
         let images = Self { count, size: [rows, columns], classes, highest: f32::from(highest), bytes };
         match (0..count).find(|&example| usize::from(images.example(example).0) >= classes) {
-            Some(example) => Err(format!("image {example} has the class {}", images.example(example).0)),
+            Some(example) => Err(format!("image {example} has the unknown class {}", images.example(example).0)),
             None => Ok(images),
         }
     }
@@ -86,14 +86,14 @@ impl Images {
         (example[0], &example[1..])
     }
 
-    /// Writes the class of an image, and its pixels from 0 to 1.
+    /// Writes the class of an image, and its pixels, scaled to the range from 0 to 1.
     fn decode(&self, index: usize, pixels: &mut [f32], class: &mut f32) {
         let (label, bytes) = self.example(index);
         *class = f32::from(label);
         pixels.iter_mut().zip(bytes).for_each(|(pixel, byte)| *pixel = f32::from(*byte) / self.highest);
     }
 
-    /// Returns the numbers of the images to learn from, and of those to test with: every fifth.
+    /// Returns the indices of the images for training, and of those for testing: every fifth image.
     pub fn split(&self) -> (Vec<usize>, Vec<usize>) {
         (0..self.count).partition(|index| index % 5 != 4)
     }
@@ -114,12 +114,12 @@ impl Images {
     }
 }
 
-/// Some images, and their classes.
+/// A batch of images, and their classes.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// Pixels from 0 to 1: `[images, 1, rows, columns]`.
     pub images: Array,
-    /// The numbers of the classes.
+    /// The class of each image.
     pub classes: Array,
 }
 
@@ -130,7 +130,7 @@ struct Slot {
     batch: Batch,
 }
 
-/// Makes batches from images: shuffled in every epoch, and each image moved a little.
+/// A source of batches of images, which are shuffled in every epoch and slightly distorted.
 #[derive(Debug)]
 pub struct Loader {
     images: Arc<Images>,
@@ -141,14 +141,15 @@ pub struct Loader {
     batch: usize,
     per_epoch: usize,
     total: usize,
-    /// How many batches were taken, and how many were pushed.
+    /// The numbers of batches that were taken and that were pushed.
     taken: usize,
     pushed: usize,
 }
 
 impl Loader {
-    /// Returns a loader that makes batches of `batch` of the images with these numbers, for `epochs`. At most `ahead`
-    /// batches are ready, in use, or being made at a time. Images that do not fill a batch are left out of the epoch.
+    /// Returns a loader that makes batches of `batch` of the images with the indices `examples`, for `epochs` epochs.
+    /// At any time, at most `ahead` batches are ready, in use, or being made. Images that do not fill a batch are left
+    /// out of the epoch.
     ///
     /// # Errors
     /// There are not enough images for a batch; the engine refuses a push.
@@ -162,7 +163,10 @@ impl Loader {
     ) -> Result<Self, Error> {
         let per_epoch = examples.len().checked_div(batch).unwrap_or(0);
         if per_epoch == 0 || ahead == 0 {
-            return Err(Error::Use(format!("{ahead} batches of {batch} cannot be made of {} images", examples.len())));
+            return Err(Error::Use(format!(
+                "{ahead} batches of {batch} cannot be made from {} images",
+                examples.len()
+            )));
         }
         let [rows, columns] = images.size;
         let slot = |_| {
@@ -188,12 +192,12 @@ impl Loader {
         Ok(loader)
     }
 
-    /// Returns the number of batches of an epoch.
+    /// Returns the number of batches in an epoch.
     pub fn per_epoch(&self) -> usize {
         self.per_epoch
     }
 
-    /// Pushes the operations that make one more batch, unless it was the last one.
+    /// Pushes the operations that make one more batch, unless the last batch was pushed.
     fn push(&mut self) -> Result<(), Error> {
         if self.pushed == self.total {
             return Ok(());
@@ -225,15 +229,15 @@ impl Loader {
         Ok(())
     }
 
-    /// Returns the next batch at once: operations on it wait until it is made. It may be used in pushes until the next
-    /// call. Returns `None` after the last one.
+    /// Returns the next batch immediately; operations on it wait until it is made. Operations on it may be pushed until
+    /// the next call. Returns `None` after the last batch.
     ///
     /// # Errors
     /// The engine refuses a push.
     #[allow(clippy::should_implement_trait, reason = "a batch is valid until the next call")]
     pub fn next(&mut self) -> Result<Option<Batch>, Error> {
         if self.taken > 0 {
-            // All operations on the batch before were pushed, so its slot may be filled after them.
+            // All operations on the previous batch were pushed, so its slot may be refilled after them.
             self.push()?;
         }
         if self.taken == self.total {
@@ -244,15 +248,15 @@ impl Loader {
     }
 }
 
-/// Returns the variable of an array in memory of the host.
+/// Returns the variable of an array in host memory.
 fn host(array: &Array) -> Result<&Var<Block>, Error> {
     match array.chunk().memory() {
         Memory::Host(block) => Ok(block),
-        Memory::Gpu(_) => Err(Error::Use("batches are made in memory of the host".into())),
+        Memory::Gpu(_) => Err(Error::Use("batches are made in host memory".into())),
     }
 }
 
-/// Turns, stretches and moves an image a little, at random.
+/// Rotates, shears, stretches and shifts an image slightly, at random.
 fn shear(random: &mut Random, image: &[f32], out: &mut [f32], [rows, columns]: [usize; 2]) {
     let mut about = |spread: f32| (2.0 * random.uniform() - 1.0) * spread;
     let (turn, slant, tall, wide) = (about(0.15), about(0.15), 1.0 + about(0.1), 1.0 + about(0.1));

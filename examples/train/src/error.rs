@@ -1,4 +1,4 @@
-//! What can be wrong with a program of arrays.
+//! The errors of this library.
 
 use std::{fmt, io};
 
@@ -6,14 +6,14 @@ use raddle::{BuildError, DeviceError, PushError, WaitError};
 
 use crate::Shape;
 
-/// An argument whose shape does not fit.
+/// An argument with the wrong shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misfit {
     /// The argument, such as `weight`.
     pub argument: String,
-    /// What its shape must be.
+    /// The shape that it must have.
     pub expected: String,
-    /// What its shape is.
+    /// The shape that it has.
     pub found: Shape,
 }
 
@@ -21,20 +21,20 @@ pub struct Misfit {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The shape of an argument does not fit.
+    /// An argument has the wrong shape.
     Shape {
-        /// The operator that was to be applied.
+        /// The operator to be applied.
         operator: String,
-        /// Its argument.
+        /// The argument and its shapes.
         misfit: Misfit,
     },
-    /// A name that is not known, or an argument without an array.
+    /// A name is unknown, or an argument has no array.
     Key {
         /// What is wrong with the name.
         problem: String,
         /// The name.
         key: String,
-        /// The names that are known.
+        /// The known names.
         known: Vec<String>,
     },
     /// An operation was described in a way that cannot work.
@@ -47,7 +47,7 @@ pub enum Error {
     Push(PushError),
     /// An operation has failed.
     Wait(WaitError),
-    /// A device refused memory.
+    /// A device could not allocate memory.
     Device(DeviceError),
     /// An engine could not be built.
     Build(BuildError),
@@ -56,7 +56,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the error of an argument whose shape does not fit.
+    /// Returns the error for an argument with the wrong shape.
     pub fn shape(operator: impl Into<String>, argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
         let misfit = Misfit { argument: argument.into(), expected: expected.into(), found: found.into() };
         Self::Shape { operator: operator.into(), misfit }
@@ -67,9 +67,9 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shape { operator, misfit: Misfit { argument, expected, found } } => {
-                write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, and is {found:?}")
+                write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, but is {found:?}")
             }
-            Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; there are {}", known.join(", ")),
+            Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; known names: {}", known.join(", ")),
             Self::Use(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
             Self::Push(error) => error.fmt(f),
             Self::Wait(error) => error.fmt(f),
@@ -95,7 +95,7 @@ macro_rules! from {
 type IoError = io::Error;
 from!(PushError Push, WaitError Wait, DeviceError Device, BuildError Build, IoError Io);
 
-/// Records that an argument has the shape `expected`, or returns an error if another shape is known.
+/// Records that an argument has the shape `expected`, or returns an error if a different shape is already known.
 pub fn settle(slot: &mut Option<Shape>, argument: &str, expected: Shape) -> Result<(), Misfit> {
     match slot {
         Some(found) if *found != expected => {

@@ -1,17 +1,17 @@
-//! Arrays that are added up over processes, by MPI.
+//! Sums of arrays over processes, with MPI.
 //!
 //! | here | in the engine |
 //! |---|---|
 //! | a key | two variables: the sum of this process, and the sums of all processes |
-//! | [`push`](Processes::push) | an operation that adds up the parts of this process, and one that is a future: it passes guards of both variables to the lane, and is woken when the values have arrived |
+//! | [`push`](Processes::push) | an operation that adds up the parts of this process, and a future that passes guards for both variables to the lane and is woken when the values have arrived |
 //! | [`pull`](Processes::pull) | an operation that adds up the sums of all processes, in the order of their ranks |
-//! | the lane | a thread of its own, the only one that calls MPI: it starts collectives and polls them, those of the highest priority first |
+//! | the lane | a separate thread, the only one that calls MPI: it starts collectives, those with the highest priority first, and polls them |
 //!
-//! MPI demands that all processes start the collectives of one communicator in the same order. Each key has a communicator of
-//! its own, and its variables order its operations. So keys may be ready in another order in each process.
+//! MPI requires all processes to start the collectives of a communicator in the same order. Each key has its own
+//! communicator, and its variables order its operations, so keys may become ready in a different order in each process.
 //!
-//! MPI may write to the memory of a collective until that is complete, and no collective can be cancelled. If a process dies or
-//! hangs, the lane of each other process says so after a time limit, and ends its process.
+//! MPI may write to the memory of a collective until the collective is complete, and no collective can be cancelled. If
+//! a process dies or hangs, the lanes of the other processes report that after a time limit, and end their processes.
 
 use std::{
     cmp::Reverse,
@@ -49,10 +49,10 @@ use crate::{
     volume,
 };
 
-/// How long the lane sleeps between two polls. Picked.
+/// The time that the lane sleeps between two polls. Not tuned.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// The end of an operation, which the lane tells to its future.
+/// The lane's notification to an operation's future that the collective is complete.
 #[derive(Debug, Default)]
 struct Arrival(Mutex<(bool, Option<Waker>)>);
 
@@ -81,7 +81,7 @@ impl Arrival {
     }
 }
 
-/// A collective to start. It owns the guards of its memory until it is complete.
+/// A collective to start. It owns the guards for its memory until it is complete.
 struct Job {
     key: usize,
     priority: i32,
@@ -105,13 +105,13 @@ struct Key {
     all: Array,
 }
 
-/// The sums of some arrays over all processes, by keys.
+/// The sums of some arrays over all processes, by key.
 pub struct Exchange {
     runtime: Arc<Runtime>,
     keys: BTreeMap<String, Key>,
     rank: usize,
     processes: usize,
-    /// `None` while it is dropped.
+    /// `None` while the exchange is being dropped.
     jobs: Option<Sender<Job>>,
     lane: Option<JoinHandle<()>>,
 }
@@ -125,11 +125,11 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    /// Creates the keys and the lane. All processes must call it with the same keys and shapes. Until this value is dropped,
-    /// no other thread may call MPI. The arrays are in memory of the host.
+    /// Creates the keys and the lane. All processes must call it with the same keys and shapes. Until the returned
+    /// value is dropped, no other thread may call MPI. The arrays are in host memory.
     ///
     /// # Errors
-    /// The keys or shapes of two processes differ: then all processes get an error.
+    /// The keys or shapes of two processes differ; in that case, all processes return an error.
     pub fn init(
         world: SimpleCommunicator,
         runtime: &Arc<Runtime>,
@@ -181,15 +181,15 @@ impl Processes for Exchange {
             out.fill(|i| ins.iter().map(|part| part.values[i]).sum());
         })?;
         let (Memory::Host(from), Memory::Host(to)) = (part.chunk().memory(), all.chunk().memory()) else {
-            return Err(Error::Use("values are exchanged in memory of the host".into()));
+            return Err(Error::Use("values are exchanged in host memory".into()));
         };
         let lane = self.jobs.clone();
         let (key, op) = (*index, self.runtime.engine().op(format!("exchange {key}")));
         op.priority(priority).try_push_future((from.read(), to.overwrite()), move |(from, to)| async move {
-            from.values()?; // the sum is there
+            from.values()?; // fails if there is no sum
             let arrival = Arc::new(Arrival::default());
             let job = Job { key, priority, from, to, arrival: Arc::clone(&arrival) };
-            lane.and_then(|lane| lane.send(job).ok()).ok_or("the lane of MPI has ended")?;
+            lane.and_then(|lane| lane.send(job).ok()).ok_or("the MPI lane has ended")?;
             arrival.wait().await;
             Ok(())
         })?;
@@ -213,7 +213,7 @@ impl Processes for Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        // Operations that are pending still use the lane.
+        // Pending operations still use the lane.
         let _ = self.runtime.engine().wait_for_all();
         drop(self.jobs.take());
         if let Some(lane) = self.lane.take() {
@@ -222,14 +222,14 @@ impl Drop for Exchange {
     }
 }
 
-/// Returns the names of keys in the order of `init`.
+/// Returns the names of keys in the order in which `init` received them.
 fn by_index(keys: &BTreeMap<String, Key>) -> Vec<&String> {
     let mut names: Vec<_> = keys.iter().collect();
     names.sort_by_key(|(_, key)| key.index);
     names.into_iter().map(|(name, _)| name).collect()
 }
 
-/// Returns an error in all processes if they do not have the same keys and shapes.
+/// Compares the keys and shapes of all processes. If they differ, all processes return an error.
 fn compare_keys(world: &SimpleCommunicator, keys: &[(String, Shape)]) -> Result<(), Error> {
     let own: String = keys.iter().map(|(name, shape)| format!("`{name}` {shape:?}\n")).collect();
     let mut counts = vec![0 as Count; world.size() as usize];
@@ -264,8 +264,8 @@ struct Lane {
     flying: Vec<Flight>,
 }
 
-// SAFETY: the handles of communicators and requests are used by the thread of the lane only, once it has started; before, the
-// thread that creates the lane uses them.
+// SAFETY: once the lane's thread has started, only that thread uses the handles to communicators and requests; before
+// that, only the thread that creates the lane does.
 unsafe impl Send for Lane {}
 
 impl Lane {
@@ -278,7 +278,8 @@ impl Lane {
                 }
             }
             self.waiting.extend(jobs.try_iter());
-            // All are started at once: a process must not wait for a key that another process has not reached.
+            // All waiting jobs are started together: a process must not wait for a key that another process has not
+            // reached.
             let mut waiting = std::mem::take(&mut self.waiting);
             waiting.sort_by_key(|job| Reverse(job.priority));
             waiting.into_iter().for_each(|job| self.start(job));
@@ -290,16 +291,16 @@ impl Lane {
 
     /// Starts the collective of a job.
     fn start(&mut self, mut job: Job) {
-        let values = job.from.values().expect("the operation has looked at them");
+        let values = job.from.values().expect("the operation has checked the values");
         let (from, count) = (values.as_ptr(), values.len() as Count);
         let to = job.to.values_mut().as_mut_ptr();
         let (kind, communicator) =
             (<f32 as mpi::datatype::Equivalence>::equivalent_datatype(), &self.communicators[job.key]);
         let mut request = MaybeUninit::uninit();
-        // SAFETY: `from` points to `count` values, and `to` to `count` values for each process, as `Exchange::init` has
-        // allocated them. The guards in `job` keep both there, and keep other operations from them, until the collective is
-        // complete: `poll` drops the job only then, and a process whose collective does not complete ends. All processes have
-        // the same counts, since `compare_keys` has found the same shapes.
+        // SAFETY: `from` points to `count` values, and `to` to `count` values for each process, as allocated by
+        // `Exchange::init`. The guards in `job` keep both buffers alive, and keep other operations from using them,
+        // until the collective is complete: `poll` drops the job only then, and a process whose collective does not
+        // complete ends. All processes have the same counts, since `compare_keys` has found the same shapes.
         unsafe {
             ffi::MPI_Iallgather(
                 from.cast(),
@@ -312,22 +313,22 @@ impl Lane {
                 request.as_mut_ptr(),
             );
         }
-        // SAFETY: the call has written the request; its errors end the process.
+        // SAFETY: the call has written the request, since an error would have ended the process.
         let request = unsafe { request.assume_init() };
         self.flying.push(Flight { job, request, started: Instant::now() });
     }
 
-    /// Ends the operations whose collectives are complete. Returns whether there were any.
+    /// Notifies the operations whose collectives are complete, and returns whether there were any.
     fn poll(&mut self) -> bool {
         let before = self.flying.len();
         let mut index = 0;
         while index < self.flying.len() {
             let flight = &mut self.flying[index];
             let mut is_complete = 0;
-            // SAFETY: a constant of the library, which is initialised.
+            // SAFETY: this is a constant of the library, which is initialized.
             let ignored = unsafe { ffi::RSMPI_STATUS_IGNORE };
-            // SAFETY: the request is that of a collective which was started and has not been found complete so far, and MPI
-            // does not write to a status that is ignored.
+            // SAFETY: the request belongs to a collective that was started and was not found complete before, and MPI
+            // does not write to an ignored status.
             unsafe { ffi::MPI_Test(&raw mut flight.request, &raw mut is_complete, ignored) };
             if is_complete == 0 {
                 if flight.started.elapsed() > self.limit {
@@ -343,13 +344,13 @@ impl Lane {
         self.flying.len() < before
     }
 
-    /// Ends this process, and all others that MPI reaches.
+    /// Ends this process, and all others that MPI can reach.
     fn give_up(&self, index: usize) -> ! {
         let Flight { job, started, .. } = &self.flying[index];
         let (name, seconds) = (&self.names[job.key], started.elapsed().as_secs());
-        let late = format!("rank {}: `{name}` has not arrived from all processes for {seconds} s", self.rank);
-        // In one piece, since all processes may write at once.
-        let line = format!("raddle-train: {late}: one has died or hangs\n");
+        let late = format!("rank {}: `{name}` has not arrived from all processes within {seconds} s", self.rank);
+        // Written in one piece, since all processes may write at the same time.
+        let line = format!("raddle-train: {late}: a process has died or hangs\n");
         eprint!("{line}");
         match self.communicators.first() {
             Some(communicator) => communicator.abort(3),

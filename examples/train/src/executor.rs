@@ -1,11 +1,12 @@
-//! Executors: a graph with arrays. Everything is decided when it is bound; a step only pushes operators.
+//! Executors: graphs bound to arrays. Everything is decided when a graph is bound; a training step only pushes
+//! operators.
 //!
 //! | here | in the engine |
 //! |---|---|
 //! | [`Executor::bind`] | an [`Operator`](raddle::Operator) for each operation, with its variables and its function |
-//! | [`Executor::forward`], [`Executor::backward`] | one push for each operator; they return at once |
+//! | [`Executor::forward`], [`Executor::backward`] | one push for each operator; both return immediately |
 //! | values that share a buffer | operations on one variable, which run in the order of their pushes |
-//! | two steps in a row | pushes on the same variables: the second waits where it must, and not as a whole |
+//! | two steps in a row | pushes on the same variables: each operation of the second step waits only for what it depends on |
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,24 +27,24 @@ use crate::{
     volume,
 };
 
-/// Arrays by the names of arguments.
+/// Arrays, by argument name.
 pub type Arrays = BTreeMap<String, Array>;
 
-/// The arrays that take gradients, by the names of arguments, and how they take them.
+/// The arrays that receive gradients, by argument name, and how the gradients are written.
 pub type Gradients = BTreeMap<String, (Array, Mode)>;
 
-/// What the plan of the memory has saved, for the values that are not arguments.
+/// The planned memory of the values that are not arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// The number of values.
     pub values: usize,
-    /// Their bytes.
+    /// The total size of the values, in bytes.
     pub value_bytes: usize,
     /// The number of buffers that hold them.
     pub buffers: usize,
-    /// Their bytes.
+    /// The total size of the buffers, in bytes.
     pub buffer_bytes: usize,
-    /// How many values take the place of an input.
+    /// The number of values that are written in place of an input.
     pub in_place: usize,
 }
 
@@ -55,7 +56,7 @@ impl fmt::Display for MemoryUse {
     }
 }
 
-/// A graph with arrays, whose operations are ready to be pushed.
+/// A graph bound to arrays, whose operations can be pushed.
 #[derive(Debug)]
 pub struct Executor {
     forward: Vec<Prepared>,
@@ -69,7 +70,7 @@ pub struct Executor {
 #[derive(Debug)]
 struct Value {
     shape: Shape,
-    /// The array of an argument.
+    /// The array, if the value is an argument or the gradient of one.
     array: Option<Array>,
 }
 
@@ -105,7 +106,7 @@ impl Program {
                 Some(_) => shapes_of_node.iter().map(|shape| self.value(shape, None)).collect(),
                 None => {
                     let missing = || Error::Key {
-                        problem: "no array for an argument".into(),
+                        problem: "argument without an array".into(),
                         key: node.name.clone(),
                         known: arguments.keys().cloned().collect(),
                     };
@@ -156,7 +157,7 @@ impl Program {
                 }
                 let shape = &shapes[place];
                 let write = match gradient_of.get(&value) {
-                    // An operation that uses the value twice adds the second gradient by an operation of its own.
+                    // If an operation uses the value twice, a separate operation adds the second gradient.
                     Some(&known) if writes.iter().any(|(written, _)| *written == Some(known)) => {
                         let other = self.value(shape, None);
                         sums.push((known, other));
@@ -196,7 +197,7 @@ impl Program {
         }
     }
 
-    /// Leaves out outputs that nothing reads.
+    /// Removes outputs that nothing reads.
     fn drop_unused(&mut self, kept: &[usize]) {
         let mut used: Vec<bool> = self.values.iter().map(|value| value.array.is_some()).collect();
         kept.iter().for_each(|&value| used[value] = true);
@@ -248,11 +249,11 @@ impl Program {
 }
 
 impl Executor {
-    /// Binds the graph of some symbols to arrays: those of all arguments, and those that take the gradients of the first
-    /// symbol, with [`Mode::Write`] or [`Mode::Add`]. Without gradients, the executor does not train.
+    /// Binds the graph of some symbols to the arrays of all arguments, and to the arrays that receive the gradients of
+    /// the first symbol, with [`Mode::Write`] or [`Mode::Add`]. Without gradients, the executor does not train.
     ///
     /// # Errors
-    /// A name is not an argument, or an argument has no array; shapes do not fit; an array is on another device.
+    /// A name is not an argument, or an argument has no array; shapes do not match; an array is on another device.
     pub fn bind(
         symbols: &[&Symbol],
         runtime: &Arc<Runtime>,
@@ -326,7 +327,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the arrays of the symbols.
+    /// Returns the arrays that hold the values of the symbols.
     pub fn outputs(&self) -> &[Array] {
         &self.outputs
     }
@@ -341,7 +342,7 @@ impl Executor {
         self.arguments.get(name).ok_or_else(missing)
     }
 
-    /// Returns what the plan of the memory has saved.
+    /// Returns how much memory the plan uses.
     pub fn memory(&self) -> MemoryUse {
         self.memory
     }

@@ -1,5 +1,5 @@
-//! Matrix products and the rearrangements of a convolution: plain functions on slices, each on one thread, so that the
-//! bits of a result do not depend on how many there are.
+//! Matrix products and the rearrangements of a convolution: plain functions on slices. Each runs on one thread, so the
+//! bits of a result do not depend on the number of threads.
 
 /// A matrix in row-major order, or the transpose of one.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ impl<'a> Matrix<'a> {
         Self { values, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// Returns the transpose, without moving anything.
+    /// Returns the transpose, without moving any values.
     pub fn transposed(self) -> Self {
         let Self { values, rows, columns, row_stride, column_stride } = self;
         Self { values, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
@@ -28,14 +28,15 @@ impl<'a> Matrix<'a> {
 /// Computes `c = a b`, or `c += a b`.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], add: bool) {
     assert_eq!(a.columns, b.rows, "the inner sizes of a product differ");
-    assert_eq!(c.len(), a.rows * b.columns, "the product has another size");
+    assert_eq!(c.len(), a.rows * b.columns, "the product has the wrong size");
     assert!(a.rows * a.columns <= a.values.len() && b.rows * b.columns <= b.values.len(), "a matrix is incomplete");
     let stride = |stride: usize| stride as isize;
-    // SAFETY: the sizes are those of the slices, by the checks above. The strides are those of a matrix in row-major order
-    // or of its transpose, so all of its elements are within its slice. `c` is exclusive, and its elements are distinct.
+    // SAFETY: the sizes match those of the slices, as checked above. The strides are those of a matrix in row-major
+    // order or of its transpose, so all of its elements lie within its slice. `c` is borrowed exclusively, and its
+    // elements are distinct.
     unsafe {
         matrixmultiply::sgemm(
             a.rows,
@@ -67,7 +68,7 @@ pub struct Window {
     pub width: usize,
     /// Rows and columns of the window.
     pub size: usize,
-    /// Zeros around the image.
+    /// The width of the border of zeros around the image.
     pub pad: usize,
 }
 
@@ -83,15 +84,15 @@ impl Window {
         (self.channels * self.size * self.size, height * width)
     }
 
-    /// Calls `f` for each run of pixels that lies in a row of the image and in a row of the matrix: with its place in the
-    /// image, its place in the matrix, and its length.
+    /// Calls `f` for each run of pixels that lies in one row of the image and in one row of the matrix, with its index
+    /// in the image, its index in the matrix, and its length.
     fn runs(&self, mut f: impl FnMut(usize, usize, usize)) {
         let (height, width) = self.output();
         let mut row_of_matrix = 0;
         for channel in 0..self.channels {
             for dy in 0..self.size {
                 for dx in 0..self.size {
-                    // The columns of the result whose pixel is within the image.
+                    // The columns of the result whose pixels lie within the image.
                     let from = self.pad.saturating_sub(dx);
                     let to = width.min((self.width + self.pad).saturating_sub(dx)).max(from);
                     for y in (0..height).filter(|y| (self.pad..self.pad + self.height).contains(&(y + dy))) {
@@ -104,7 +105,7 @@ impl Window {
         }
     }
 
-    /// Writes the matrix of windows ("im2col"): a column for each pixel of the result.
+    /// Writes the matrix of windows ("im2col"), with a column for each pixel of the result.
     pub fn unfold(&self, image: &[f32], matrix: &mut [f32]) {
         matrix.fill(0.0);
         self.runs(|from, to, len| matrix[to..to + len].copy_from_slice(&image[from..from + len]));

@@ -1,15 +1,15 @@
-//! A small tensor library on raddle, and a net that it trains: what a tensor system needs, each piece on variables.
+//! A small tensor library on raddle, and a net that it trains. Each part of the library is built on variables.
 //!
 //! | module | holds | in the engine |
 //! |---|---|---|
-//! | [`storage`] | memory, pooled | a variable for each piece; freed by its deletion |
+//! | [`storage`] | pooled memory | a variable for each piece, whose deletion frees it |
 //! | [`resource`] | random generators, temporary space | variables that operations mutate |
 //! | [`array`](mod@array) | arrays whose operations are lazy | one push for each operation |
-//! | [`task`] | from arrays to an operation | the accesses of a push, and slices for its function |
+//! | [`task`] | the description of an operation on arrays | the accesses of a push, and slices for its function |
 //! | [`operator`] | layers with gradients | no variables: a description |
-//! | [`simple`] | functions of one value or two | the same, in a few lines each |
+//! | [`simple`] | functions of one or two values | no variables: descriptions of a few lines each |
 //! | [`symbol`] | graphs without values | nothing |
-//! | [`executor`] | graphs with arrays, and planned memory | operators that are made once and pushed often |
+//! | [`executor`] | graphs bound to arrays, in planned memory | operators that are created once and pushed often |
 //! | [`tape`] | gradients without a graph | one push for each operation |
 //! | [`data`] | batches that are made in advance | operations in a ring of slots |
 //! | [`net`], [`training`] | the net, and its training | a step is pushed as a whole, with priorities and a token for failures |

@@ -1,11 +1,11 @@
-//! Trains a convolutional net on handwritten digits, by the tensor library of this package.
+//! Trains a convolutional net on handwritten digits with the tensor library of this package.
 //!
 //! ```text
 //! cargo run --release -p raddle-train
 //! cargo run --release -p raddle-train -- --help
 //! ```
 //!
-//! Read the table in `lib.rs` first, and then `task.rs`: what an operation on arrays is to the engine.
+//! Read the table in `lib.rs` first, then `task.rs`, which shows what an operation on arrays is to the engine.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ use raddle_train::{
 #[derive(Parser)]
 #[command(name = "raddle-train")]
 struct Arguments {
-    /// How often each image is used
+    /// Number of times each image is used
     #[arg(long, default_value_t = Options::default().epochs)]
     epochs: usize,
 
@@ -40,15 +40,15 @@ struct Arguments {
     #[arg(long, default_value_t = Options::default().batch)]
     batch: usize,
 
-    /// Number of parts of a batch that are computed in parallel; a part of the result
+    /// Number of parts of a batch that are computed in parallel; affects the result
     #[arg(long, default_value_t = Options::default().shards)]
     shards: usize,
 
-    /// Rate of learning in the first epoch
+    /// Learning rate in the first epoch
     #[arg(long, default_value_t = Options::default().rate)]
     rate: f32,
 
-    /// Share of values that are dropped
+    /// Fraction of values that are dropped
     #[arg(long, default_value_t = Options::default().dropout)]
     dropout: f32,
 
@@ -64,7 +64,7 @@ struct Arguments {
     #[arg(long, value_enum, default_value_t = Kind::PerDevice)]
     engine: Kind,
 
-    /// Where the net is trained
+    /// Device on which the net is trained
     #[arg(long, value_enum, default_value_t = Place::Cpu)]
     device: Place,
 
@@ -72,7 +72,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin"))]
     data: PathBuf,
 
-    /// Where to write a picture of the digits with wrong answers
+    /// Where to write a picture of the misclassified digits
     #[arg(long, value_name = "FILE", default_value = "out/mistakes.png")]
     picture: PathBuf,
 
@@ -80,11 +80,11 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
-    /// Lowest share of right answers, in percent, below which the program fails
+    /// Percentage of correct answers below which the program fails
     #[arg(long, default_value_t = 97.5)]
     require: f32,
 
-    /// Leave out the comparison with other engines
+    /// Skip the comparison with other engines
     #[arg(long)]
     no_compare: bool,
 }
@@ -113,7 +113,7 @@ impl From<Kind> for EngineKind {
 enum Place {
     /// The processor
     Cpu,
-    /// A simulated GPU, on which no time passes
+    /// A simulated GPU whose kernels take no time
     Gpu,
 }
 
@@ -155,8 +155,8 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     let recorder = arguments.trace.as_ref().map(|_| Recorder::with_capacity(16 << 20));
     let (engine, device) = engine(arguments.engine.into(), arguments.workers, arguments.device, recorder.as_ref())?;
     let mut trainer = Trainer::new(&engine, device, &images, options)?;
-    println!("{} steps an epoch, on {device} with the engine {}", trainer.steps(), engine.kind());
-    println!("memory of a shard: {}", trainer.memory());
+    println!("{} steps per epoch, on {device} with the {} engine", trainer.steps(), engine.kind());
+    println!("memory of each shard: {}", trainer.memory());
 
     let start = Instant::now();
     let style = ProgressStyle::with_template("epoch {prefix} {bar:30} {pos}/{len}, loss {msg}, {eta} left");
@@ -189,11 +189,11 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     progress.finish_and_clear();
     let (seconds, accuracy) = (start.elapsed().as_secs_f32(), 100.0 * report::accuracy(&answers));
     println!("\n{}\n", report::confusion(&answers, images.classes));
-    println!("{accuracy:.2} % of {} images that it has not seen, after {seconds:.1} s", answers.len());
+    println!("{accuracy:.2} % correct on {} unseen images, after {seconds:.1} s", answers.len());
     let wrong: Vec<_> = answers.iter().filter(|(_, truth, found)| truth != found).copied().collect();
     report::picture(&arguments.picture, &images, &wrong)?;
     println!(
-        "the {} wrong answers, with the true class and the found one: {}",
+        "the {} wrong answers, each with the true and the predicted class: {}",
         wrong.len(),
         arguments.picture.display()
     );
@@ -201,17 +201,17 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         println!("memory for {what}: {:?}", runtime.statistics());
     }
     let [bound, imperative] = trainer.compare(20)?.map(|seconds| 1e3 * seconds);
-    println!("a step takes {bound:.2} ms by executors, and {imperative:.2} ms by arrays and a tape");
+    println!("a step takes {bound:.2} ms with executors, and {imperative:.2} ms with arrays and a tape");
     if !arguments.no_compare {
         compare_engines(&images, Options { epochs: 1, ..options })?;
     }
     if accuracy < arguments.require {
-        return Err(Error::Use(format!("{accuracy:.2} % is less than the {} % that were required", arguments.require)));
+        return Err(Error::Use(format!("{accuracy:.2} % correct is less than the required {} %", arguments.require)));
     }
     Ok(())
 }
 
-/// Writes the trace of an epoch, and says what ran beside what.
+/// Writes the trace of an epoch, and prints how many updates overlapped with a backward pass.
 fn write_trace(recorder: &Recorder, path: &Path) -> Result<(), Error> {
     let trace = recorder.take();
     if let Some(folder) = path.parent() {
@@ -221,7 +221,10 @@ fn write_trace(recorder: &Recorder, path: &Path) -> Result<(), Error> {
     let overlap = report::overlap(&trace, |name| name.starts_with("update "));
     let example =
         overlap.example.map_or(String::new(), |(update, other)| format!(", such as `{update}` beside `{other}`"));
-    println!("{} of {} updates ran while another layer was backward{example}", overlap.overlapping, overlap.count);
+    println!(
+        "{} of {} updates ran during the backward pass of another layer{example}",
+        overlap.overlapping, overlap.count
+    );
     Ok(())
 }
 
@@ -243,7 +246,7 @@ fn compare_engines(images: &Arc<Images>, options: Options) -> Result<(), Error> 
         let bits = trainer.bits()?;
         let time = Duration::from_millis(start.elapsed().as_millis() as u64);
         let is_same = *first.get_or_insert_with(|| bits.clone()) == bits;
-        println!("{name:>14}: one epoch in {time:?}, {} bits", if is_same { "the same" } else { "OTHER" });
+        println!("{name:>14}: one epoch in {time:?}, {} bits", if is_same { "the same" } else { "DIFFERENT" });
         if !is_same {
             return Err(Error::Use(format!("the parameters depend on the engine: {name}")));
         }

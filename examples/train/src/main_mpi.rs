@@ -1,4 +1,4 @@
-//! Trains the net for handwritten digits by several processes, each of which computes one part of each batch.
+//! Trains the net for handwritten digits with several processes, each of which computes one part of each batch.
 //!
 //! ```text
 //! apt-get install libopenmpi-dev openmpi-bin libclang-dev
@@ -28,19 +28,19 @@ use raddle_train::{
     training::{Options, Processes, Trainer},
 };
 
-/// Trains a net on handwritten digits by several processes
+/// Trains a net on handwritten digits with several processes
 #[derive(Parser)]
 #[command(name = "raddle-train-mpi")]
 struct Arguments {
-    /// How often each image is used
+    /// Number of times each image is used
     #[arg(long, default_value_t = 5)]
     epochs: usize,
 
-    /// Number of images in a step, of all processes together
+    /// Number of images in a step, for all processes together
     #[arg(long, default_value_t = Options::default().batch)]
     batch: usize,
 
-    /// Rate of learning in the first epoch
+    /// Learning rate in the first epoch
     #[arg(long, default_value_t = Options::default().rate)]
     rate: f32,
 
@@ -48,15 +48,15 @@ struct Arguments {
     #[arg(long, default_value_t = 2)]
     workers: usize,
 
-    /// Seconds after which a process that does not answer is given up
+    /// Seconds after which processes that do not respond are given up
     #[arg(long, default_value_t = 8)]
     limit: u64,
 
-    /// Let the first process train alone as well, and compare the bits
+    /// Also train in the first process alone, and compare the bits
     #[arg(long)]
     compare: bool,
 
-    /// Where each process writes a trace of the last epoch; its rank is appended
+    /// Where each process writes a trace of the last epoch; its rank is appended to the name
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -66,18 +66,18 @@ fn main() -> ExitCode {
     let Some((universe, Threading::Serialized | Threading::Multiple)) =
         mpi::initialize_with_threading(Threading::Serialized)
     else {
-        eprintln!("raddle-train-mpi: MPI does not allow calls from another thread than the first");
+        eprintln!("raddle-train-mpi: MPI allows no calls from threads other than the first");
         return ExitCode::FAILURE;
     };
     let world = universe.world();
     match run(&arguments, &world) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // In one piece, since all processes may write at once.
+            // Written in one piece, since all processes may write at the same time.
             let line = format!("raddle-train-mpi: rank {}: {error}\n", world.rank());
             eprint!("{line}");
-            // All processes find the same errors in the data and in the losses. If this is the only one, the others must not
-            // wait for it; if not, they have time to say so.
+            // Errors in the data and in the losses occur in all processes, and this pause gives the others time to
+            // report theirs. If only this process has failed, the abort keeps the others from waiting for it.
             std::thread::sleep(Duration::from_millis(500));
             world.abort(1)
         }
@@ -129,14 +129,14 @@ fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Resu
             alone.epoch(epoch, |_, _| {})?;
         }
         if alone.bits()? != bits {
-            return Err(Error::Use("one process with the same batches gets other bits".into()));
+            return Err(Error::Use("one process with the same batches gets different bits".into()));
         }
         println!("one process with the same batches gets the same bits");
     }
     Ok(())
 }
 
-/// Writes the trace of an epoch, and says what was on its way during the backward pass.
+/// Writes the trace of an epoch, and prints how many exchanges were in flight during a backward pass.
 fn write_trace(recorder: &Recorder, path: &Path, rank: usize) -> Result<(), Error> {
     let trace = recorder.take();
     let mut path = path.to_owned().into_os_string();
@@ -145,6 +145,6 @@ fn write_trace(recorder: &Recorder, path: &Path, rank: usize) -> Result<(), Erro
     let overlap = report::overlap(&trace, |name| name.starts_with("exchange ") && name != "exchange loss");
     let example = overlap.example.map_or(String::new(), |(a, b)| format!(", such as `{a}` beside `{b}`"));
     let (overlapping, count) = (overlap.overlapping, overlap.count);
-    println!("rank {rank}: {overlapping} of {count} exchanges were on their way during a backward pass{example}");
+    println!("rank {rank}: {overlapping} of {count} exchanges were in flight during a backward pass{example}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The net for handwritten digits, and where its parameters begin.
+//! The net for handwritten digits, and the initial values of its parameters.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,8 +12,8 @@ use crate::{
     simple, volume,
 };
 
-/// Returns the loss of a net of two convolutions and two layers. Its arguments are `data`, `label`, and the parameters;
-/// its second output is the probabilities. `batch` is the number of examples over which the loss is the mean.
+/// Returns the loss of a net with two convolutions and two fully connected layers. Its arguments are `data`, `label`,
+/// and the parameters; its second output holds the probabilities. The loss is the mean over `batch` examples.
 pub fn digits(classes: usize, batch: usize, dropout: f32) -> Symbol {
     let relu = |name: &str, x: &Symbol| Symbol::apply(simple::RELU.with(0.0), name, &[x]);
     let drop = |name: &str, x: &Symbol| Symbol::apply(Dropout { share: dropout }, name, &[x]);
@@ -37,10 +37,10 @@ pub fn parameters(net: &Symbol) -> Vec<String> {
     net.arguments().into_iter().filter(|name| name != "data" && name != "label").collect()
 }
 
-/// Returns arrays for the parameters of a net: normally distributed weights (He), and biases of zero.
+/// Returns arrays for the parameters of a net: normally distributed weights (He initialization), and zero biases.
 ///
 /// # Errors
-/// The shapes do not fit; the device has no memory left; the engine refuses a push.
+/// The shapes do not match; the device is out of memory; the engine refuses a push.
 pub fn initial(net: &Symbol, runtime: &Arc<Runtime>, data: &[usize]) -> Result<Arrays, Error> {
     let shapes: BTreeMap<String, Shape> = net.infer_shapes(&[("data".into(), data.into())].into())?;
     let array = |name: String| {

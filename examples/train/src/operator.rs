@@ -1,8 +1,8 @@
-//! Operators: what a layer computes, and what the engine must know of it.
+//! Operators: what a layer computes, and what the engine must know about it.
 //!
-//! An [`Operator`] has no variables. It says what shapes fit, what it needs for its gradients, which outputs may take the
-//! place of an input, and which resources it uses. [`forward_task`] and [`backward_task`] make operations of it, for arrays
-//! at once, or for a graph whose operations are pushed often.
+//! An [`Operator`] has no variables. It tells which shapes are valid, what its gradients depend on, which outputs may
+//! take the place of an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe operations
+//! on arrays that are pushed once; an [`Executor`](crate::Executor) creates operations that are pushed often.
 
 use std::{fmt, sync::Arc};
 
@@ -37,7 +37,7 @@ pub enum Pass {
 /// What an operation uses besides its arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// A number of values of temporary space.
+    /// The size of the temporary space, in values.
     pub temporary: usize,
     /// Whether it uses a random generator.
     pub random: bool,
@@ -46,13 +46,13 @@ pub struct Request {
 /// What the backward pass of an operator reads, besides the gradient of its first output.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
-    /// Inputs of the forward pass.
+    /// The indices of inputs of the forward pass.
     pub inputs: &'static [usize],
-    /// Outputs of the forward pass.
+    /// The indices of outputs of the forward pass.
     pub outputs: &'static [usize],
 }
 
-/// A function of arrays with gradients.
+/// A differentiable function of arrays.
 ///
 /// The first output is the result. Further outputs are kept for the backward pass.
 pub trait Operator: fmt::Debug + Send + Sync + 'static {
@@ -62,15 +62,15 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Returns the names of its inputs.
     fn arguments(&self) -> &'static [&'static str];
 
-    /// Returns how many of the inputs have gradients. They are the first ones.
+    /// Returns the number of inputs that have gradients. They are the first inputs.
     fn differentiable(&self) -> usize {
         self.arguments().len()
     }
 
-    /// Fills in the shapes of inputs that follow from those of others, and returns the shapes of the outputs.
+    /// Fills in the shapes of inputs that follow from those of other inputs, and returns the shapes of the outputs.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// The shapes do not match.
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit>;
 
     /// Returns what a pass needs besides arrays, for inputs of these shapes.
@@ -82,7 +82,7 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Returns what the backward pass reads.
     fn needs(&self) -> Needs;
 
-    /// Returns the pairs of what a pass reads and what it writes that may be in the same memory, by their numbers.
+    /// Returns the pairs of values, one that a pass reads and one that it writes, that may share memory, as indices.
     fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
         let _ = pass;
         &[]
@@ -91,8 +91,8 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Computes the outputs.
     fn forward(&self, views: Views<'_>);
 
-    /// Computes the gradients of the inputs that have some. The inputs of this pass are the gradient of the first output,
-    /// and then what the operator [needs](Self::needs).
+    /// Computes the gradients of the inputs that have gradients. The inputs of this pass are the gradient of the first
+    /// output, followed by what the operator [needs](Self::needs).
     fn backward(&self, views: Views<'_>);
 }
 
@@ -102,7 +102,7 @@ pub fn known(inputs: &[Option<Shape>], index: usize, argument: &str) -> Result<S
     inputs[index].clone().ok_or_else(unknown)
 }
 
-/// Returns the error of an operator for a shape that does not fit.
+/// Returns the error for an argument with the wrong shape.
 pub fn misfit(argument: &str, expected: impl Into<String>, found: &[usize]) -> Misfit {
     Misfit { argument: argument.into(), expected: expected.into(), found: found.into() }
 }
@@ -120,7 +120,7 @@ pub fn forward_task<'a>(
     Task { outs, temporary, random, training, ..Task::new(name, ins) }
 }
 
-/// Returns what the backward pass of an operator reads: the gradient, and what it needs of the inputs and outputs.
+/// Returns what the backward pass of an operator reads: the gradient, and the inputs and outputs that it needs.
 pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], outs: &[Option<T>]) -> Vec<T> {
     let Needs { inputs, outputs } = operator.needs();
     let inputs = inputs.iter().map(|&index| ins[index]);
@@ -128,8 +128,8 @@ pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], 
     [gradient].into_iter().chain(inputs).chain(outputs).collect()
 }
 
-/// Describes the backward pass of an operator: `ins` and `outs` are those of the forward pass, `gradient` is that of its
-/// first output, and `gradients` are those of the inputs.
+/// Describes the backward pass of an operator: `ins` and `outs` are those of the forward pass, `gradient` is that of
+/// its first output, and `gradients` are those of the inputs.
 pub fn backward_task<'a>(
     name: impl Into<raddle::Name>,
     operator: &dyn Operator,
@@ -144,20 +144,20 @@ pub fn backward_task<'a>(
     Task { outs: gradients, temporary, random, training: true, ..Task::new(name, reads) }
 }
 
-/// Returns the shapes of the outputs of an operator for arrays.
+/// Returns the shapes of the outputs of an operator that is applied to arrays.
 fn infer(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, Error> {
     let (count, name) = (operator.arguments().len(), operator.name());
     if ins.len() != count {
-        return Err(Error::Use(format!("`{name}` has {count} inputs, and not {}", ins.len())));
+        return Err(Error::Use(format!("`{name}` takes {count} inputs, not {}", ins.len())));
     }
     let mut shapes: Vec<_> = ins.iter().map(|array| Some(array.shape().to_vec())).collect();
     operator.infer(&mut shapes).map_err(|misfit| Error::Shape { operator: name.into(), misfit })
 }
 
-/// Applies an operator to arrays, and returns new arrays at once.
+/// Applies an operator to arrays, and returns new arrays immediately.
 ///
 /// # Errors
-/// The shapes do not fit; the engine refuses the push.
+/// The shapes do not match; the engine refuses the push.
 #[track_caller]
 pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> Result<Vec<Array>, Error> {
     let shapes = infer(&**operator, ins)?;
@@ -167,11 +167,11 @@ pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> R
     Ok(outs)
 }
 
-/// Applies an operator to arrays, and writes the results to arrays. With [`Mode::InPlace`], an output must be the input whose
-/// place the operator lets it take.
+/// Applies an operator to arrays, and writes the results to existing arrays. With [`Mode::InPlace`], an output must be
+/// an input that the operator [may overwrite](Operator::in_place) with it.
 ///
 /// # Errors
-/// The shapes do not fit; an output is not such an input; the engine refuses the push.
+/// The shapes do not match; an output with [`Mode::InPlace`] is not such an input; the engine refuses the push.
 #[track_caller]
 pub fn invoke_into(
     operator: &Arc<dyn Operator>,

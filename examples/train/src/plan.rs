@@ -1,31 +1,33 @@
-//! Which values of a graph share memory: a value takes the buffer of one that is not needed any more, or the place of an
-//! input.
+//! Decides which values of a graph share memory: a value takes the buffer of another one that is no longer needed, or
+//! overwrites an input in place.
 //!
-//! This is a decision before anything runs. Values that share a buffer share its variable, so the engine keeps the order:
-//! a step that writes a buffer runs after all steps that read what was there before, those of the step before included.
+//! The plan is made before anything runs. Values that share a buffer share its variable, so the engine keeps the order:
+//! an operation that writes a buffer runs after all operations that read its previous value, including those of the
+//! previous training step.
 
-/// An operation of a graph, as far as memory is concerned. Values are named by their numbers.
+/// The values that an operation of a graph uses, by number.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) reads: Vec<usize>,
-    /// With whether the operation is the first to write the value.
+    /// Each with whether the operation is the first to write the value.
     pub(crate) writes: Vec<(usize, bool)>,
-    /// The pairs of a read and a write that may share memory.
+    /// The pairs of an index into `reads` and an index into `writes` whose values may share memory.
     pub(crate) in_place: Vec<(usize, usize)>,
 }
 
-/// Where the values are.
+/// The memory of the values.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// The buffer of each value. Values that are kept elsewhere have none.
+    /// The buffer of each value, or `None` for a value that is stored elsewhere.
     pub(crate) buffer_of: Vec<Option<usize>>,
     /// The sizes of the buffers.
     pub(crate) buffers: Vec<usize>,
-    /// The operations and values that are written in place of an input.
+    /// The pairs of an operation and a value that it writes in place of an input.
     pub(crate) in_place: Vec<(usize, usize)>,
 }
 
-/// Plans the memory of the values with these sizes; those without a size are elsewhere. `kept` are needed in the end.
+/// Plans the memory of the values with these sizes; a value without a size is stored elsewhere. The values in `kept`
+/// are needed at the end.
 pub(crate) fn plan(sizes: &[Option<usize>], uses: &[Use], kept: &[usize]) -> Plan {
     let mut last_use = vec![0; sizes.len()];
     for (step, operation) in uses.iter().enumerate() {
@@ -40,7 +42,7 @@ pub(crate) fn plan(sizes: &[Option<usize>], uses: &[Use], kept: &[usize]) -> Pla
         let mut passed_on = Vec::new();
         for (place, &(value, is_first)) in operation.writes.iter().enumerate() {
             let (Some(size), true) = (sizes[value], is_first) else { continue };
-            // The place of an input that nothing needs later.
+            // An input that nothing needs later can be overwritten.
             let heir = operation
                 .in_place
                 .iter()
@@ -97,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_later_keeps_its_memory() {
+    fn a_value_that_is_read_later_keeps_its_memory() {
         let sizes = [Some(10); 4];
         let mut uses = chain(3, true);
         uses.insert(0, Use { reads: vec![], writes: vec![(0, true)], in_place: vec![] });
         uses.push(Use { reads: vec![0, 2], writes: vec![(3, true)], in_place: vec![(0, 0)] });
         let planned = plan(&sizes, &uses, &[3]);
-        // 1 must not take the place of 0, which 3 takes.
+        // Value 1 must not take the place of value 0, which value 3 takes.
         assert_eq!(planned.in_place, [(2, 2), (3, 3)]);
         assert_ne!(planned.buffer_of[1], planned.buffer_of[0]);
         assert_eq!(planned.buffers, [10, 10]);

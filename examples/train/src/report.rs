@@ -1,4 +1,5 @@
-//! What a training shows: losses, a table of confusion, a picture of mistakes, and what a trace says about overlap.
+//! Reports on a training run: losses, a confusion matrix, a picture of the mistakes, and what a trace says about
+//! overlap.
 
 use std::{fmt::Write as _, fs, fs::File, io::BufWriter, path::Path};
 
@@ -6,17 +7,18 @@ use raddle::{Trace, TracedOp};
 
 use crate::{data::Images, error::Error};
 
-/// Returns a bar whose length stands for `value` of `most`.
+/// Returns a bar whose length shows `value` as a fraction of `most`.
 pub fn bar(value: f32, most: f32) -> String {
     "█".repeat((30.0 * (value / most).clamp(0.0, 1.0)).round() as usize)
 }
 
-/// Returns the share of right answers among pairs of a true class and a found one.
+/// Returns the fraction of correct answers. Each answer is the number of an image, its true class, and its predicted
+/// class.
 pub fn accuracy(answers: &[(usize, usize, usize)]) -> f32 {
     answers.iter().filter(|(_, truth, found)| truth == found).count() as f32 / answers.len() as f32
 }
 
-/// Returns a table with a row for each true class and a column for each found one.
+/// Returns a table with a row for each true class and a column for each predicted class.
 pub fn confusion(answers: &[(usize, usize, usize)], classes: usize) -> String {
     let mut table = String::from("true\\found");
     (0..classes).for_each(|class| _ = write!(table, "{class:>5}"));
@@ -32,10 +34,10 @@ pub fn confusion(answers: &[(usize, usize, usize)], classes: usize) -> String {
     table
 }
 
-/// The digits from 0 to 9, five rows of three pixels each.
+/// The digits from 0 to 9, each with five rows of three pixels.
 const GLYPHS: [u16; 10] = [31599, 11415, 29671, 29647, 23497, 31183, 31215, 29257, 31727, 31695];
 
-/// Writes a picture of images with the wrong answer: each image, and below it its class and the class that was found.
+/// Writes a picture of the misclassified images, each with its true class and its predicted class below it.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -77,25 +79,25 @@ pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) ->
     written.map_err(|error| Error::Data(format!("{}: {error}", path.display())))
 }
 
-/// What a trace says about work beside the backward pass.
+/// What a trace says about work during the backward pass.
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
-    /// The number of operations that were looked at.
+    /// The number of operations that were examined.
     pub count: usize,
-    /// How many of them ran, or were on their way, while a layer was backward.
+    /// How many of them ran, or were in flight, during the backward pass of a layer.
     pub overlapping: usize,
-    /// The names of one such pair.
+    /// The names of one pair of operations that overlapped.
     pub example: Option<(String, String)>,
 }
 
-/// Counts the operations with certain names, and those of them that ran while an operation of a backward pass ran elsewhere.
-/// The time of an operation that is a future includes what it waits for.
+/// Counts the operations that `is_counted` selects by name, and those of them that ran while an operation of a backward
+/// pass ran elsewhere. The time of a future includes the time for which it waits.
 pub fn overlap(trace: &Trace, is_counted: impl Fn(&str) -> bool) -> Overlap {
     let backward: Vec<_> = trace.ops().iter().filter(|op| op.label().ends_with(" backward")).collect();
     let meet = |op: &TracedOp, other: &TracedOp| {
         let (Some(from), Some(to)) = (op.started, op.ended) else { return false };
         let places: Vec<_> = op.runs.iter().map(|run| run.place).collect();
-        // A future runs for moments, and elsewhere is everywhere meanwhile.
+        // A future runs only during its polls. Between them, it occupies no place, so any place counts as elsewhere.
         let is_future = op.runs.len() > 1;
         other.runs.iter().any(|run| run.from < to && from < run.to && (is_future || !places.contains(&run.place)))
     };

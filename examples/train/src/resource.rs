@@ -1,8 +1,8 @@
 //! Random generators and temporary space: what operations need besides arrays.
 //!
-//! Each is a variable that an operation *mutates*. So two operations never use one at the same time, and the order of the
-//! pushes decides which numbers each gets: results do not depend on the number of workers. There are several of each,
-//! which are handed out in turn, so that operations need not wait for each other.
+//! Each is a variable that operations *mutate*. So two operations never use the same one at the same time, and push
+//! order decides which numbers each operation draws: results do not depend on the number of workers. There are several
+//! of each kind, which are handed out in turn, so that operations need not wait for each other.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -16,7 +16,7 @@ use crate::{
     storage::{Chunk, Pool},
 };
 
-/// How many generators and how many temporary spaces a device has. Picked.
+/// The number of generators, and of temporary spaces, of a runtime. Not tuned.
 const COPIES: usize = 4;
 
 /// A random generator: `SplitMix64`, by Steele, Lea and Flood.
@@ -37,12 +37,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns another generator, for one operation. A kernel of a GPU may run later than the next operation begins.
+    /// Returns a new generator for one operation, whose kernel on a GPU may run after the next operation has begun.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
-    /// Returns a number from 0 to 1, which is excluded.
+    /// Returns a number in `0.0..1.0`.
     pub fn uniform(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 24) as f32
     }
@@ -52,14 +52,14 @@ impl Random {
         (((self.next() >> 32) * bound as u64) >> 32) as usize
     }
 
-    /// Returns a number from the normal distribution (by Box and Muller).
+    /// Returns a normally distributed number, by the Box–Muller transform.
     pub fn normal(&mut self) -> f32 {
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         radius * (std::f32::consts::TAU * self.uniform()).cos()
     }
 }
 
-/// The resources of one device.
+/// The resources of one runtime.
 #[derive(Debug)]
 pub struct Resources {
     generators: Vec<Var<Random>>,
@@ -68,7 +68,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Returns the resources of a device. The numbers of its generators follow from `seed`.
+    /// Creates resources, with generators whose numbers are determined by `seed`.
     pub fn new(engine: &Engine, seed: u64) -> Self {
         let mut seeds = Random::new(seed);
         let generators = (0..COPIES).map(|_| engine.var(seeds.fork()).named("random")).collect();
@@ -77,14 +77,15 @@ impl Resources {
 
     /// Returns the next generator, for an operation to mutate.
     pub fn random(&self) -> Var<Random> {
-        // Relaxed: the numbers must only be distinct; a program that pushes from one thread gets the same every time.
+        // Relaxed: the numbers only need to be distinct; a program that pushes from one thread gets the same ones in
+        // every run.
         self.generators[self.next_generator.fetch_add(1, Relaxed) % COPIES].clone()
     }
 
     /// Returns temporary space for at least `len` values, for an operation to mutate.
     ///
     /// # Errors
-    /// The GPU has no memory left.
+    /// The GPU is out of memory.
     pub fn temporary(
         &self,
         engine: &Engine,
@@ -97,7 +98,7 @@ impl Resources {
         *next = (*next + 1) % COPIES;
         match &spaces[*next] {
             Some(space) if space.len() >= len => Ok(Arc::clone(space)),
-            // A smaller one is deleted after the operations that use it.
+            // A smaller space is replaced, and deleted after the operations that use it.
             _ => Ok(Arc::clone(spaces[*next].insert(Arc::new(Chunk::new(engine, device, pool, len)?)))),
         }
     }

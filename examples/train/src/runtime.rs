@@ -12,26 +12,26 @@ use crate::{
 
 /// A device of an engine, its memory, its random generators and its temporary space.
 ///
-/// One device may have several, each with generators of its own.
+/// A device may have several runtimes, each with its own generators.
 #[derive(Debug)]
 pub struct Runtime {
     engine: Engine,
     device: Device,
     pool: Arc<Pool>,
     resources: Resources,
-    /// For values on their way between the host and a GPU.
+    /// The runtime of the host through which values move to and from a GPU.
     host: Option<Arc<Self>>,
 }
 
 impl Runtime {
-    /// Returns a runtime for a device of the engine.
+    /// Creates a runtime for a device of the engine.
     pub fn new(engine: &Engine, device: Device, seed: u64) -> Arc<Self> {
         let resources = Resources::new(engine, seed);
         let host = (device != Device::Cpu).then(|| Self::new(engine, Device::Cpu, seed));
         Arc::new(Self { engine: engine.clone(), device, pool: Arc::default(), resources, host })
     }
 
-    /// Returns a runtime of the host: this one, or one that belongs to it.
+    /// Returns a runtime of the host: this one, or the one that it owns.
     pub fn host(self: &Arc<Self>) -> Arc<Self> {
         Arc::clone(self.host.as_ref().unwrap_or(self))
     }
@@ -51,15 +51,15 @@ impl Runtime {
         &self.resources
     }
 
-    /// Returns what the pool of the memory has done so far.
+    /// Returns the statistics of the memory pool.
     pub fn statistics(&self) -> Statistics {
         self.pool.statistics()
     }
 
-    /// Returns memory for `len` values.
+    /// Allocates memory for `len` values.
     ///
     /// # Errors
-    /// The GPU has no memory left.
+    /// The GPU is out of memory.
     pub fn allocate(&self, len: usize) -> Result<Arc<Chunk>, Error> {
         Ok(Arc::new(Chunk::new(&self.engine, self.device, &self.pool, len)?))
     }
@@ -67,7 +67,7 @@ impl Runtime {
     /// Returns temporary space for at least `len` values, which an operation mutates.
     ///
     /// # Errors
-    /// The GPU has no memory left.
+    /// The GPU is out of memory.
     pub fn temporary(&self, len: usize) -> Result<Arc<Chunk>, Error> {
         self.resources.temporary(&self.engine, self.device, &self.pool, len)
     }

@@ -1,4 +1,4 @@
-//! Simple operators: functions of one value or of two, with their derivatives. Each is registered in a few lines, and is
+//! Simple operators: functions of one or two values, with their derivatives. Each is registered in a few lines, and is
 //! then an operator like any other, for arrays and for graphs.
 //!
 //! ```
@@ -27,13 +27,13 @@ use crate::{
 pub struct Unary {
     name: &'static str,
     apply: fn(&mut Out<'_>, View<'_>, f32),
-    /// Stores `gradient * derivative`, from an input or an output.
+    /// Stores `gradient * derivative`, computed from the input or the output.
     derive: fn(&mut Out<'_>, View<'_>, View<'_>, f32),
     derives_from_output: bool,
 }
 
 impl Unary {
-    /// Returns the operator with a scalar.
+    /// Returns the operator with the given scalar.
     pub fn with(&'static self, scalar: f32) -> UnaryOperator {
         UnaryOperator { function: self, scalar }
     }
@@ -44,8 +44,8 @@ impl Unary {
     }
 }
 
-/// Registers a function of one value `x` and a scalar. Its derivative is one of `x`, or one of the result `y`: then the
-/// input need not be kept.
+/// Registers a function of one value `x` and a scalar. Its derivative is a function of `x`, or of the result `y`; in
+/// the latter case, the input need not be kept.
 macro_rules! unary {
     ($($(#[$doc:meta])* $id:ident = $name:literal, |$x:ident, $s:ident| $f:expr, from $from:ident |$v:ident, $t:ident| $derivative:expr;)+) => {
         $($(#[$doc])*
@@ -73,7 +73,7 @@ unary! {
     SQUARE = "square", |x, _s| x * x, from x |x, _s| 2.0 * x;
     /// `scalar * x`
     SCALE = "scale", |x, s| s * x, from y |_y, s| s;
-    /// A square near zero, and straight beyond `1 / scalar²`
+    /// Quadratic near zero, and linear beyond `1 / scalar²`
     SMOOTH_L1 = "smooth_l1",
         |x, s| if x.abs() < 1.0 / (s * s) { 0.5 * (s * x) * (s * x) } else { x.abs() - 0.5 / (s * s) },
         from x |x, s| if x.abs() < 1.0 / (s * s) { s * s * x } else { x.signum() };
@@ -125,7 +125,7 @@ impl Operator for UnaryOperator {
 pub struct Binary {
     name: &'static str,
     apply: fn(&mut Out<'_>, View<'_>, View<'_>),
-    /// Store `gradient * derivative` by the left and by the right value.
+    /// Functions that store `gradient * derivative`, for the left and for the right value.
     derive: [fn(&mut Out<'_>, [View<'_>; 3]); 2],
 }
 
@@ -146,7 +146,7 @@ fn weigh(out: &mut Out<'_>, [gradient, a, b]: [View<'_>; 3], derivative: impl Fn
     out.fill(|i| gradient.values[i] * derivative(a.values[i], b.values[i]));
 }
 
-/// Registers a function of two values with its derivatives by both.
+/// Registers a function of two values, with its derivatives with respect to both.
 macro_rules! binary {
     ($($(#[$doc:meta])* $id:ident = $name:literal, $f:expr, $by_a:expr, $by_b:expr;)+) => {
         $($(#[$doc])*
@@ -197,7 +197,7 @@ impl Operator for BinaryOperator {
     }
 
     fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
-        // Backward, both results are computed from the gradient.
+        // In the backward pass, both results are computed from the gradient, so neither may overwrite it.
         if pass == Pass::Forward { &[(0, 0)] } else { &[] }
     }
 

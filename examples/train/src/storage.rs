@@ -1,10 +1,10 @@
-//! Memory: one variable for each piece, and a pool behind it.
+//! Memory: one variable for each piece, backed by a pool.
 //!
 //! | here | in the engine |
 //! |---|---|
 //! | [`Chunk`] | one variable, whose value is the memory |
-//! | freeing | the last handle is dropped: the value's drop, after every operation on the variable, returns the memory |
-//! | memory of a GPU | a variable with a [`DeviceVec`]; the engine's driver has the pool, and a deletion counts |
+//! | freeing | after the last handle was dropped, and every operation on the variable is complete, the drop of the value returns the memory |
+//! | GPU memory | a variable with a [`DeviceVec`]; the engine's driver has the pool, and a deletion updates the statistics |
 //!
 //! Nothing waits: a program may drop an array right after it has pushed an operation on it.
 
@@ -18,18 +18,18 @@ use raddle::{Device, DeviceVec, Engine, Token, Var};
 
 use crate::error::Error;
 
-/// What a pool has done so far, in bytes and in numbers of pieces.
+/// Statistics of a pool, in bytes and in numbers of pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Bytes in use.
     pub live: usize,
-    /// The most bytes that were in use at a time.
+    /// The maximum number of bytes in use at any time.
     pub peak: usize,
-    /// Bytes that are kept for later.
+    /// Bytes that are kept for reuse.
     pub kept: usize,
-    /// How many pieces of the host's memory were allocated. The driver of a GPU has counts of its own.
+    /// The number of pieces of host memory that were allocated. The driver of a GPU has its own counts.
     pub allocated: u64,
-    /// How many pieces of the host's memory were used again.
+    /// The number of pieces of host memory that were reused.
     pub reused: u64,
 }
 
@@ -39,12 +39,12 @@ struct State {
     free: BTreeMap<usize, Vec<Box<[f32]>>>,
 }
 
-/// The memory of one device.
+/// The memory pool of one runtime.
 #[derive(Debug, Default)]
 pub struct Pool(Mutex<State>);
 
 impl Pool {
-    /// Returns what the pool has done so far.
+    /// Returns the statistics of the pool.
     pub fn statistics(&self) -> Statistics {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).statistics
     }
@@ -60,7 +60,7 @@ impl Pool {
         });
     }
 
-    /// Takes a piece of at least `len` values. Its content is unspecified.
+    /// Takes a piece of at least `len` values. Its contents are unspecified.
     fn take(&self, len: usize) -> Box<[f32]> {
         let size = len.next_power_of_two().max(64);
         self.count_use(4 * size);
@@ -77,7 +77,7 @@ impl Pool {
 
     fn give_back(&self, mut piece: Box<[f32]>) {
         if cfg!(debug_assertions) {
-            // An operation that reads what it has not written is found in tests.
+            // Makes a read of values that were not written visible in tests.
             piece.fill(f32::NAN);
         }
         self.update(|State { statistics, free }| {
@@ -88,8 +88,8 @@ impl Pool {
     }
 }
 
-/// Memory of the host: the value of a variable. It is taken from the pool by the first operation that mutates it, so a
-/// program that is far ahead of its operations does not fill the memory.
+/// Host memory, as the value of a variable. The first operation that mutates the block takes the memory from the pool,
+/// so a program that is far ahead of its operations does not use up memory.
 pub struct Block {
     piece: Option<Box<[f32]>>,
     len: usize,
@@ -100,12 +100,12 @@ impl Block {
     /// Returns the values.
     ///
     /// # Errors
-    /// No operation has mutated them so far.
+    /// No operation has mutated the values yet.
     pub fn values(&self) -> Result<&[f32], String> {
-        self.piece.as_ref().map(|piece| &piece[..self.len]).ok_or_else(|| "an array is read that has no values".into())
+        self.piece.as_ref().map(|piece| &piece[..self.len]).ok_or_else(|| "an array without values is read".into())
     }
 
-    /// Returns the values. Their content is unspecified the first time.
+    /// Returns the values, which are unspecified the first time.
     pub fn values_mut(&mut self) -> &mut [f32] {
         let Self { piece, len, pool } = self;
         &mut piece.get_or_insert_with(|| pool.take(*len))[..*len]
@@ -126,16 +126,16 @@ impl fmt::Debug for Block {
     }
 }
 
-/// The variable of a piece of memory.
+/// The variable that holds a piece of memory.
 #[derive(Debug)]
 pub enum Memory {
-    /// Memory of the host.
+    /// Host memory.
     Host(Var<Block>),
-    /// Memory of a GPU.
+    /// GPU memory.
     Gpu(Var<DeviceVec<f32>>),
 }
 
-/// A piece of memory, which arrays share. All arrays in it are read and mutated in the order of its variable.
+/// A piece of memory, which arrays may share. Operations on all of these arrays are ordered by its variable.
 #[derive(Debug)]
 pub struct Chunk {
     memory: Memory,
@@ -145,10 +145,10 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Returns memory for `len` values.
+    /// Allocates memory for `len` values.
     ///
     /// # Errors
-    /// The GPU has no memory left.
+    /// The GPU is out of memory.
     pub fn new(engine: &Engine, device: Device, pool: &Arc<Pool>, len: usize) -> Result<Self, Error> {
         let memory = match device {
             Device::Cpu => Memory::Host(engine.var(Block { piece: None, len, pool: Arc::clone(pool) })),
@@ -161,7 +161,7 @@ impl Chunk {
         Ok(Self { memory, len, engine: engine.downgrade(), pool: Arc::clone(pool) })
     }
 
-    /// Returns the variable and its kind.
+    /// Returns the variable that holds the memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -176,7 +176,7 @@ impl Chunk {
         self.len == 0
     }
 
-    /// Returns the untyped handle of the variable.
+    /// Returns the untyped handle to the variable.
     pub fn token(&self) -> &Token {
         match &self.memory {
             Memory::Host(block) => block.token(),
@@ -187,12 +187,13 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // Memory of the host returns by the drop of its `Block`. A `DeviceVec` returns to the pool of the engine's
-        // driver, so the deletion counts. It comes after all operations on the variable, and nothing waits for it.
+        // The drop of a `Block` returns host memory. A `DeviceVec` returns to the pool of the engine's driver, so the
+        // deletion updates the statistics. The deletion runs after all operations on the variable, and nothing waits
+        // for it.
         if let Memory::Gpu(values) = &self.memory {
             let (pool, bytes) = (Arc::clone(&self.pool), 4 * self.len);
             let counted = move || pool.update(|State { statistics, .. }| statistics.live -= bytes);
-            // An error means that the variable is gone already, or that this is a forked child.
+            // An error means that the variable was already deleted, or that this is a forked child.
             let _ = self.engine.delete_variable(values, move |_| counted());
         }
     }

@@ -1,4 +1,4 @@
-//! Symbols: a graph of operators that has no values yet.
+//! Symbols: graphs of operators that have no values yet.
 //!
 //! ```
 //! use raddle_train::{Symbol, operator::FullyConnected, simple};
@@ -28,12 +28,12 @@ use crate::{
 #[derive(Debug)]
 struct Node {
     name: String,
-    /// `None` for a variable of the graph: a place for an array.
+    /// `None` for a variable of the graph, which is a placeholder for an array.
     operator: Option<Arc<dyn Operator>>,
     ins: Vec<Symbol>,
 }
 
-/// An output of a node, and with it the graph that it depends on.
+/// An output of a node, together with the graph that it depends on.
 #[derive(Clone, Debug)]
 pub struct Symbol {
     node: Arc<Node>,
@@ -41,12 +41,12 @@ pub struct Symbol {
 }
 
 impl Symbol {
-    /// Returns a place for an array.
+    /// Returns a variable of a graph: a placeholder for an array.
     pub fn variable(name: &str) -> Self {
         Self { node: Arc::new(Node { name: name.into(), operator: None, ins: Vec::new() }), output: 0 }
     }
 
-    /// Applies an operator. Inputs that are missing become variables: `weight` of `conv1` is `conv1_weight`.
+    /// Applies an operator. Missing inputs become variables: the `weight` of `conv1` becomes `conv1_weight`.
     pub fn apply(operator: impl Operator, name: &str, ins: &[&Self]) -> Self {
         let missing = operator.arguments().iter().skip(ins.len());
         let missing = missing.map(|argument| Self::variable(&format!("{name}_{argument}")));
@@ -64,10 +64,10 @@ impl Symbol {
         Graph::of(&[self]).variables().map(|(_, name)| name.into()).collect()
     }
 
-    /// Returns the shapes of all variables, from some of them.
+    /// Infers the shapes of all variables from those of some.
     ///
     /// # Errors
-    /// A name is not a variable; shapes do not fit; the shapes of some variables do not follow.
+    /// A name is not a variable; shapes do not match; the shapes of some variables cannot be inferred.
     pub fn infer_shapes(&self, known: &BTreeMap<String, Shape>) -> Result<BTreeMap<String, Shape>, Error> {
         let graph = Graph::of(&[self]);
         let shapes = graph.infer(known)?;
@@ -89,7 +89,7 @@ pub(crate) struct GraphNode {
     pub(crate) ins: Vec<Entry>,
 }
 
-/// The nodes that some symbols depend on, each behind its inputs.
+/// The nodes that some symbols depend on, each after its inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<GraphNode>,
@@ -114,13 +114,13 @@ impl Graph {
         Self { nodes, heads }
     }
 
-    /// The variables, with their names.
+    /// Returns the variables, with their names.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (usize, &str)> {
         let variables = self.nodes.iter().enumerate().filter(|(_, node)| node.operator.is_none());
         variables.map(|(index, node)| (index, node.name.as_str()))
     }
 
-    /// Returns an error for names that are not variables.
+    /// Returns an error if a name is not that of a variable.
     pub(crate) fn check_names<'n>(&self, names: impl IntoIterator<Item = &'n String>) -> Result<(), Error> {
         let known: Vec<String> = self.variables().map(|(_, name)| name.into()).collect();
         match names.into_iter().find(|name| !known.contains(name)) {
@@ -142,7 +142,7 @@ impl Graph {
             let outs = operator
                 .infer(&mut ins)
                 .map_err(|misfit| Error::Shape { operator: format!("{} ({})", node.name, operator.name()), misfit })?;
-            // The operator may have found the shapes of variables.
+            // The operator may have inferred the shapes of variables.
             for (entry, shape) in node.ins.iter().zip(ins) {
                 shapes[entry.node][entry.output] = shape;
             }

@@ -1,7 +1,7 @@
 //! Gradients without a graph: a tape records which operators were applied to which arrays, and is read backwards.
 //!
-//! Each application is a push, and each takes memory for its results. An [`Executor`](crate::Executor) does the same work
-//! with operators that were made once, in memory that was planned.
+//! Each application is one push, and allocates memory for its results. An [`Executor`](crate::Executor) does the same
+//! work with operators that are created once, in planned memory.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,11 +26,11 @@ struct Record {
     outs: Vec<Array>,
 }
 
-/// The applications of operators so far.
+/// A record of the operators that have been applied.
 #[derive(Debug, Default)]
 pub struct Tape(Vec<Record>);
 
-/// What identifies an array.
+/// Returns what identifies an array.
 fn key(array: &Array) -> (*const Chunk, usize) {
     (Arc::as_ptr(array.chunk()), array.range().start)
 }
@@ -41,10 +41,10 @@ impl Tape {
         Self::default()
     }
 
-    /// Applies an operator, and returns its outputs at once.
+    /// Applies an operator, and returns its outputs immediately.
     ///
     /// # Errors
-    /// The shapes do not fit; the engine refuses the push.
+    /// The shapes do not match; the engine refuses the push.
     #[track_caller]
     pub fn apply(&mut self, name: &str, operator: &Arc<dyn Operator>, ins: &[&Array]) -> Result<&[Array], Error> {
         let outs = invoke(operator, ins, true)?;
@@ -56,7 +56,7 @@ impl Tape {
     /// Applies the operators of a graph to arrays, one after the other.
     ///
     /// # Errors
-    /// An argument has no array; the shapes do not fit; the engine refuses a push.
+    /// An argument has no array; the shapes do not match; the engine refuses a push.
     #[track_caller]
     pub fn apply_all(&mut self, symbol: &Symbol, arguments: &Arrays) -> Result<Array, Error> {
         let graph = Graph::of(&[symbol]);
@@ -64,7 +64,7 @@ impl Tape {
         for node in &graph.nodes {
             let Some(operator) = &node.operator else {
                 let known = || arguments.keys().cloned().collect();
-                let problem = || "no array for an argument".into();
+                let problem = || "argument without an array".into();
                 let missing = || Error::Key { problem: problem(), key: node.name.clone(), known: known() };
                 outs.push(vec![arguments.get(&node.name).ok_or_else(missing)?.clone()]);
                 continue;
@@ -76,7 +76,8 @@ impl Tape {
         Ok(outs[graph.heads[0].node][graph.heads[0].output].clone())
     }
 
-    /// Writes the gradients of the last result by some arrays: pairs of an array and its gradient.
+    /// Writes the gradients of the last result with respect to some arrays, given as pairs of an array and its
+    /// gradient.
     ///
     /// # Errors
     /// The engine refuses a push.
@@ -126,7 +127,7 @@ impl Tape {
         Ok(())
     }
 
-    /// Waits, and returns the name of the first operator with a result that is not finite.
+    /// Waits for the results, and returns the name of the first operator whose result is not finite.
     ///
     /// # Errors
     /// An operation has failed.

@@ -1,12 +1,13 @@
-//! From arrays to an operation of the engine: which variables it names, and what its function gets.
+//! Turns arrays into an operation of the engine: the variables that it names, and the slices that its function
+//! receives.
 //!
-//! Arrays may share a chunk, and so a variable. A [`Task`] names each variable once: to mutate it if an output lies in
-//! it, and to read it otherwise. The function gets slices, one for each array, whatever they share.
+//! Arrays may share a chunk, and so a variable. A [`Task`] names each variable once: as mutated if an output lies in
+//! it, and as read otherwise. The function receives one slice for each array, even if arrays share a chunk.
 //!
-//! | array | the variable is declared by | the function gets |
+//! | array | the variable is declared by | the function receives |
 //! |---|---|---|
 //! | input | `read()` | `&[f32]` |
-//! | output | `write()`; `overwrite()` if the old content of the whole chunk is of no use | `&mut [f32]` |
+//! | output | `write()`; `overwrite()` if the old contents of the whole chunk are not needed | `&mut [f32]` |
 //! | input and output, [`Mode::InPlace`] | `write()` | `&mut [f32]`, which holds the input |
 //! | input in the chunk of another output | `write()` | `&[f32]`: a copy, made when the operation runs |
 //! | temporary space, random generator | `overwrite()` | `&mut [f32]`, [`Random`] |
@@ -29,7 +30,7 @@ use crate::{
 /// How an operation writes an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Not at all: it is not needed.
+    /// The output is not needed, and not written.
     Null,
     /// The result replaces the old values.
     Write,
@@ -39,28 +40,28 @@ pub enum Mode {
     Add,
 }
 
-/// An input, as the function of an operation gets it.
+/// An input, as the function of an operation receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The values. There are none if an output with [`Mode::InPlace`] holds them.
+    /// The values; empty if an output with [`Mode::InPlace`] holds them.
     pub values: &'a [f32],
     /// The shape.
     pub shape: &'a [usize],
 }
 
-/// An output, as the function of an operation gets it.
+/// An output, as the function of an operation receives it.
 #[derive(Debug)]
 pub struct Out<'a> {
-    /// The values. There are none with [`Mode::Null`].
+    /// The values; empty with [`Mode::Null`].
     pub values: &'a mut [f32],
     /// The shape.
     pub shape: &'a [usize],
-    /// What to do with the result.
+    /// How to store the result.
     pub mode: Mode,
 }
 
 impl Out<'_> {
-    /// Stores the results of a function of an index.
+    /// Stores the result of `f` for each index.
     pub fn fill(&mut self, f: impl Fn(usize) -> f32) {
         match self.mode {
             Mode::Null => {}
@@ -69,7 +70,7 @@ impl Out<'_> {
         }
     }
 
-    /// Stores a function of each value of `x`, which may be held here.
+    /// Stores `f` of each value of `x`, which this output holds with [`Mode::InPlace`].
     pub fn map(&mut self, x: View<'_>, mut f: impl FnMut(f32) -> f32) {
         match self.mode {
             Mode::Null => {}
@@ -79,7 +80,7 @@ impl Out<'_> {
         }
     }
 
-    /// Stores a function of each value of `a`, which may be held here, and of `b`.
+    /// Stores `f` of each value of `a`, which this output holds with [`Mode::InPlace`], and of `b`.
     pub fn map2(&mut self, a: View<'_>, b: View<'_>, f: impl Fn(f32, f32) -> f32) {
         let pairs = a.values.iter().zip(b.values);
         match self.mode {
@@ -90,7 +91,8 @@ impl Out<'_> {
         }
     }
 
-    /// Sets all values to zero, unless the result is to be added to them. Then everything can be added.
+    /// Prepares the values for a sum: sets them to zero with [`Mode::Write`], so that results can be added in either
+    /// mode.
     pub fn begin_sum(&mut self) {
         if self.mode == Mode::Write {
             self.values.fill(0.0);
@@ -103,16 +105,16 @@ impl Out<'_> {
     }
 }
 
-/// What the function of an operation gets.
+/// What the function of an operation receives.
 #[derive(Debug)]
 pub struct Views<'a> {
     /// The inputs.
     pub ins: Vec<View<'a>>,
     /// The outputs.
     pub outs: Vec<Out<'a>>,
-    /// Temporary space, with unspecified content.
+    /// Temporary space, with unspecified contents.
     pub temporary: &'a mut [f32],
-    /// A generator of its own. Without a request, it is always the same.
+    /// A generator for this run. It is always the same unless the operation has requested one.
     pub random: Random,
     /// Whether the operation is a part of training.
     pub training: bool,
@@ -123,19 +125,20 @@ pub struct Views<'a> {
 pub struct Task<'a> {
     /// Its name, for traces and errors.
     pub name: Name,
-    /// What it reads.
+    /// The arrays that it reads.
     pub ins: Vec<&'a Array>,
-    /// What it writes. An array is needed unless the mode is [`Mode::Null`].
+    /// The arrays that it writes, and how. A missing array is treated as [`Mode::Null`].
     pub outs: Vec<(Option<&'a Array>, Mode)>,
-    /// How much temporary space it needs.
+    /// The size of the temporary space that it needs, in values.
     pub temporary: usize,
     /// Whether it needs a random generator.
     pub random: bool,
     /// Whether it is a part of training.
     pub training: bool,
-    /// The engine's priority.
+    /// Its priority in the engine.
     pub priority: i32,
-    /// Operations on these come first. If one of them has failed, this operation does not run.
+    /// Tokens that it reads, so that earlier operations that mutate them run first. If a token has failed, this
+    /// operation does not run.
     pub after: Vec<&'a Token>,
 }
 
@@ -148,13 +151,13 @@ enum Place {
     Held,
 }
 
-/// How the slices of an operation lie in its chunks.
+/// The places of an operation's slices in its chunks.
 #[derive(Debug, Default)]
 struct Layout {
     ins: Vec<(Place, Range<usize>, Shape)>,
     outs: Vec<(Mode, Shape)>,
-    /// For each chunk that is mutated, the outputs in it, in the order of their places. The number behind the last output
-    /// stands for the temporary space.
+    /// For each chunk that is mutated, the outputs in it, in the order of their places. The index after that of the
+    /// last output stands for the temporary space.
     cuts: Vec<Vec<(usize, Range<usize>)>>,
     training: bool,
 }
@@ -185,7 +188,7 @@ impl Layout {
         f(Views { ins: ins.collect(), outs: outs.collect(), temporary, random, training: self.training });
     }
 
-    /// [`call`](Self::call) on a worker.
+    /// Runs [`call`](Self::call) on a worker.
     fn on_host(
         &self,
         reads: Vec<&Block>,
@@ -200,21 +203,21 @@ impl Layout {
     }
 }
 
-/// Returns a generator for the run of an operation.
+/// Returns a generator for one run of an operation.
 fn fork(random: Vec<&mut Random>) -> Random {
     random.into_iter().next().map_or_else(|| Random::new(0), Random::fork)
 }
 
-/// How many chunks a kernel reads at most.
+/// The maximum number of chunks that a kernel reads.
 const READS: usize = 6;
 
-/// How many chunks a kernel mutates at most.
+/// The maximum number of chunks that a kernel mutates.
 const WRITES: usize = 4;
 
-/// [`Layout::call`] as a kernel of the simulated GPU.
+/// Runs [`Layout::call`] as a kernel of the simulated GPU.
 ///
-/// A kernel gets a tuple of up to six arguments, or of such tuples, and no `Vec`. If there are fewer chunks to read, the
-/// first one fills the tuple up.
+/// A kernel receives a tuple of up to six arguments, or of such tuples, but no `Vec`. If there are fewer chunks to
+/// read, the first one fills the rest of the tuple.
 fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
     work: &Arc<(Layout, F)>,
     stream: &mut GpuStream,
@@ -222,11 +225,11 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
     writes: Vec<&mut DeviceVec<f32>>,
     random: Vec<&mut Random>,
 ) -> Result<(), BoxError> {
-    let mut gpu = stream.simulated().ok_or("arrays have kernels for the simulated GPU only")?;
+    let mut gpu = stream.simulated().ok_or("arrays have kernels only for the simulated GPU")?;
     let (work, random, count) = (Arc::clone(work), fork(random), reads.len());
     macro_rules! launch {
         ($($write:ident)+) => {{
-            let [$($write),+] = <[_; _]>::try_from(writes).map_err(|_| "the count of chunks was matched")?;
+            let [$($write),+] = <[_; _]>::try_from(writes).map_err(|_| "the number of chunks was matched")?;
             match reads {
                 [] => gpu.launch(Duration::ZERO, ($($write,)+), move |($($write,)+)| {
                     work.0.call(&[], vec![$($write),+], random, &work.1);
@@ -242,12 +245,12 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
         }};
     }
     match writes.len() {
-        0 => return Ok(()), // nothing is needed
+        0 => return Ok(()), // no output is needed
         1 => launch!(a1),
         2 => launch!(a1 a2),
         3 => launch!(a1 a2 a3),
         4 => launch!(a1 a2 a3 a4),
-        _ => return Err("the plan of an operation refuses more".into()),
+        _ => return Err("the plan of an operation refuses more chunks".into()),
     }?;
     Ok(())
 }
@@ -256,12 +259,12 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
 struct Plan {
     layout: Layout,
     reads: Vec<Arc<Chunk>>,
-    /// With whether the old content is of no use.
+    /// Each with whether its old contents are not needed.
     writes: Vec<(Arc<Chunk>, bool)>,
     random: Option<Var<Random>>,
 }
 
-/// Returns the index of a chunk in a list, to which it is added if it is not there.
+/// Returns the index of an item in a list, after adding the item if it is missing.
 fn index_of<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
     list.iter().position(is_it).unwrap_or_else(|| {
         list.push(new());
@@ -346,7 +349,7 @@ impl<'a> Task<'a> {
         if runtime.device() != Device::Cpu && (reads.len() > READS || writes.len() > WRITES) {
             let (name, reads, writes) = (&self.name, reads.len(), writes.len());
             let counts =
-                format!("reads {reads} chunks and mutates {writes}, and a kernel reads {READS} and mutates {WRITES}");
+                format!("reads {reads} chunks and mutates {writes}, but a kernel reads {READS} and mutates {WRITES}");
             return Err(Error::Use(format!("`{name}` {counts} at most")));
         }
         Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.resources().random()) })
@@ -357,11 +360,11 @@ impl<'a> Task<'a> {
         if expected == found {
             return Ok(());
         }
-        Err(Error::Use(format!("`{}` runs on {expected}, and an array is on {found}: copy it there", self.name)))
+        Err(Error::Use(format!("`{}` runs on {expected}, but an array is on {found}: copy it first", self.name)))
     }
 }
 
-/// The handles of the variables of chunks in memory of the host.
+/// Returns handles to the variables of chunks in host memory.
 fn host<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<Block>> {
     chunks.into_iter().filter_map(|chunk| match chunk.memory() {
         Memory::Host(block) => Some(block),
@@ -369,7 +372,7 @@ fn host<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<I
     })
 }
 
-/// The handles of the variables of chunks in memory of a GPU.
+/// Returns handles to the variables of chunks in GPU memory.
 fn gpu<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<DeviceVec<f32>>> {
     chunks.into_iter().filter_map(|chunk| match chunk.memory() {
         Memory::Gpu(values) => Some(values),
@@ -411,7 +414,7 @@ impl Task<'_> {
     /// Pushes the operation.
     ///
     /// # Errors
-    /// Arrays are on another device, or outputs share memory; the engine refuses the push.
+    /// An array is on another device, or outputs share memory; the engine refuses the push.
     #[track_caller]
     pub fn push(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<(), Error> {
         let plan = self.plan(runtime)?;
@@ -422,7 +425,7 @@ impl Task<'_> {
     /// Creates an operator of the engine, which can be pushed often.
     ///
     /// # Errors
-    /// Arrays are on another device, or outputs share memory; the engine refuses the variables.
+    /// An array is on another device, or outputs share memory; the engine refuses the variables.
     pub fn operator(self, runtime: &Runtime, f: impl Fn(Views<'_>) + Send + Sync + 'static) -> Result<Prepared, Error> {
         let plan = self.plan(runtime)?;
         let chunks = plan.reads.iter().chain(plan.writes.iter().map(|(chunk, _)| chunk)).cloned().collect();
@@ -435,12 +438,13 @@ impl Task<'_> {
 #[derive(Debug)]
 pub struct Prepared {
     operator: raddle::Operator,
-    /// An operator of the engine keeps its variables, but a [`Chunk`] deletes the variable of a GPU's memory explicitly.
+    /// Keeps the chunks alive: an operator of the engine keeps its variables, but the drop of a [`Chunk`] deletes a
+    /// variable in GPU memory explicitly.
     _chunks: Vec<Arc<Chunk>>,
 }
 
 impl Prepared {
-    /// Pushes the operation once more.
+    /// Pushes the operation again.
     ///
     /// # Errors
     /// The engine refuses the push.

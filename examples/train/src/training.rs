@@ -10,11 +10,11 @@
 //!
 //! | here | in the engine |
 //! |---|---|
-//! | an update while other layers are still backward | operations on different variables |
+//! | an update during the backward pass of other layers | operations on different variables |
 //! | a parameter that is updated after its gradients, and before the next forward pass | operations on its variables |
 //! | the first layers first | priorities of the updates: the next forward pass needs these parameters first |
 //! | a loss that is not finite changes no parameter | `check` fails, and with it a token that the updates read |
-//! | the same bits on any number of workers | each sum has a fixed order, and each generator is a variable |
+//! | the same bits with any number of workers | each sum has a fixed order, and each generator is a variable |
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
@@ -31,32 +31,32 @@ use crate::{
     task::{Prepared, Task},
 };
 
-/// How many steps are pushed before the first of them is waited for. Picked.
+/// The number of steps that are pushed before the first of them is waited for. Not tuned.
 const WINDOW: usize = 4;
 
 /// The name of the operation that looks at the losses.
 const CHECK: &str = "check";
 
-/// The key of the loss among processes.
+/// The key under which processes exchange the loss.
 const LOSS: &str = "loss";
 
-/// How many batches are made in advance. Picked.
+/// The number of batches that are made in advance. Not tuned.
 const AHEAD: usize = 4;
 
-/// How to train.
+/// The options of a training run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How often each image is used.
+    /// The number of times each image is used.
     pub epochs: usize,
     /// The number of images in a step.
     pub batch: usize,
-    /// The number of executors that share a batch. Their number is a part of the result, unlike that of workers.
+    /// The number of executors that share a batch. The result depends on it, but not on the number of workers.
     pub shards: usize,
-    /// The rate of learning in the first epoch. It falls with the epochs.
+    /// The learning rate in the first epoch. It decreases from epoch to epoch.
     pub rate: f32,
-    /// The share of values that are dropped.
+    /// The fraction of values that are dropped.
     pub dropout: f32,
-    /// Where all random numbers come from.
+    /// The seed of all random numbers.
     pub seed: u64,
 }
 
@@ -68,26 +68,26 @@ impl Default for Options {
 
 /// Processes that train one net together: each computes some of the parts of a batch.
 pub trait Processes: fmt::Debug + Send + Sync {
-    /// Returns the number of this process.
+    /// Returns the rank of this process.
     fn rank(&self) -> usize;
 
     /// Returns the number of processes.
     fn count(&self) -> usize;
 
-    /// Adds up arrays of this process in their order, and pushes the operation that brings the sum to all processes.
+    /// Pushes the operations that add up the arrays of this process, in order, and send the sum to all processes.
     ///
     /// # Errors
-    /// The key is unknown, or the shape of an array is another one; the engine refuses a push.
+    /// The key is unknown, or an array has a different shape; the engine refuses a push.
     fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error>;
 
     /// Pushes the operation that adds up the sums of all processes, in the order of their ranks.
     ///
     /// # Errors
-    /// The key is unknown, or the shape of the array is another one; the engine refuses the push.
+    /// The key is unknown, or the array has a different shape; the engine refuses the push.
     fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error>;
 }
 
-/// A part of a batch, and what computes its gradients.
+/// The executor that computes the gradients of one part of each batch, and its arrays.
 #[derive(Debug)]
 struct Shard {
     executor: Executor,
@@ -101,7 +101,7 @@ struct Update {
     name: String,
     priority: i32,
     operator: Prepared,
-    /// Where the gradient of all processes arrives.
+    /// The sum of the gradients of all processes.
     sum: Option<Array>,
 }
 
@@ -118,12 +118,12 @@ pub struct Trainer {
     shards: Vec<Shard>,
     rate: Array,
     updates: Vec<Update>,
-    /// The losses of all shards, in memory of the host.
+    /// The losses of all shards, in host memory.
     losses: Array,
     processes: Option<Arc<dyn Processes>>,
-    /// Where the loss of all processes arrives.
+    /// The sum of the losses of all processes.
     total: Option<Array>,
-    /// Fails with the first loss that is not finite.
+    /// A token that fails with the first loss that is not finite.
     sound: Token,
     test: (Executor, Vec<usize>),
 }
@@ -132,7 +132,7 @@ impl Trainer {
     /// Prepares the training of the net for `images` on a device of the engine.
     ///
     /// # Errors
-    /// The batch cannot be split; the device has no memory left; the engine refuses a push.
+    /// The batch cannot be split; the device is out of memory; the engine refuses a push.
     pub fn new(engine: &Engine, device: Device, images: &Arc<Images>, options: Options) -> Result<Self, Error> {
         Self::with_processes(engine, device, images, options, None)
     }
@@ -149,10 +149,10 @@ impl Trainer {
         Ok(parameters.chain([(LOSS.into(), vec![1])]).collect())
     }
 
-    /// Prepares the part of this process in the training by several processes.
+    /// Prepares this process for training together with other processes.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_processes(
         engine: &Engine,
         device: Device,
@@ -162,14 +162,14 @@ impl Trainer {
     ) -> Result<Self, Error> {
         let Options { epochs, batch, shards, dropout, seed, .. } = options;
         if epochs == 0 || batch == 0 {
-            return Err(Error::Use(format!("{epochs} epochs with batches of {batch} teach nothing")));
+            return Err(Error::Use(format!("{epochs} epochs with batches of {batch} train nothing")));
         }
         if shards == 0 || batch % shards != 0 {
             return Err(Error::Use(format!("a batch of {batch} cannot be split into {shards} equal parts")));
         }
         let (rank, count) = processes.as_ref().map_or((0, 1), |processes| (processes.rank(), processes.count()));
         if shards % count != 0 {
-            return Err(Error::Use(format!("{count} processes cannot compute {shards} equal parts of a batch")));
+            return Err(Error::Use(format!("{shards} parts of a batch cannot be shared equally by {count} processes")));
         }
         let own = rank * shards / count..(rank + 1) * shards / count;
         let (learn, test) = images.split();
@@ -182,7 +182,8 @@ impl Trainer {
         let parameters = net::initial(&net, &runtime, &part)?;
 
         let shard = |index: usize| {
-            // Generators of its own, so that a part of a batch gets the same numbers wherever it is computed.
+            // Each shard has its own generators, so that a part of a batch gets the same numbers wherever it is
+            // computed.
             let own = Runtime::new(engine, device, seed.wrapping_add(2 + index as u64));
             let mut arguments = parameters.clone();
             arguments.insert("data".into(), Array::new(&own, &part)?);
@@ -254,22 +255,22 @@ impl Trainer {
         })
     }
 
-    /// Returns the number of steps of an epoch.
+    /// Returns the number of steps in an epoch.
     pub fn steps(&self) -> usize {
         self.loader.per_epoch()
     }
 
-    /// Returns what the plan of the memory of each shard has saved.
+    /// Returns how much memory the plan of each shard uses.
     pub fn memory(&self) -> MemoryUse {
         self.shards[0].executor.memory()
     }
 
-    /// Returns where the parameters and the shared memory are, and where the batches are made.
+    /// Returns the runtime of the parameters, and the runtime in which batches are made.
     pub fn runtimes(&self) -> [&Arc<Runtime>; 2] {
         [&self.runtime, &self.host]
     }
 
-    /// Pushes the copies of the parts of a batch to their shards.
+    /// Pushes the operations that copy the parts of a batch to their shards.
     fn distribute(&self, batch: &Batch) -> Result<(), Error> {
         let part = self.options.batch / self.options.shards;
         let first = self.processes.as_ref().map_or(0, |processes| processes.rank() * self.shards.len());
@@ -281,7 +282,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Pushes the forward pass, the backward pass and the updates, and returns the loss to come.
+    /// Pushes the forward pass, the backward pass and the updates, and returns a handle to the loss.
     fn push_step(&self) -> Result<OpHandle<f32>, Error> {
         for (index, shard) in self.shards.iter().enumerate() {
             shard.executor.forward()?;
@@ -293,7 +294,8 @@ impl Trainer {
         self.finish_step()
     }
 
-    /// Pushes the exchange with other processes, the check of the losses, and the updates.
+    /// Pushes the exchange with other processes, the check of the losses, and the updates, and returns a handle to the
+    /// loss.
     fn finish_step(&self) -> Result<OpHandle<f32>, Error> {
         let mut losses = &self.losses;
         if let (Some(processes), Some(total)) = (&self.processes, &self.total) {
@@ -318,10 +320,11 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// Trains for one epoch, and returns the mean loss. `done` is called after each step, with its number and its loss.
+    /// Trains for one epoch, and returns the mean loss. Calls `done` after each step, with its number and its loss.
     ///
     /// # Errors
-    /// A loss is not finite: the error names the step, and the layer where it began; an operation has failed.
+    /// A loss is not finite (the error names the step, and the first layer whose result is not finite); an operation
+    /// has failed.
     pub fn epoch(&mut self, epoch: usize, mut done: impl FnMut(usize, f32)) -> Result<f32, Error> {
         let progress = epoch as f32 / self.options.epochs as f32;
         self.rate.fill(self.options.rate * 0.5 * (1.0 + (std::f32::consts::PI * progress).cos()))?;
@@ -342,14 +345,14 @@ impl Trainer {
         Ok(sum / self.steps() as f32)
     }
 
-    /// Finds out where a loss that is not finite comes from. The updates of its step did not run, so the parameters are
-    /// those that it was computed with.
+    /// Returns the error for a failed step. For a loss that is not finite, finds the first layer whose result is not
+    /// finite. The updates of the step did not run, so the parameters are those from which the loss was computed.
     fn explain(&self, epoch: usize, step: usize, error: WaitError) -> Error {
         if !matches!(&error, WaitError::Failed(failed) if failed.name() == CHECK) {
             return Error::Wait(error);
         }
         let look = || {
-            // Everything that was pushed meanwhile is skipped.
+            // Everything that was pushed in the meantime is skipped.
             let _ = self.runtime.engine().wait_for_all();
             let arrays = self.parameters.values().chain(self.shards.iter().flat_map(|shard| shard.arguments.values()));
             for array in arrays {
@@ -362,7 +365,7 @@ impl Trainer {
                     return Ok::<_, Error>(format!("that of `{name}`"));
                 }
             }
-            Ok("none of a batch that followed".into())
+            Ok("unknown, since a later batch has none".into())
         };
         let first = look().unwrap_or_else(|error| format!("unknown ({error})"));
         Error::Loss(format!(
@@ -372,7 +375,7 @@ impl Trainer {
         ))
     }
 
-    /// Returns the true class and the found class of each image of the test, with its number.
+    /// Returns the number, the true class and the predicted class of each test image.
     ///
     /// # Errors
     /// An operation has failed.
@@ -396,15 +399,15 @@ impl Trainer {
         Ok(bits)
     }
 
-    /// Returns the seconds that a step takes by the executors, and by a tape. The steps are real: they change the
-    /// parameters.
+    /// Returns the time that a step takes with the executors, and with a tape, in seconds. The steps are real: they
+    /// change the parameters.
     ///
     /// # Errors
     /// An operation has failed.
     pub fn compare(&self, steps: u32) -> Result<[f64; 2], Error> {
         let mut seconds = [0.0; 2];
         for (kind, seconds) in seconds.iter_mut().enumerate() {
-            // The first step takes memory that the others use again.
+            // The first step allocates memory that the others reuse.
             for step in 0..=steps {
                 let start = Instant::now();
                 let loss = if kind == 0 { self.push_step()? } else { self.push_imperative_step()? };
@@ -416,7 +419,7 @@ impl Trainer {
         Ok(seconds)
     }
 
-    /// Does the same as [`push_step`](Self::push_step) with arrays alone.
+    /// Does the same as [`push_step`](Self::push_step), but with arrays and a tape.
     fn push_imperative_step(&self) -> Result<OpHandle<f32>, Error> {
         for (index, shard) in self.shards.iter().enumerate() {
             let mut tape = Tape::new();

@@ -43,7 +43,7 @@ fn slices_share_the_variable() {
         let array = iota(runtime, &[4, 2])?;
         let (front, back) = (array.slice(0..2)?, array.slice(2..4)?);
         assert_eq!(front.chunk().token(), back.chunk().token());
-        // All in one variable: an operation that reads one part and mutates another, and one that reads both.
+        // Each operation names the variable once, although it reads and mutates parts of it.
         front.add_assign(&back)?;
         assert_eq!(array.to_vec()?, [4.0, 6.0, 8.0, 10.0, 4.0, 5.0, 6.0, 7.0]);
         back.copy_from(&front)?;
@@ -65,7 +65,7 @@ fn modes_of_writing() {
         invoke_into(&operator, &[&y], &[(Some(&y), Mode::InPlace)], false)?;
         assert_eq!(y.to_vec()?, [0.0, 1.0, 16.0]);
         invoke_into(&operator, &[&x], &[(None, Mode::Null)], false)?;
-        // The place of the left input may be taken, and not that of the right one.
+        // The result may take the place of the left input, but not that of the right one.
         let add: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
         let error = invoke_into(&add, &[&x, &y], &[(Some(&y), Mode::InPlace)], false).unwrap_err();
         assert_eq!(error.to_string(), "`add` cannot write output 0 in place of an input");
@@ -73,7 +73,7 @@ fn modes_of_writing() {
     });
 }
 
-/// The copy of a slice, and into a slice, in both directions.
+/// Copies from and into slices, in both directions.
 #[test]
 fn copies_between_devices() {
     test_everywhere(|runtime| {
@@ -89,22 +89,22 @@ fn copies_between_devices() {
 
 #[test]
 fn operations_return_before_they_run() {
-    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let engine = Engine::builder().workers(1).build().expect("the engine is built");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let (go, wait) = mpsc::channel();
     let wait = Mutex::new(wait);
-    let array = Array::new(&runtime, &[2]).expect("memory");
+    let array = Array::new(&runtime, &[2]).expect("enough memory");
     let task = Task::new("slow", vec![]).out(&array, Mode::Write);
     task.push(&runtime, move |mut views| {
-        wait.lock().expect("it is not poisoned").recv().expect("the test sends");
+        wait.lock().expect("the lock is not poisoned").recv().expect("the test sends");
         views.outs[0].values.fill(2.0);
     })
-    .expect("it is pushed");
-    let sum = array.add_assign(&array).and_then(|()| array.sum()).expect("it is pushed");
+    .expect("the push succeeds");
+    let sum = array.add_assign(&array).and_then(|()| array.sum()).expect("the push succeeds");
     drop(array);
-    assert_eq!(runtime.statistics().allocated, 0, "memory is taken when an operation runs");
+    assert_eq!(runtime.statistics().allocated, 0, "memory is taken only when an operation runs");
     go.send(()).expect("the operation waits");
-    assert_eq!(sum.to_vec().expect("it does not fail"), [8.0]);
+    assert_eq!(sum.to_vec().expect("no operation fails"), [8.0]);
 }
 
 /// A program that drops its arrays at once needs little memory, and waits for nothing.
@@ -134,16 +134,16 @@ fn memory_is_freed_in_order_and_used_again() {
 #[test]
 fn random_numbers_depend_on_the_seed_alone() {
     let numbers = |runtime: &Arc<Runtime>| {
-        let arrays: Vec<_> = (0..8).map(|_| Array::normal(runtime, &[50], 2.0).expect("memory")).collect();
-        arrays.iter().flat_map(|array| bits(&array.to_vec().expect("it does not fail"))).collect::<Vec<_>>()
+        let arrays: Vec<_> = (0..8).map(|_| Array::normal(runtime, &[50], 2.0).expect("enough memory")).collect();
+        arrays.iter().flat_map(|array| bits(&array.to_vec().expect("no operation fails"))).collect::<Vec<_>>()
     };
-    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let engine = Engine::builder().workers(2).build().expect("the engine is built");
     let expected = numbers(&Runtime::new(&engine, Device::Cpu, 7));
     assert_ne!(expected, numbers(&Runtime::new(&engine, Device::Cpu, 8)));
     everywhere(|runtime| assert_eq!(numbers(runtime), expected));
 }
 
-/// Four convolutions use four temporary spaces, a fifth one uses the first again.
+/// Four convolutions use four temporary spaces, and a fifth one reuses the first.
 #[test]
 fn temporary_space_is_shared_and_grows() {
     test_everywhere(|runtime| {
@@ -163,9 +163,9 @@ fn temporary_space_is_shared_and_grows() {
     });
 }
 
-/// The matrix of windows against the definition.
+/// Compares a convolution by the matrix of windows with the definition.
 #[test]
-fn a_convolution_is_what_it_is_defined_to_be() {
+fn a_convolution_matches_its_definition() {
     test_everywhere(|runtime| {
         let (image, kernel) = (numbers(2 * 5 * 4, 1), numbers(3 * 2 * 3 * 3, 2));
         let operator: Arc<dyn Operator> = Arc::new(Convolution { filters: 3, size: 3, pad: 1 });
@@ -188,21 +188,21 @@ fn a_convolution_is_what_it_is_defined_to_be() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_named() {
-    let engine = Engine::builder().workers(1).build().expect("an engine");
+fn errors_name_shapes_that_do_not_match() {
+    let engine = Engine::builder().workers(1).build().expect("the engine is built");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
-    let array = |shape: &[usize]| Array::full(&runtime, shape, 0.0).expect("memory");
+    let array = |shape: &[usize]| Array::full(&runtime, shape, 0.0).expect("enough memory");
     let layer: Arc<dyn Operator> = Arc::new(FullyConnected { outputs: 4 });
     let error = invoke(&layer, &[&array(&[2, 3]), &array(&[4, 5]), &array(&[4])], false).unwrap_err();
-    assert_eq!(error.to_string(), "`FullyConnected`: the shape of `weight` must be [4, 3], and is [4, 5]");
+    assert_eq!(error.to_string(), "`FullyConnected`: the shape of `weight` must be [4, 3], but is [4, 5]");
     let error = array(&[2, 3]).matmul(&array(&[2, 3])).unwrap_err();
-    assert_eq!(error.to_string(), "`matmul`: the shape of `right` must be [3, _] for [2, 3], and is [2, 3]");
+    assert_eq!(error.to_string(), "`matmul`: the shape of `right` must be [3, _] for [2, 3], but is [2, 3]");
     let error = array(&[2]).combine(&simple::ADD, &array(&[3])).unwrap_err();
-    assert_eq!(error.to_string(), "`add`: the shape of `right` must be [2], and is [3]");
+    assert_eq!(error.to_string(), "`add`: the shape of `right` must be [2], but is [3]");
     assert!(array(&[2]).slice(1..3).is_err() && array(&[2]).reshape(&[3]).is_err());
     assert!(Array::from_vec(&runtime, &[2], vec![1.0]).is_err());
     let error = Array::new(&runtime, &[2]).and_then(|array| array.to_vec()).unwrap_err();
-    assert!(error.to_string().contains("an array is read that has no values"), "{error}");
+    assert!(error.to_string().contains("an array without values is read"), "{error}");
     engine.clear_errors();
 }
 
@@ -210,7 +210,8 @@ fn shapes_that_do_not_fit_are_named() {
 fn arrays_of_other_devices_are_refused() {
     let engine = support::engine(support::PLACES[6]);
     let (host, gpu) = (Runtime::new(&engine, Device::Cpu, 0), Runtime::new(&engine, Device::Gpu(0), 0));
-    let (here, there) = (Array::full(&host, &[2], 1.0).expect("memory"), Array::full(&gpu, &[2], 1.0).expect("memory"));
+    let (here, there) =
+        (Array::full(&host, &[2], 1.0).expect("enough memory"), Array::full(&gpu, &[2], 1.0).expect("enough memory"));
     let error = here.combine(&simple::ADD, &there).unwrap_err();
     assert!(matches!(error, Error::Use(_)), "{error}");
 }

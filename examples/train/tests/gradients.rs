@@ -1,4 +1,4 @@
-//! The gradients of each operator are those of finite differences, with each mode of writing.
+//! The gradients of each operator match finite differences, in each mode of writing.
 
 mod support;
 
@@ -14,19 +14,20 @@ use raddle_train::{
 };
 use support::{everywhere, numbers};
 
-/// Computes the sum of the first output, each value times its weight, without an engine's help in the sum.
+/// Computes the weighted sum of the values of the first output. The engine computes the output, but not the sum.
 fn weighted(operator: &Arc<dyn Operator>, runtime: &Arc<Runtime>, ins: &[(Shape, Vec<f32>)], weights: &[f32]) -> f64 {
     let arrays: Vec<_> = ins.iter().map(|(shape, values)| array(runtime, shape, values)).collect();
-    let outs = invoke(operator, &arrays.iter().collect::<Vec<_>>(), true).expect("the shapes fit");
-    let out = outs[0].to_vec().expect("it does not fail");
+    let outs = invoke(operator, &arrays.iter().collect::<Vec<_>>(), true).expect("the shapes match");
+    let out = outs[0].to_vec().expect("no operation fails");
     out.iter().zip(weights).map(|(value, weight)| f64::from(*value) * f64::from(*weight)).sum()
 }
 
 fn array(runtime: &Arc<Runtime>, shape: &[usize], values: &[f32]) -> Array {
-    Array::from_vec(runtime, shape, values.to_vec()).expect("the shape fits")
+    Array::from_vec(runtime, shape, values.to_vec()).expect("the shape matches")
 }
 
-/// Compares gradients with finite differences of `step`, for inputs with these shapes; `fixed` replaces the last ones.
+/// Compares gradients with finite differences of `step`, for inputs with these shapes. `fixed` holds the values of the
+/// last inputs.
 fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixed: &[Vec<f32>], step: f32) {
     let operator: Arc<dyn Operator> = Arc::new(operator);
     let mut ins: Vec<_> =
@@ -35,17 +36,18 @@ fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixe
     ins[first_fixed..].iter_mut().zip(fixed).for_each(|(input, values)| input.1.clone_from(values));
     let arrays: Vec<_> = ins.iter().map(|(shape, values)| array(runtime, shape, values)).collect();
     let arrays: Vec<_> = arrays.iter().collect();
-    let outs = invoke(&operator, &arrays, true).expect("the shapes fit");
+    let outs = invoke(&operator, &arrays, true).expect("the shapes match");
     let weights: Vec<f32> = (0..outs[0].len()).map(|i| 0.5 + (i % 7) as f32 * 0.25).collect();
     let gradient = array(runtime, outs[0].shape(), &weights);
     let count = operator.differentiable();
-    let gradients: Vec<_> = shapes.iter().map(|shape| Array::full(runtime, shape, 1000.0).expect("memory")).collect();
+    let gradients: Vec<_> =
+        shapes.iter().map(|shape| Array::full(runtime, shape, 1000.0).expect("enough memory")).collect();
     let run = |mode| {
         let places = gradients.iter().enumerate();
         let places = places.map(|(i, g)| if i < count { (Some(g), mode) } else { (None, Mode::Null) });
         let outs: Vec<_> = outs.iter().collect();
-        invoke_backward(&operator, &gradient, &arrays, &outs, &places.collect::<Vec<_>>()).expect("the shapes fit");
-        gradients[..count].iter().map(|gradient| gradient.to_vec().expect("it does not fail")).collect::<Vec<_>>()
+        invoke_backward(&operator, &gradient, &arrays, &outs, &places.collect::<Vec<_>>()).expect("the shapes match");
+        gradients[..count].iter().map(|gradient| gradient.to_vec().expect("no operation fails")).collect::<Vec<_>>()
     };
     let written = run(Mode::Write);
     let doubled = run(Mode::Add);
@@ -57,20 +59,23 @@ fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixe
                 ins[input].1[i] = old;
                 sum
             };
-            let value = arrays[input].to_vec().expect("it does not fail")[i];
+            let value = arrays[input].to_vec().expect("no operation fails")[i];
             let (above, below) = (value + step, value - step);
             let expected = (at(above) - at(below)) / f64::from(above - below);
             let error = (f64::from(gradient) - expected).abs() / (1.0 + expected.abs());
             let name = operator.name();
-            assert!(error < 0.01, "{name}: gradient {i} of input {input} is {gradient}, and not {expected}");
+            assert!(error < 0.01, "{name}: gradient {i} of input {input} is {gradient}, not {expected}");
             let twice = doubled[input][i];
-            assert!((twice - 2.0 * gradient).abs() < 1e-3 * (1.0 + gradient.abs()), "{name}: {twice} is not the sum");
+            assert!(
+                (twice - 2.0 * gradient).abs() < 1e-3 * (1.0 + gradient.abs()),
+                "{name}: {twice} is not twice the gradient"
+            );
         }
     }
 }
 
 #[test]
-fn of_layers() {
+fn gradients_of_layers() {
     everywhere(|runtime| {
         check(runtime, FullyConnected { outputs: 3 }, &[vec![4, 2, 3], vec![3, 6], vec![3]], &[], 0.02);
         let convolution = Convolution { filters: 2, size: 3, pad: 1 };
@@ -86,7 +91,7 @@ fn of_layers() {
 }
 
 #[test]
-fn of_simple_operators() {
+fn gradients_of_simple_operators() {
     everywhere(|runtime| {
         for function in simple::UNARY {
             check(runtime, function.with(1.25), &[vec![3, 4]], &[], 0.005);
@@ -97,22 +102,22 @@ fn of_simple_operators() {
     });
 }
 
-/// The same numbers are not drawn twice, so the factors take the place of differences.
+/// Each run draws different random numbers, so the gradient is compared with the factors instead of finite differences.
 #[test]
-fn of_dropout() {
+fn gradients_of_dropout() {
     everywhere(|runtime| {
         let operator: Arc<dyn Operator> = Arc::new(Dropout { share: 0.25 });
-        let ones = Array::full(runtime, &[4000], 1.0).expect("memory");
-        let outs = invoke(&operator, &[&ones], true).expect("the shapes fit");
-        let factors = outs[0].to_vec().expect("it does not fail");
+        let ones = Array::full(runtime, &[4000], 1.0).expect("enough memory");
+        let outs = invoke(&operator, &[&ones], true).expect("the shapes match");
+        let factors = outs[0].to_vec().expect("no operation fails");
         let kept = factors.iter().filter(|factor| **factor != 0.0).count();
         assert!((2900..3100).contains(&kept), "{kept} of 4000 are kept");
         assert!(factors.iter().all(|factor| *factor == 0.0 || (factor * 0.75 - 1.0).abs() < 1e-6));
-        let gradient = Array::new(runtime, &[4000]).expect("memory");
+        let gradient = Array::new(runtime, &[4000]).expect("enough memory");
         let places = [(Some(&gradient), Mode::Write)];
-        invoke_backward(&operator, &ones, &[&ones], &[&outs[0], &outs[1]], &places).expect("the shapes fit");
-        assert_eq!(gradient.to_vec().expect("it does not fail"), factors);
-        let outs = invoke(&operator, &[&ones], false).expect("the shapes fit");
-        assert_eq!(outs[0].to_vec().expect("it does not fail"), [1.0; 4000]);
+        invoke_backward(&operator, &ones, &[&ones], &[&outs[0], &outs[1]], &places).expect("the shapes match");
+        assert_eq!(gradient.to_vec().expect("no operation fails"), factors);
+        let outs = invoke(&operator, &[&ones], false).expect("the shapes match");
+        assert_eq!(outs[0].to_vec().expect("no operation fails"), [1.0; 4000]);
     });
 }

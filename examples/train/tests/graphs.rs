@@ -28,7 +28,8 @@ fn net() -> Symbol {
     Symbol::apply(SoftmaxCrossEntropy { scale: 0.5 }, "loss", &[&out, &label])
 }
 
-/// Arrays for all arguments of a graph, and arrays for the gradients of those with a `_` in their names.
+/// Returns arrays for all arguments of a graph, and arrays for the gradients of the arguments with a `_` in their
+/// names.
 fn arrays(net: &Symbol, runtime: &Arc<Runtime>) -> Result<(Arrays, Gradients), Error> {
     let shapes = net.infer_shapes(&[("data".into(), vec![2, 2, 4, 6])].into())?;
     let mut arguments = Arrays::new();
@@ -49,49 +50,49 @@ fn arrays(net: &Symbol, runtime: &Arc<Runtime>) -> Result<(Arrays, Gradients), E
 fn a_graph_and_a_tape_compute_the_same_bits() {
     everywhere(|runtime| {
         let net = net();
-        let (arguments, gradients) = arrays(&net, runtime).expect("the shapes fit");
-        let executor = Executor::bind(&[&net], runtime, &arguments, &gradients).expect("the shapes fit");
-        // Twice without a wait: the second step comes after the first.
+        let (arguments, gradients) = arrays(&net, runtime).expect("the shapes match");
+        let executor = Executor::bind(&[&net], runtime, &arguments, &gradients).expect("the shapes match");
+        // Two steps without a wait between them: the second one runs after the first.
         for _ in 0..2 {
-            executor.forward().and_then(|()| executor.backward()).expect("they are pushed");
+            executor.forward().and_then(|()| executor.backward()).expect("the pushes succeed");
         }
         let mut tape = Tape::new();
-        let loss = tape.apply_all(&net, &arguments).expect("the shapes fit");
+        let loss = tape.apply_all(&net, &arguments).expect("the shapes match");
         let other: Vec<_> = gradients
             .iter()
-            .map(|(name, (array, _))| (&arguments[name], Array::new(runtime, array.shape()).expect("memory")))
+            .map(|(name, (array, _))| (&arguments[name], Array::new(runtime, array.shape()).expect("enough memory")))
             .collect();
         let pairs: Vec<_> = other.iter().map(|(array, gradient)| (*array, gradient)).collect();
-        tape.backward(&pairs).expect("they are pushed");
-        let values = |array: &Array| bits(&array.to_vec().expect("it does not fail"));
+        tape.backward(&pairs).expect("the pushes succeed");
+        let values = |array: &Array| bits(&array.to_vec().expect("no operation fails"));
         assert_eq!(values(&executor.outputs()[0]), values(&loss));
         for ((name, (gradient, _)), (_, other)) in gradients.iter().zip(&other) {
             assert_eq!(values(gradient), values(other), "the gradients of {name}");
-            assert!(gradient.to_vec().expect("it does not fail").iter().any(|value| value.abs() > 1e-6), "{name}");
+            assert!(gradient.to_vec().expect("no operation fails").iter().any(|value| value.abs() > 1e-6), "{name}");
         }
     });
 }
 
-/// The gradients of the whole graph are those of finite differences.
+/// The gradients of the whole graph match finite differences.
 #[test]
 fn gradients_of_a_graph() {
-    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let engine = Engine::builder().workers(2).build().expect("the engine is built");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let net = net();
-    let (arguments, gradients) = arrays(&net, &runtime).expect("the shapes fit");
-    let executor = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes fit");
-    executor.forward().and_then(|()| executor.backward()).expect("they are pushed");
+    let (arguments, gradients) = arrays(&net, &runtime).expect("the shapes match");
+    let executor = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes match");
+    executor.forward().and_then(|()| executor.backward()).expect("the pushes succeed");
     let loss = || {
-        executor.forward().expect("it is pushed");
-        f64::from(executor.outputs()[0].to_vec().expect("it does not fail")[0])
+        executor.forward().expect("the push succeeds");
+        f64::from(executor.outputs()[0].to_vec().expect("no operation fails")[0])
     };
     for (name, (gradient, _)) in &gradients {
-        let gradient = gradient.to_vec().expect("it does not fail");
+        let gradient = gradient.to_vec().expect("no operation fails");
         let array = arguments[name].reshape(&[gradient.len()]).expect("the number of values is the same");
-        let values = array.to_vec().expect("it does not fail");
+        let values = array.to_vec().expect("no operation fails");
         for (i, gradient) in gradient.iter().enumerate().step_by(1 + gradient.len() / 12) {
             let at = |value| {
-                array.slice(i..i + 1).and_then(|value_at| value_at.fill(value)).expect("it is pushed");
+                array.slice(i..i + 1).and_then(|value_at| value_at.fill(value)).expect("the push succeeds");
                 loss()
             };
             let expected = (at(values[i] + 0.01) - at(values[i] - 0.01)) / 0.02;
@@ -104,70 +105,70 @@ fn gradients_of_a_graph() {
 
 #[test]
 fn values_share_memory_where_they_can() {
-    let engine = Engine::builder().workers(1).build().expect("an engine");
+    let engine = Engine::builder().workers(1).build().expect("the engine is built");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let data = Symbol::variable("data");
     let net = (0..6).fold(data, |x, i| Symbol::apply(simple::TANH.with(0.0), &format!("tanh{i}"), &[&x]));
-    let data = Array::full(&runtime, &[100], 0.5).expect("memory");
+    let data = Array::full(&runtime, &[100], 0.5).expect("enough memory");
     let arguments: Arrays = [("data".into(), data)].into();
-    let predict = Executor::bind(&[&net], &runtime, &arguments, &Gradients::new()).expect("the shapes fit");
+    let predict = Executor::bind(&[&net], &runtime, &arguments, &Gradients::new()).expect("the shapes match");
     let memory = predict.memory();
     assert_eq!((memory.values, memory.buffers, memory.in_place), (6, 1, 5), "{memory}");
-    let gradient = Array::new(&runtime, &[100]).expect("memory");
+    let gradient = Array::new(&runtime, &[100]).expect("enough memory");
     let gradients = [("data".into(), (gradient.clone(), Mode::Add))].into();
-    gradient.fill(1.0).expect("it is pushed");
-    let train = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes fit");
+    gradient.fill(1.0).expect("the push succeeds");
+    let train = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes match");
     let memory = train.memory();
     // Six results are needed later; the gradients need one more buffer, since each takes the place of the one before.
     assert_eq!((memory.values, memory.buffers, memory.in_place), (11, 7, 4), "{memory}");
-    train.forward().and_then(|()| train.backward()).expect("they are pushed");
+    train.forward().and_then(|()| train.backward()).expect("the pushes succeed");
     let (mut y, mut slope) = (0.5f32, 1.0f32);
     for _ in 0..6 {
         y = y.tanh();
         slope *= 1.0 - y * y;
     }
-    let value = gradient.to_vec().expect("it does not fail")[0];
+    let value = gradient.to_vec().expect("no operation fails")[0];
     assert!((value - 1.0 - slope).abs() < 1e-5, "{value} is not 1 + {slope}");
-    predict.forward().expect("it is pushed");
-    let values = predict.outputs()[0].to_vec().expect("it does not fail");
+    predict.forward().expect("the push succeeds");
+    let values = predict.outputs()[0].to_vec().expect("no operation fails");
     assert!(values.iter().all(|value| (value - y).abs() < 1e-5));
 }
 
-/// Nothing reads the factors of a dropout that does not train, and a graph of probabilities has no use for the loss.
+/// Outside training, nothing reads the factors of a dropout, and a graph of probabilities does not need the loss.
 #[test]
-fn outputs_that_nothing_needs_have_no_memory() {
+fn outputs_that_nothing_needs_get_no_memory() {
     everywhere(|runtime| {
         let data = Symbol::variable("data");
         let net = Symbol::apply(Dropout { share: 0.5 }, "dropout", &[&data]);
         let loss = Symbol::apply(SoftmaxCrossEntropy { scale: 1.0 }, "loss", &[&net]);
         let arguments = [
-            ("data".into(), Array::full(runtime, &[2, 4], 3.0).expect("memory")),
-            ("loss_label".into(), Array::full(runtime, &[2], 3.0).expect("memory")),
+            ("data".into(), Array::full(runtime, &[2, 4], 3.0).expect("enough memory")),
+            ("loss_label".into(), Array::full(runtime, &[2], 3.0).expect("enough memory")),
         ];
         let executor = Executor::bind(&[&loss.output(1)], runtime, &arguments.into(), &Gradients::new());
-        let executor = executor.expect("the shapes fit");
+        let executor = executor.expect("the shapes match");
         assert_eq!(executor.memory().values, 2);
-        executor.forward().expect("it is pushed");
-        assert_eq!(executor.outputs()[0].to_vec().expect("it does not fail"), [0.25; 8]);
+        executor.forward().expect("the push succeeds");
+        assert_eq!(executor.outputs()[0].to_vec().expect("no operation fails"), [0.25; 8]);
     });
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
-    let engine = Engine::builder().workers(1).build().expect("an engine");
+fn errors_name_what_does_not_match() {
+    let engine = Engine::builder().workers(1).build().expect("the engine is built");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let net = net();
     let known = [("data".into(), vec![2, 2, 4, 6]), ("hidden_weight".into(), vec![8, 17])];
     let error = net.infer_shapes(&known.into()).unwrap_err();
-    assert_eq!(error.to_string(), "`hidden (FullyConnected)`: the shape of `weight` must be [8, 18], and is [8, 17]");
+    assert_eq!(error.to_string(), "`hidden (FullyConnected)`: the shape of `weight` must be [8, 18], but is [8, 17]");
     let error = net.infer_shapes(&[("data".into(), vec![2, 2, 4, 5])].into()).unwrap_err();
     assert!(error.to_string().starts_with("`pool (Pooling)`: the shape of `data` must be [_, _, a mul"), "{error}");
     let error = net.infer_shapes(&BTreeMap::new()).unwrap_err();
     assert!(error.to_string().contains("`conv (Convolution)`: the shape of `data` must be known"), "{error}");
     let error = net.infer_shapes(&[("dat".into(), vec![1])].into()).unwrap_err();
-    assert!(error.to_string().starts_with("no such argument: `dat`; there are data, conv_weight"), "{error}");
-    let (mut arguments, gradients) = arrays(&net, &runtime).expect("the shapes fit");
+    assert!(error.to_string().starts_with("no such argument: `dat`; known names: data, conv_weight"), "{error}");
+    let (mut arguments, gradients) = arrays(&net, &runtime).expect("the shapes match");
     arguments.remove("conv_bias");
     let error = Executor::bind(&[&net], &runtime, &arguments, &gradients).unwrap_err();
-    assert!(error.to_string().starts_with("no array for an argument: `conv_bias`"), "{error}");
+    assert!(error.to_string().starts_with("argument without an array: `conv_bias`"), "{error}");
 }

@@ -1,4 +1,5 @@
-//! Training by several processes. Each test starts four of them with `mpirun`: of the program, or of a worker below.
+//! Training with several processes. Each test starts four processes with `mpirun`, which run the program or one of the
+//! workers below.
 
 use std::{
     process::{Command, Output, abort},
@@ -22,11 +23,11 @@ fn train(arguments: &[&str]) -> Output {
     mpirun(env!("CARGO_BIN_EXE_raddle-train-mpi"), arguments).0
 }
 
-/// Runs a worker in four processes. Returns whether all succeeded, what they have written, and how long they took.
+/// Runs a worker in four processes. Returns whether all succeeded, what they wrote, and how long they took.
 fn workers(name: &str) -> (bool, String, Duration) {
     let this = std::env::current_exe().expect("a path");
     let arguments = ["--ignored", "--exact", name, "--nocapture", "--test-threads=1"];
-    let (output, time) = mpirun(this.to_str().expect("it is UTF-8"), &arguments);
+    let (output, time) = mpirun(this.to_str().expect("the path is UTF-8"), &arguments);
     (output.status.success(), text(&output), time)
 }
 
@@ -34,7 +35,7 @@ fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
 }
 
-/// What a worker has of MPI and of an engine. The engine is dropped first.
+/// The MPI library and the engine of a worker. The engine is dropped first.
 struct Worker {
     exchange: Option<Exchange>,
     runtime: std::sync::Arc<Runtime>,
@@ -53,7 +54,7 @@ fn worker(keys: impl FnOnce(usize) -> Vec<(String, Shape)>, limit: u64) -> Resul
     Ok(Worker { exchange: Some(exchange?), runtime, rank, _universe: universe })
 }
 
-/// Writes a line in one piece, since all processes may write at once.
+/// Writes a line in one piece, since all processes may write at the same time.
 fn say(text: &str) {
     let line = format!("{text}\n");
     eprint!("{line}");
@@ -64,7 +65,7 @@ fn keys(_: usize) -> Vec<(String, Shape)> {
 }
 
 #[test]
-fn four_processes_get_the_bits_of_one() {
+fn four_processes_compute_the_same_bits_as_one() {
     let output = train(&["--epochs", "2", "--compare"]);
     let text = text(&output);
     assert!(output.status.success(), "{text}");
@@ -74,16 +75,16 @@ fn four_processes_get_the_bits_of_one() {
 #[test]
 fn exchanges_overlap_with_the_backward_pass() {
     let path = std::env::temp_dir().join(format!("raddle-train-{}.pftrace", std::process::id()));
-    let output = train(&["--epochs", "2", "--trace", path.to_str().expect("it is UTF-8")]);
+    let output = train(&["--epochs", "2", "--trace", path.to_str().expect("the path is UTF-8")]);
     let text = text(&output);
     assert!(output.status.success(), "{text}");
-    let counts = text.lines().filter_map(|line| line.split_once(" exchanges were on their way"));
+    let counts = text.lines().filter_map(|line| line.split_once(" exchanges were in flight"));
     let counts: Vec<_> = counts.map(|(before, _)| before.split(' ').nth(2).expect("a number")).collect();
     assert!(counts.len() == 4 && counts.iter().any(|count| *count != "0"), "{text}");
     for rank in 0..4 {
         let mut path = path.clone().into_os_string();
         path.push(format!(".{rank}"));
-        std::fs::remove_file(path).expect("it was written");
+        std::fs::remove_file(path).expect("the trace was written");
     }
 }
 
@@ -103,24 +104,24 @@ fn sums_are_in_the_order_of_ranks() {
 }
 
 #[test]
-#[ignore = "a worker"]
+#[ignore = "a worker that another test runs"]
 fn worker_sums() {
     let worker = worker(keys, 20).expect("the keys are the same");
-    let (exchange, runtime) = (worker.exchange.as_ref().expect("it is there"), &worker.runtime);
-    // These depend on the order in which they are added.
+    let (exchange, runtime) = (worker.exchange.as_ref().expect("the exchange exists"), &worker.runtime);
+    // The sum of these values depends on the order in which they are added.
     let value = |rank: usize, step: usize| [1e8f32, 1.0, -1e8, 0.5][rank] * (1 + step % 3) as f32;
-    let array = |shape: &[usize], value: f32| Array::full(runtime, shape, value).expect("memory");
+    let array = |shape: &[usize], value: f32| Array::full(runtime, shape, value).expect("enough memory");
     let sums = array(&[2, 3], 0.0);
     let mut all = Vec::new();
     for step in 0..50 {
-        // The keys are pushed in another order in each process.
+        // The keys are pushed in a different order in half of the processes.
         let parts = [("weight", array(&[2, 3], value(worker.rank, step))), ("bias", array(&[3], 1.0))];
         for key in 0..2 {
             let (name, part) = &parts[(key + worker.rank) % 2];
-            exchange.push(name, key as i32, &[part, part]).expect("the shape fits");
+            exchange.push(name, key as i32, &[part, part]).expect("the shape matches");
         }
-        exchange.pull("weight", 0, &sums).expect("the shape fits");
-        all.push(sums.to_vec().expect("it does not fail"));
+        exchange.pull("weight", 0, &sums).expect("the shape matches");
+        all.push(sums.to_vec().expect("no operation fails"));
     }
     for (step, sums) in all.iter().enumerate() {
         let expected = (0..4).fold(0.0f32, |sum, rank| sum + 2.0 * value(rank, step));
@@ -130,7 +131,7 @@ fn worker_sums() {
 }
 
 #[test]
-fn keys_that_differ_are_an_error_of_all_processes() {
+fn different_keys_are_an_error_in_all_processes() {
     let (success, text, time) = workers("worker_with_other_keys");
     assert!(!success && time < Duration::from_secs(10), "{time:?}: {text}");
     let error = "got: the keys of the processes differ: rank 0 has `bias` [3], and rank 2 has `bias` [4]";
@@ -138,34 +139,34 @@ fn keys_that_differ_are_an_error_of_all_processes() {
 }
 
 #[test]
-#[ignore = "a worker"]
+#[ignore = "a worker that another test runs"]
 fn worker_with_other_keys() {
     let other = |rank| vec![("weight".into(), vec![2, 3]), ("bias".into(), vec![if rank == 2 { 4 } else { 3 }])];
     worker(other, 20).map(drop).expect("the keys are the same");
 }
 
 #[test]
-fn a_key_that_is_unknown_is_named() {
+fn the_error_for_an_unknown_key_names_it() {
     let (success, text, _) = workers("worker_with_an_unknown_key");
     assert!(success, "{text}");
-    let error = "got: no such key: `weihgt`; there are weight, bias";
+    let error = "got: no such key: `weihgt`; known names: weight, bias";
     assert_eq!(text.matches(error).count(), 4, "{text}");
-    assert_eq!(text.matches("the shape of `bias` must be [3], and is [2]").count(), 4, "{text}");
+    assert_eq!(text.matches("the shape of `bias` must be [3], but is [2]").count(), 4, "{text}");
 }
 
 #[test]
-#[ignore = "a worker"]
+#[ignore = "a worker that another test runs"]
 fn worker_with_an_unknown_key() {
     let worker = worker(keys, 20).expect("the keys are the same");
-    let exchange = worker.exchange.as_ref().expect("it is there");
-    let array = Array::full(&worker.runtime, &[2], 0.0).expect("memory");
+    let exchange = worker.exchange.as_ref().expect("the exchange exists");
+    let array = Array::full(&worker.runtime, &[2], 0.0).expect("enough memory");
     for name in ["weihgt", "bias"] {
         let error = exchange.push(name, 0, &[&array]).unwrap_err();
         say(&format!("rank {} got: {error}", worker.rank));
     }
 }
 
-/// By a signal, and by a hang.
+/// One process is killed by a signal, and then one hangs.
 #[test]
 fn a_process_that_dies_ends_the_others() {
     let (success, text, time) = workers("worker_dies");
@@ -173,31 +174,34 @@ fn a_process_that_dies_ends_the_others() {
     assert!(text.contains("exited on signal 6"), "{text}");
     let (success, text, time) = workers("worker_hangs");
     assert!(!success && time < Duration::from_secs(10), "{time:?}: {text}");
-    assert!(text.contains("`weight` has not arrived from all processes for "), "{text}");
+    assert!(text.contains("`weight` has not arrived from all processes within "), "{text}");
 }
 
-/// Exchanges some values, and then does not go on in the process of rank 2.
+/// Exchanges values, and calls `end` after some steps in the process of rank 2.
 fn exchange_until(end: fn()) {
     let worker = worker(keys, 3).expect("the keys are the same");
-    let exchange = worker.exchange.as_ref().expect("it is there");
-    let array = Array::full(&worker.runtime, &[2, 3], 1.0).expect("memory");
+    let exchange = worker.exchange.as_ref().expect("the exchange exists");
+    let array = Array::full(&worker.runtime, &[2, 3], 1.0).expect("enough memory");
     for step in 0..10 {
         if (step, worker.rank) == (5, 2) {
             end();
         }
-        exchange.push("weight", 0, &[&array]).and_then(|()| exchange.pull("weight", 0, &array)).expect("it is pushed");
-        array.wait_to_read().expect("it does not fail");
+        exchange
+            .push("weight", 0, &[&array])
+            .and_then(|()| exchange.pull("weight", 0, &array))
+            .expect("the push succeeds");
+        array.wait_to_read().expect("no operation fails");
     }
 }
 
 #[test]
-#[ignore = "a worker"]
+#[ignore = "a worker that another test runs"]
 fn worker_dies() {
     exchange_until(|| abort());
 }
 
 #[test]
-#[ignore = "a worker"]
+#[ignore = "a worker that another test runs"]
 fn worker_hangs() {
     exchange_until(|| thread::sleep(Duration::from_secs(60)));
 }

@@ -18,7 +18,7 @@ use raddle_train::{
 use support::{PLACES, bits, engine};
 
 fn bytes() -> Vec<u8> {
-    std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")).expect("the file is there")
+    std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")).expect("the file exists")
 }
 
 fn images() -> Arc<Images> {
@@ -26,7 +26,7 @@ fn images() -> Arc<Images> {
 }
 
 #[test]
-fn a_file_that_is_cut_or_damaged_is_refused() {
+fn a_truncated_or_damaged_file_is_refused() {
     let problem = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = bytes();
         change(&mut bytes);
@@ -34,12 +34,12 @@ fn a_file_that_is_cut_or_damaged_is_refused() {
     };
     assert_eq!(
         problem(&|bytes| bytes.truncate(9000)),
-        "the file has 9000 bytes, and 1797 images need 116829: it was cut or joined"
+        "the file has 9000 bytes, but 1797 images need 116829: it was truncated or extended"
     );
     assert_eq!(problem(&|bytes| bytes.truncate(12)), "the file ends within its header, after 12 bytes");
-    assert_eq!(problem(&|bytes| bytes[5000] ^= 1), "the file is damaged: its hash is another one");
+    assert_eq!(problem(&|bytes| bytes[5000] ^= 1), "the file is damaged: its hash does not match");
     assert!(problem(&|bytes| bytes[0] = 0).starts_with("this is not a packed file of images"));
-    assert!(problem(&|bytes| bytes.push(0)).contains("cut or joined"));
+    assert!(problem(&|bytes| bytes.push(0)).contains("truncated or extended"));
     let error = Images::open(Path::new("no/such/file")).unwrap_err();
     assert!(error.to_string().starts_with("no/such/file: "), "{error}");
 }
@@ -50,7 +50,7 @@ fn the_split_is_fixed() {
     assert_eq!((learn.len(), test.len(), &test[..3]), (1438, 359, &[4, 9, 14][..]));
 }
 
-/// Each epoch has the same images in another order, and the bits of all batches are those of the seed.
+/// Each epoch has the same images in a different order, and the bits of all batches depend only on the seed.
 #[test]
 fn batches_depend_on_the_seed_alone() {
     let images = images();
@@ -58,15 +58,15 @@ fn batches_depend_on_the_seed_alone() {
         let runtime = Runtime::new(engine, Device::Cpu, 5);
         let mut loader = Loader::new(&images, &runtime, (0..60).collect(), 20, 2, 3).expect("enough images");
         let (mut classes, mut pixels) = (Vec::new(), Vec::new());
-        while let Some(batch) = loader.next().expect("it is pushed") {
-            classes.extend(batch.classes.to_vec().expect("it does not fail"));
-            pixels.extend(bits(&batch.images.to_vec().expect("it does not fail")));
+        while let Some(batch) = loader.next().expect("the push succeeds") {
+            classes.extend(batch.classes.to_vec().expect("no operation fails"));
+            pixels.extend(bits(&batch.images.to_vec().expect("no operation fails")));
         }
         (classes, pixels)
     };
     let (mut classes, pixels) = batches(&engine(PLACES[0]));
     assert_eq!((classes.len(), pixels.len()), (120, 120 * 64));
-    assert!(pixels.iter().collect::<HashSet<_>>().len() > 1000, "the images are moved");
+    assert!(pixels.iter().collect::<HashSet<_>>().len() > 1000, "the images are distorted");
     for place in &PLACES[1..5] {
         assert_eq!(batches(&engine(*place)), (classes.clone(), pixels.clone()));
     }
@@ -76,17 +76,17 @@ fn batches_depend_on_the_seed_alone() {
     assert_eq!(classes, second);
 }
 
-/// A batch that is still read is not overwritten, and the loader does not wait for its reader.
+/// A batch that is still being read is not overwritten, and the loader does not wait for its reader.
 #[test]
-fn batches_are_made_ahead_up_to_the_bound() {
+fn batches_are_made_in_advance_up_to_the_bound() {
     let recorder = Recorder::new();
-    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("an engine");
+    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("the engine is built");
     let runtime = Runtime::new(&engine, Device::Cpu, 5);
     let mut loader = Loader::new(&images(), &runtime, (0..100).collect(), 10, 1, 3).expect("enough images");
     engine.wait_for_all().expect("no operation fails");
     let made = recorder.take().ops().iter().filter(|op| op.label() == "augment").count();
-    assert_eq!(made, 3, "before the first is asked for");
-    let first = loader.next().expect("it is pushed").expect("it is the first");
+    assert_eq!(made, 3, "before the first batch is requested");
+    let first = loader.next().expect("the push succeeds").expect("there are batches");
     let versions = |batch: &raddle_train::data::Batch| batch.images.chunk().token().version();
     let (go, wait) = mpsc::channel::<()>();
     let read = first.images.look("slow", [], move |values| {
@@ -95,15 +95,15 @@ fn batches_are_made_ahead_up_to_the_bound() {
     });
     let mut made = Vec::new();
     for _ in 0..5 {
-        made.push(loader.next().expect("it is pushed").expect("there are ten"));
+        made.push(loader.next().expect("the push succeeds").expect("there are ten batches"));
     }
-    made[1].images.wait_to_read().expect("it does not fail");
+    made[1].images.wait_to_read().expect("no operation fails");
     // The fourth batch was pushed, and needs the slot of the first.
     assert_eq!(made[2].images.chunk().token(), first.images.chunk().token());
     assert_eq!(versions(&first), 1, "the reader has not finished");
     go.send(()).expect("the reader waits");
-    let read = read.expect("it is pushed").wait().expect("it does not fail");
-    assert_ne!(first.images.to_vec().expect("it does not fail"), read, "the slot is used again");
+    let read = read.expect("the push succeeds").wait().expect("no operation fails");
+    assert_ne!(first.images.to_vec().expect("no operation fails"), read, "the slot is reused");
     assert!(versions(&first) > 1);
 }
 
@@ -114,9 +114,9 @@ fn the_bits_of_the_parameters_do_not_depend_on_the_engine() {
     let options = Options { epochs: 1, batch: 96, shards: 3, ..Options::default() };
     let train = |place: (EngineKind, usize, Device)| {
         let engine = engine(place);
-        let mut trainer = Trainer::new(&engine, place.2, &images, options).expect("the options fit");
-        let loss = trainer.epoch(0, |_, _| {}).expect("it does not fail");
-        (loss.to_bits(), trainer.bits().expect("it does not fail"))
+        let mut trainer = Trainer::new(&engine, place.2, &images, options).expect("the options are valid");
+        let loss = trainer.epoch(0, |_, _| {}).expect("no operation fails");
+        (loss.to_bits(), trainer.bits().expect("no operation fails"))
     };
     let expected = train(PLACES[0]);
     for place in &PLACES[1..] {
@@ -124,16 +124,16 @@ fn the_bits_of_the_parameters_do_not_depend_on_the_engine() {
     }
 }
 
-/// In a random order of what is ready, too.
+/// The bits are also the same if ready operations start in a random order.
 #[test]
-fn no_order_is_missing() {
+fn the_bits_do_not_depend_on_the_order_of_ready_operations() {
     let images = images();
     let options = Options { epochs: 1, batch: 240, shards: 2, ..Options::default() };
     let train = |seed| {
-        let engine = Engine::builder().workers(2).shuffle(seed).build().expect("an engine");
-        let mut trainer = Trainer::new(&engine, Device::Cpu, &images, options).expect("the options fit");
-        trainer.epoch(0, |_, _| {}).expect("it does not fail");
-        trainer.bits().expect("it does not fail")
+        let engine = Engine::builder().workers(2).shuffle(seed).build().expect("the engine is built");
+        let mut trainer = Trainer::new(&engine, Device::Cpu, &images, options).expect("the options are valid");
+        trainer.epoch(0, |_, _| {}).expect("no operation fails");
+        trainer.bits().expect("no operation fails")
     };
     let expected = train(0);
     (1..5).for_each(|seed| assert!(train(seed) == expected, "{seed}"));
@@ -144,38 +144,38 @@ fn a_loss_that_is_not_finite_ends_the_training_and_changes_nothing() {
     for place in PLACES {
         let engine = engine(place);
         let options = Options { epochs: 2, rate: 1e3, ..Options::default() };
-        let mut trainer = Trainer::new(&engine, place.2, &images(), options).expect("the options fit");
+        let mut trainer = Trainer::new(&engine, place.2, &images(), options).expect("the options are valid");
         let error = trainer.epoch(0, |_, _| {}).unwrap_err();
         assert!(matches!(error, Error::Loss(_)), "{error}");
         let text = error.to_string();
         assert!(text.starts_with("epoch 1, step ") && text.contains("`check`"), "{text}");
         assert!(text.contains("the loss is NaN; the first result that is not finite is that of `"), "{text}");
-        // The gradients of that step are not numbers.
+        // The gradients of that step are NaN, and were not applied.
         let bits = trainer.bits().expect("the errors were cleared");
         assert!(bits.iter().all(|bits| !f32::from_bits(*bits).is_nan()), "{text}");
     }
 }
 
 #[test]
-fn options_that_do_not_fit_are_refused() {
-    let engine = Engine::builder().workers(1).build().expect("an engine");
+fn invalid_options_are_refused() {
+    let engine = Engine::builder().workers(1).build().expect("the engine is built");
     let problem = |options| Trainer::new(&engine, Device::Cpu, &images(), options).unwrap_err().to_string();
     let options = Options::default();
     assert_eq!(problem(Options { batch: 65, ..options }), "a batch of 65 cannot be split into 2 equal parts");
-    assert_eq!(problem(Options { epochs: 0, ..options }), "0 epochs with batches of 64 teach nothing");
+    assert_eq!(problem(Options { epochs: 0, ..options }), "0 epochs with batches of 64 train nothing");
     let problem = problem(Options { batch: 2000, ..options });
-    assert_eq!(problem, "4 batches of 2000 cannot be made of 1438 images");
+    assert_eq!(problem, "4 batches of 2000 cannot be made from 1438 images");
 }
 
-/// The recorder sees updates beside the backward passes of other layers.
+/// The recorder sees updates during the backward passes of other layers.
 #[test]
 fn updates_overlap_with_the_backward_pass() {
     let recorder = Recorder::with_capacity(16 << 20);
-    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("an engine");
+    let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("the engine is built");
     let options = Options { epochs: 5, batch: 240, ..Options::default() };
-    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options fit");
+    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options are valid");
     for epoch in 0..options.epochs {
-        trainer.epoch(epoch, |_, _| {}).expect("it does not fail");
+        trainer.epoch(epoch, |_, _| {}).expect("no operation fails");
         let trace = recorder.take();
         trace.check_order().expect("the engine keeps its rule");
         let overlap = report::overlap(&trace, |name| name.starts_with("update "));
@@ -185,25 +185,25 @@ fn updates_overlap_with_the_backward_pass() {
             return;
         }
     }
-    panic!("no update ran beside a backward pass");
+    panic!("no update ran during a backward pass");
 }
 
 #[test]
 fn the_net_learns() {
-    let engine = Engine::builder().workers(2).build().expect("an engine");
+    let engine = Engine::builder().workers(2).build().expect("the engine is built");
     let options = Options { epochs: 4, ..Options::default() };
-    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options fit");
-    let losses: Vec<f32> = (0..4).map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("it does not fail")).collect();
+    let mut trainer = Trainer::new(&engine, Device::Cpu, &images(), options).expect("the options are valid");
+    let losses: Vec<f32> = (0..4).map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("no operation fails")).collect();
     assert!(losses[3] < losses[0] / 3.0, "{losses:?}");
-    let answers = trainer.test().expect("it does not fail");
+    let answers = trainer.test().expect("no operation fails");
     assert!(report::accuracy(&answers) > 0.9, "{}", report::accuracy(&answers));
     let table = report::confusion(&answers, 10);
     assert_eq!((table.lines().count(), answers.len()), (11, 359));
-    let [bound, imperative] = trainer.compare(2).expect("it does not fail");
+    let [bound, imperative] = trainer.compare(2).expect("no operation fails");
     assert!(bound > 0.0 && imperative > 0.0);
     let path = std::env::temp_dir().join(format!("raddle-train-{}.png", std::process::id()));
-    report::picture(&path, &images(), &answers[..9]).expect("it is written");
-    let picture = std::fs::read(&path).expect("it is there");
-    std::fs::remove_file(&path).expect("it is there");
+    report::picture(&path, &images(), &answers[..9]).expect("the picture is written");
+    let picture = std::fs::read(&path).expect("the picture exists");
+    std::fs::remove_file(&path).expect("the picture exists");
     assert!(picture.starts_with(b"\x89PNG"));
 }

@@ -1,4 +1,4 @@
-//! `end`, `complete_access`, `propagate` and `satisfy`, one action for each atomic access.
+//! `end`, `complete_access`, `propagate` and `satisfy`, with one action for each atomic access.
 
 use crate::{
     program::{Mode, Program, Shape, VARIABLES},
@@ -7,21 +7,21 @@ use crate::{
     weaken::Rule,
 };
 
-/// An access that is spent, on the way to the next one.
+/// A move from an access to the next one in its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Passing {
     from: Access,
     next: Access,
     linked: u8,
-    /// The flags for the next one.
+    /// The flags to set on the next access.
     add: u8,
-    /// The operation that is satisfied, but not counted yet.
+    /// An operation whose access is satisfied, but not yet subtracted from its `wait`.
     owed: Option<OpId>,
-    /// Whether the access has been retired already, against the rules.
+    /// Whether `from` has already been retired, which happens only without [`Rule::PassBeforeRetire`].
     is_retired: bool,
 }
 
-/// What happens after an operation was satisfied.
+/// What a thread does after it has satisfied an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Then {
     Stop { owed: Option<OpId> },
@@ -31,53 +31,53 @@ pub(crate) enum Then {
 /// What a thread that completes an operation does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum At {
-    /// The operation is not ready, or another thread has not noticed yet that it is.
+    /// The operation is not ready, or no thread has found yet that it is.
     Waiting,
-    /// `leave_to_access`: loads `live`. The function runs until here.
+    /// `leave_to_access`: loads `live`. The operation's function runs until this step.
     LoadLive,
     /// `leave_to_access`: stores that the record is left to the access.
     LeaveToAccess,
-    /// `complete_access`: sets `DONE` (edge `complete`). The function of an operation of several accesses runs until the
-    /// first time.
+    /// `complete_access`: sets `DONE` (edge `complete`). If the operation has several accesses, its function runs until
+    /// the first of these steps.
     Done { variable: u8 },
     /// `advance_tail`: loads `registered` of the next operation (edge `register`).
     LoadNextRegistered(Passing),
-    /// `advance_tail`: defers the flags that were grantable to the next access.
+    /// `advance_tail`: defers, to the next access, the flags that were grantable when it was linked.
     DeferNext(Passing),
     /// `advance_tail`: moves the tail (edge `swing`).
     Pass(Passing),
-    /// `propagate_from_reader`: retires the share of the access that is spent (edge `retire`).
+    /// `propagate_from_reader`: ends the share of the spent access (edge `retire`).
     RetireShare(Share, Passing),
     /// `propagate`: sets flags (edge `complete`).
     AddFlags { at: Access, add: u8, owed: Option<OpId> },
     /// `satisfy`: loads `wait` (edge `ready`).
     LoadWait { op: OpId, then: Then },
-    /// `satisfy`: takes the access off `wait` (edge `ready`).
+    /// `satisfy`: subtracts the access from `wait` (edge `ready`).
     Satisfy { op: OpId, then: Then },
-    /// `end`: retires the record, or ends the shares that are left (edge `retire`).
+    /// `end`: retires the record, or ends the remaining shares (edge `retire`).
     End(Share),
     /// The operation is complete.
     Over,
 }
 
-/// The completion of an operation, by any thread.
+/// The completion of an operation, which any thread may perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Completion {
     pub(crate) at: At,
-    /// The variable whose access is completed.
+    /// The variable whose access is being completed.
     variable: u8,
-    /// How many accesses this thread has spent and must retire.
+    /// How many of the operation's accesses are spent, so that this thread must end their shares.
     spent: u8,
     /// Whether the function has returned, and the first access is done.
     begun: bool,
-    /// A tail that is to be moved past the access later, against the rules.
+    /// A move of the tail that was put off, which happens only without [`Rule::PassBeforeHandOn`].
     pass_later: Option<Passing>,
 }
 
 impl Completion {
     pub(crate) const WAITING: Self = Self { at: At::Waiting, variable: 0, spent: 0, begun: false, pass_later: None };
 
-    /// The operation has become ready.
+    /// Returns the completion of an operation that has just become ready.
     pub(crate) fn ready(shape: &Shape) -> Self {
         let variable = shape.variable(0).expect("an operation has an access");
         let at = if shape.arity() == 1 { At::LoadLive } else { At::Done { variable } };
@@ -116,7 +116,7 @@ impl Completion {
         matches!(self.at, At::DeferNext(step) if step.next == access)
     }
 
-    /// Returns whether the operation is not ready.
+    /// Returns whether the operation is not ready yet.
     pub(crate) fn is_waiting(&self) -> bool {
         self.at == At::Waiting
     }
@@ -126,21 +126,22 @@ impl Completion {
         self.at == At::Over
     }
 
-    /// Returns whether the thread walks down a queue.
+    /// Returns whether the thread is at the head of the loop that walks down a queue.
     pub(crate) fn is_at_the_head_of_a_loop(&self) -> bool {
         matches!(self.at, At::AddFlags { .. })
     }
 
-    /// Returns whether the place of the next step among those of other threads does not matter: it reads nothing that they
-    /// may still change and changes nothing that they may still read, or it is as good to take it early.
+    /// Returns whether the order of the next step relative to the steps of other threads does not matter: the step
+    /// reads nothing that they may still change and changes nothing that they may still read, or taking it early hides
+    /// no error.
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         match self.at {
             At::LoadLive | At::LeaveToAccess => true,
             At::LoadNextRegistered(step) => {
                 op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
             }
-            // If more than this thread's part is left, the step behind it would notice as well that no more than that is.
-            // Otherwise the operation may run, and the earlier the better.
+            // If `wait` holds more than this thread's part, the next step would also find that only this part is left.
+            // Otherwise, the operation may run, and running it early hides no error.
             At::LoadWait { .. } => true,
             At::RetireShare(share, _) | At::End(share) => share.is_alone(),
             _ => false,
@@ -225,7 +226,7 @@ impl Completion {
         }
     }
 
-    /// Moves the tail past the access from which the thread goes on.
+    /// Moves the tail past `step.from`.
     fn pass(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
         let is_own = op_of(step.from) == Some(op);
         if is_own && !world.has(Rule::PassBeforeHandOn) && self.pass_later.is_none() {
@@ -240,7 +241,8 @@ impl Completion {
         }
     }
 
-    /// The tail is past the access. If that is another operation's, this thread ends its share; its own shares end later.
+    /// Continues once the tail is past `step.from`. If that access belongs to another operation, this thread ends its
+    /// share now; the shares of the completed operation end later.
     fn passed(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
         let is_own = op_of(step.from) == Some(op);
         if is_own && self.pass_later.take().is_some() {
@@ -311,7 +313,7 @@ impl Completion {
         }
     }
 
-    /// The access is complete; `spent` if this thread must end its share.
+    /// Continues after an access is complete. `spent` tells whether this thread must end the share of the access.
     fn completed(&mut self, spent: bool, op: OpId, world: &mut World<'_>) -> At {
         if let Some(step) = self.pass_later {
             return self.pass(step, op, world);

@@ -1,4 +1,4 @@
-//! The model for stateright: what may happen next in a state, and what must hold in each.
+//! The model for stateright: the actions that are possible in a state, and the properties that must hold in each state.
 
 use std::{
     collections::HashSet,
@@ -18,13 +18,13 @@ use crate::{
     weaken::Rule,
 };
 
-/// The most steps that a thread takes alone before its push returns: some twenty for each access, of its own and of
-/// those that it helps.
+/// The maximum number of steps that a thread takes alone before its push returns: about twenty for each access of its
+/// own operation and of those that it helps.
 const ALONE: usize = 300;
-/// The most steps that all threads take until they come to rest.
+/// The maximum number of steps that all threads take until they come to rest.
 const ALL: usize = 2000;
 
-/// An atomic access, by a thread.
+/// An atomic access by a thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Action {
     who: Who,
@@ -34,9 +34,9 @@ pub struct Action {
 /// A thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Who {
-    /// One that pushes.
+    /// A thread that pushes.
     Pusher(usize),
-    /// The one that runs and completes this operation, which may be any.
+    /// The thread that runs and completes this operation.
     Runner(OpId),
 }
 
@@ -49,7 +49,7 @@ impl fmt::Debug for Action {
     }
 }
 
-/// The tracker, under some programs.
+/// A model of the tracker that runs some programs.
 #[derive(Debug, Default)]
 pub struct Tracker {
     programs: Vec<Program>,
@@ -71,27 +71,26 @@ impl Tracker {
     #[must_use]
     pub fn without(mut self, rule: Rule) -> Self {
         self.without = Some(rule);
-        // The reduction relies on these.
+        // The reduction relies on these rules.
         self.is_unreduced |= matches!(rule, Rule::PinPushes | Rule::ReclaimAfterEpoch | Rule::SwingByCas);
         self
     }
 
-    /// Explores every step in every place.
+    /// Explores all orders of all steps, without the reduction.
     #[must_use]
     pub fn unreduced(mut self) -> Self {
         self.is_unreduced = true;
         self
     }
 
-    /// Also remembers which pushes were over when another began, and in each state lets threads go on while others stand
-    /// still.
+    /// Also records which pushes were over when another began, and checks in each state what happens if threads stall.
     #[must_use]
     pub fn thorough(mut self) -> Self {
         self.is_thorough = true;
         self
     }
 
-    /// Lets operations complete only when all pushes are over.
+    /// Lets operations complete only once all pushes are over.
     #[must_use]
     pub fn completing_last(mut self) -> Self {
         self.completes_last = true;
@@ -105,12 +104,12 @@ impl Tracker {
         Step::ALL.into_iter().filter(|&step| taken & 1 << step as u32 == 0).collect()
     }
 
-    /// Returns the states in which nothing could happen any more.
+    /// Returns the final states, in which no step was left.
     ///
     /// # Panics
-    /// If a thread has panicked under the lock.
+    /// If a thread has panicked while it held the lock.
     pub fn ends(&self) -> HashSet<State> {
-        self.ends.lock().expect("no thread panics under this lock").clone()
+        self.ends.lock().expect("no thread panics while it holds this lock").clone()
     }
 
     fn program(&self, state: &State) -> &Program {
@@ -146,8 +145,8 @@ impl Tracker {
         (0..OPS as OpId).map(Who::Runner).chain((0..crate::program::THREADS).map(Who::Pusher))
     }
 
-    /// Returns a thread whose next step may be taken immediately, since its place among the steps of others does not
-    /// matter.
+    /// Returns a thread whose next step may be taken immediately, since its order relative to the steps of other
+    /// threads does not matter.
     fn alone(&self, state: &State) -> Option<Who> {
         let program = self.program(state);
         let is_alone = |who: &Who| match *who {
@@ -159,21 +158,22 @@ impl Tracker {
 
     /// Notes that a step was taken.
     fn note(&self, step: Step) {
-        // Relaxed: read when all threads are joined. The load keeps the threads of the checker out of each other's way.
+        // Relaxed: the value is read only after all threads were joined. The load avoids contention between the
+        // checker's threads.
         if self.taken.load(Relaxed) & 1 << step as u32 == 0 {
             self.taken.fetch_or(1 << step as u32, Relaxed);
         }
     }
 
-    /// Whether all queues agree on one order of the pushes, which respects real time.
+    /// Whether all queues agree on one order of the pushes that respects real time.
     fn agrees(&self, state: &State) -> bool {
         let before = state.order(|op| state.record(op).after);
         state.wrong != Some(Wrong::ReturnedTooEarly)
             && before.is_some_and(|before| (0..OPS).all(|op| before[op] & 1 << op == 0))
     }
 
-    /// Whether an access is appended only behind operations that are in all their queues: so the moment at which the last
-    /// access of an operation is linked is the one at which its push takes effect for all queues.
+    /// Whether accesses are appended only behind operations that are in all their queues. If so, a push takes effect in
+    /// all queues at the moment when its last access is linked.
     fn takes_effect_at_once(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_in_all = |op: OpId| {
@@ -206,14 +206,14 @@ impl Tracker {
         })
     }
 
-    /// Whether all operations are complete, and their records are retired, except for those that are last in a queue and
-    /// have no shares but those of their places there.
+    /// Whether all operations are complete and their records are retired, except records that are last in a queue and
+    /// whose only remaining shares are those of these accesses.
     fn is_complete(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_complete = |op: OpId| {
             let last = state.tail.iter().filter(|&&tail| op_of(tail) == Some(op)).count() as u8;
             let record = state.record(op);
-            // A record that was left to its only access counts no shares any more.
+            // A record that was left to its only access no longer counts shares.
             let shares = if program.ops[usize::from(op)].arity() == 1 { 2 } else { last };
             state.completions[usize::from(op)].is_over()
                 && record.retired == (last == 0)
@@ -222,7 +222,7 @@ impl Tracker {
         (0..program.ops.len() as OpId).all(is_complete)
     }
 
-    /// Whether all threads have come to rest, and there is an operation whose turn has come and that is not ready.
+    /// Whether all threads are at rest although an operation whose turn has come is not ready.
     fn waits_without_need(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_at_rest = !state.pushes.iter().any(|push| push.is_under_way())
@@ -244,11 +244,11 @@ impl Tracker {
             })
     }
 
-    /// Whether a thread that goes on alone, from the head of a loop, changes shared memory or comes to an end.
+    /// Whether each thread at the head of a loop, if it runs alone, changes shared memory or finishes.
     ///
-    /// Shared memory moves forward only, so it is the same in all states of a cycle of states. In such a cycle each
-    /// thread reads the same values again and again, whatever the others do, and would run in a circle alone. If none
-    /// does, there is no cycle: every execution of a program ends.
+    /// Shared memory only moves forward, so it is the same in all states of a cycle. In such a cycle, each thread reads
+    /// the same values again and again, whatever the others do, so it would also loop forever if it ran alone. If no
+    /// thread would, there is no cycle, and every execution of a program ends.
     fn gets_on(&self, state: &State) -> bool {
         Self::all().all(|who| {
             let is_at_head = match who {
@@ -263,7 +263,7 @@ impl Tracker {
                 let Some(step) = Self::next_step(&alone, who) else { return true };
                 self.step(&mut alone, who);
                 if step == Step::StoreWord {
-                    // No other thread can see it.
+                    // No other thread can see this word.
                     memory.words = alone.words;
                 } else if (&alone.tail, &alone.words, &alone.records) != (&memory.tail, &memory.words, &memory.records)
                 {
@@ -274,7 +274,7 @@ impl Tracker {
         })
     }
 
-    /// Whether the push of each thread returns if all other threads stand still.
+    /// Whether the push of each thread returns if all other threads stall.
     fn returns_alone(&self, state: &State) -> bool {
         (0..state.pushes.len()).all(|thread| {
             let mut alone = state.clone();
@@ -288,8 +288,8 @@ impl Tracker {
         })
     }
 
-    /// Whether all other threads come to rest if one stands still inside a push, and all operations run that do not come
-    /// after that of the push.
+    /// Whether, if one thread stalls inside a push, all other threads come to rest and all operations run except those
+    /// behind the one that it pushes.
     fn delays_only_followers(&self, state: &State) -> bool {
         (0..state.pushes.len()).all(|stopped| {
             if !state.pushes[stopped].is_under_way() {
@@ -306,7 +306,7 @@ impl Tracker {
                 let program = self.program(&state);
                 let before = state.order(|_| 0);
                 return before.is_some_and(|before| {
-                    // The stopped thread has not pushed what comes after its operation.
+                    // The stalled thread has not pushed its later operations.
                     let mut others = (0..program.ops.len() as OpId)
                         .filter(|&op| op < stopped_op || op >= program.first[stopped + 1]);
                     others.all(|op| {
@@ -328,7 +328,7 @@ impl Model for Tracker {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        // How it goes on when something has gone wrong does not matter.
+        // Nothing that happens after an error matters.
         if state.wrong.is_some() {
             return;
         }
@@ -338,7 +338,7 @@ impl Model for Tracker {
             Self::next_step(state, who).filter(|_| may).map(|step| Action { who, step })
         }));
         if actions.is_empty() {
-            self.ends.lock().expect("no thread panics under this lock").insert(state.clone());
+            self.ends.lock().expect("no thread panics while it holds this lock").insert(state.clone());
         }
     }
 
@@ -375,14 +375,13 @@ impl Model for Tracker {
             property("no deadlock", |model, state| {
                 state.wrong.is_some() || state.has_steps() || model.is_complete(state)
             }),
-            property("no operation waits without need", |model, state| !model.waits_without_need(state)),
-            property("shared memory moves forward", |_, state| state.wrong != Some(Wrong::MovedBack)),
+            property("no operation waits needlessly", |model, state| !model.waits_without_need(state)),
+            property("shared memory only moves forward", |_, state| state.wrong != Some(Wrong::MovedBack)),
             property("no livelock", Self::gets_on),
         ];
         if self.is_thorough {
-            properties.push(property("a push returns while others stand still", Self::returns_alone));
-            properties
-                .push(property("a push that stands still delays its followers only", Self::delays_only_followers));
+            properties.push(property("a push returns while other threads stall", Self::returns_alone));
+            properties.push(property("a stalled push delays only its followers", Self::delays_only_followers));
         }
         properties
     }

@@ -4,12 +4,12 @@ use std::fmt;
 
 /// The number of variables.
 pub const VARIABLES: usize = 3;
-/// The most threads that push.
+/// The maximum number of threads that push.
 pub const THREADS: usize = 4;
-/// The most operations.
+/// The maximum number of operations.
 pub const OPS: usize = 4;
 
-/// What an operation does to a variable; as `Mode` in the tracker, of which `Overwrite` is the same as `Write` here.
+/// How an operation uses a variable, like `Mode` in the tracker, whose `Overwrite` is the same as `Write` here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Reads the variable.
@@ -22,12 +22,12 @@ pub enum Mode {
 
 use Mode::{Await, Read, Write};
 
-/// An operation: what it does to each variable.
+/// An operation, given by how it uses each variable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape(pub [Option<Mode>; VARIABLES]);
 
 impl Shape {
-    /// Reads a shape such as `W-R`: one letter for each variable, `R`, `A` or `W`, or `-` if it does not use that.
+    /// Parses a shape such as `W-R`: for each variable `R`, `A` or `W`, or `-` if the operation does not use it.
     ///
     /// # Panics
     /// If the text is not a shape.
@@ -46,7 +46,7 @@ impl Shape {
         Self(modes)
     }
 
-    /// Returns all shapes whose accesses have one of `modes`, in an order that never changes.
+    /// Returns all shapes whose accesses have one of `modes`, in a fixed order.
     pub fn all(modes: &[Mode]) -> Vec<Self> {
         let choices: Vec<_> = std::iter::once(None).chain(modes.iter().copied().map(Some)).collect();
         let mut all = vec![Self([None; VARIABLES])];
@@ -91,12 +91,11 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// What the threads push. The operations have numbers: first those of the first thread, in the order in which it pushes
-/// them, then those of the second one, and so on.
+/// The operations that the threads push. They are numbered thread by thread, in push order within each thread.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Program {
     pub(crate) ops: Vec<Shape>,
-    /// The number of the first operation of each thread, and behind them that of all operations.
+    /// The number of the first operation of each thread, followed by the total number of operations.
     pub(crate) first: Vec<u8>,
 }
 
@@ -115,7 +114,7 @@ impl Program {
         Self { ops, first }
     }
 
-    /// Reads a program such as `WW- -WW, W-W`: the operations of a thread, then a comma, and those of the next one.
+    /// Parses a program such as `WW- -WW, W-W`: the operations of each thread, with commas between the threads.
     ///
     /// # Panics
     /// If the text is not a program.
@@ -125,8 +124,8 @@ impl Program {
         Self::new(&threads)
     }
 
-    /// Returns a program for each choice of one shape for each of `threads` threads. Programs that differ only in the
-    /// order of the threads are the same, and only one of them is returned.
+    /// Returns all programs in which each of `threads` threads pushes one of `shapes`. Of programs that differ only in
+    /// the order of the threads, only one is returned.
     pub fn one_each(threads: usize, shapes: &[Shape]) -> Vec<Self> {
         fn choose(left: usize, shapes: &[Shape], chosen: &mut Vec<Vec<Shape>>, programs: &mut Vec<Program>) {
             if left == 0 {

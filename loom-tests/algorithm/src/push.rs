@@ -1,4 +1,4 @@
-//! `push`, `insert`, `help` and `register`, one action for each atomic access.
+//! `push`, `insert`, `help` and `register`, with one action for each atomic access.
 
 use crate::{
     program::Program,
@@ -28,17 +28,17 @@ pub(crate) enum At {
     RereadRegistered { tail: Access, flags: u8 },
     /// `insert`: loads the deferred flags of the tail.
     LoadDeferred { tail: Access, flags: u8 },
-    /// `insert`: stores the word of the first access, which no other thread knows yet.
+    /// `insert`: stores the word of the first access, which no other thread can see yet.
     StoreWord { tail: Access, flags: u8, grantable: u8 },
     /// `insert`: the linking CAS (edge `link`).
     Link { tail: Access, flags: u8, grantable: u8 },
-    /// `insert`, the pusher: sets the flags that were grantable.
+    /// `insert`, by the pusher: sets the flags that were grantable.
     Grant { tail: Access, grantable: u8 },
-    /// `insert`, a helper: defers the flags that were grantable.
+    /// `insert`, by a helper: defers the flags that were grantable.
     Defer { tail: Access, grantable: u8 },
     /// `insert`: moves the tail (edge `swing`).
     Swing { tail: Access, grantable: u8 },
-    /// `insert`: retires the share of the predecessor (edge `retire`).
+    /// `insert`: ends the share of the predecessor (edge `retire`).
     RetireShare(Share),
     /// `register`: loads `registered`.
     LoadRegistered,
@@ -52,9 +52,9 @@ pub(crate) enum At {
     LoadAdopted { index: u8 },
     /// `adopt_deferred`: sets them.
     Adopt { index: u8, flags: u8 },
-    /// `finish_push`: takes this thread's part off `wait` (edge `ready`).
+    /// `finish_push`: subtracts this thread's part from `wait` (edge `ready`).
     Decrement,
-    /// `push`: unpins the thread. If the operation is ready, this thread has it now.
+    /// `push`: unpins the thread. If the operation is ready, this thread now owns it.
     Unpin { ready: bool },
 }
 
@@ -64,16 +64,16 @@ pub(crate) struct Push {
     pub(crate) at: At,
     /// The operation that the thread pushes.
     own: OpId,
-    /// The access of it that the thread inserts.
+    /// The index of the access of `own` that the thread inserts.
     index: u8,
-    /// The operation that the thread helps, and its access; or its own.
+    /// The operation whose access is inserted, its own or one that it helps, and the index of that access.
     target: OpId,
     target_index: u8,
-    /// Whether the thread inserts on behalf of another one.
+    /// Whether the thread inserts on behalf of another thread.
     helping: bool,
     /// How many accesses this thread has satisfied.
     satisfied: u8,
-    /// Whether another thread has linked one of the accesses.
+    /// Whether another thread has linked one of the accesses of `own`.
     helped: bool,
 }
 
@@ -90,12 +90,12 @@ impl Push {
         helped: false,
     };
 
-    /// A thread that is about to push `op`.
+    /// Returns a thread that is about to push `op`.
     pub(crate) fn begin(op: OpId) -> Self {
         Self { at: At::Pin, own: op, target: op, ..Self::OVER }
     }
 
-    /// Returns whether a push is under way, and the thread pinned.
+    /// Returns whether a push is under way and the thread is pinned.
     pub(crate) fn is_under_way(&self) -> bool {
         !matches!(self.at, At::Over | At::Pin)
     }
@@ -129,24 +129,24 @@ impl Push {
         })
     }
 
-    /// Returns whether the thread is where it comes back to when it has to try again.
+    /// Returns whether the thread is at the head of a loop, to which it returns for another attempt.
     pub(crate) fn is_at_the_head_of_a_loop(&self) -> bool {
         matches!(self.at, At::LoadTail | At::HelpNext | At::LoadRegistered)
     }
 
-    /// Returns whether the place of the next step among those of other threads does not matter: it reads nothing that they
-    /// may still change and changes nothing that they may still read, or it is as good to take it early. The thread is
-    /// pinned, so a record that it may use now stays until its push is over.
+    /// Returns whether the order of the next step relative to the steps of other threads does not matter: the step
+    /// reads nothing that they may still change and changes nothing that they may still read, or taking it early hides
+    /// no error. The thread is pinned, so a record that it may use now stays valid until its push is over.
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         let is_counted = |op: OpId| state.record(op).registered == program.ops[op as usize].arity();
-        // The linking CAS fails now and later: neither flags nor links are ever taken back.
+        // The linking CAS fails now and later, since flags and links are never removed.
         let is_late = |tail, flags| (state.word(tail).next, state.word(tail).flags) != (NONE, flags);
         match self.at {
-            // A word that has a next access keeps it, and the flags that came with it.
+            // A word keeps its next access, and the `linked` flags that were stored with it.
             At::LoadWord { tail } => state.word(tail).next != NONE,
-            // Flags are never taken back.
+            // Flags are never cleared.
             At::DeferNext { next, linked, .. } => state.word(next).deferred & linked == linked,
-            // The tail never comes back.
+            // The tail never moves back.
             At::SwingNext { tail, .. } | At::Swing { tail, .. } => state.tail[variable_of(tail) as usize] != tail,
             At::LoadTheirRegistered { tail, .. } => op_of(tail).is_some_and(is_counted),
             At::RereadRegistered { .. } => self.is_unseen() || is_counted(self.target),
@@ -163,15 +163,15 @@ impl Push {
                 state.word(access).deferred & grantable == grantable
             }
             At::RetireShare(share) => share.is_alone(),
-            // If the access is not counted, the CAS comes next, which fails if it is counted by then.
+            // If the access is not counted yet, the CAS comes next, and fails if another thread has counted it by then.
             At::LoadRegistered => true,
             At::Register => state.record(self.target).registered > self.target_index,
             At::EndRegistration => is_counted(self.own),
             At::LoadAdopted { index } => program.ops[self.own as usize]
                 .variable(index)
                 .is_some_and(|variable| state.has_settled(access_of(self.own, variable), program)),
-            // The earlier it happens, the fewer records are kept, the more pushes come after this one, and the earlier
-            // its operation may run.
+            // The earlier the thread unpins, the fewer records are kept, the more pushes come after this one, and the
+            // earlier its operation may run.
             At::Unpin { .. } => true,
             _ => false,
         }
@@ -181,7 +181,7 @@ impl Push {
         world.shape(self.own).arity() == 1
     }
 
-    /// The access that is inserted.
+    /// Returns the access that is inserted.
     fn access(&self, world: &World<'_>) -> Access {
         self.access_in(world.program)
     }
@@ -191,7 +191,8 @@ impl Push {
         access_of(self.target, shape.variable(self.target_index).expect("an access to insert"))
     }
 
-    /// Whether the thread is about to change the deferred flags of `access`, behind `before`, or may find that it has to.
+    /// Whether the thread is about to change the deferred flags of `access`, whose predecessor is `before`, or to find
+    /// out whether it must.
     pub(crate) fn may_defer(&self, access: Access, before: Access, program: &Program) -> bool {
         match self.at {
             At::LoadWord { tail } => tail == before,
@@ -201,7 +202,7 @@ impl Push {
         }
     }
 
-    /// Whether only this thread knows the operation.
+    /// Whether no other thread can see the operation yet.
     fn is_unseen(&self) -> bool {
         !self.helping && self.target_index == 0
     }
@@ -221,7 +222,7 @@ impl Push {
         }
     }
 
-    /// The access has been linked by this thread, or by another one.
+    /// Continues after the access has been linked, by this thread or by another one.
     fn inserted(&mut self, by_this: bool, world: &World<'_>) -> At {
         if self.helping {
             self.target_index = 0;
@@ -257,7 +258,7 @@ impl Push {
         access_of(self.own, world.shape(self.own).variable(index).expect("an access of the operation"))
     }
 
-    /// Sets flags on behalf of the pusher, and counts the access if that satisfies it.
+    /// Sets flags as the pusher does, and counts the access if they satisfy it.
     fn grant(&mut self, access: Access, flags: u8, world: &mut World<'_>) {
         let was = world.add_flags(access, flags).flags;
         let mode = world.mode(access);
@@ -290,8 +291,8 @@ impl Push {
                     world.record(self.own).registered = arity;
                 }
                 self.go_on_with(0, world);
-                // The tail is loaded in the same step. If the thread were pinned earlier, it would only keep more
-                // records, and its push would come after fewer others.
+                // The tail is loaded in the same step. If the thread pinned earlier, more records would be kept, and
+                // fewer pushes would come before this one.
                 self.load_tail(sole, world)
             }
             At::LoadTail => self.load_tail(sole, world),
@@ -478,9 +479,9 @@ impl Push {
         }
     }
 
-    /// Continues behind an operation that is registered, or needs no help.
+    /// Continues once the operation at the tail is registered or needs no help.
     fn after_help(&mut self, sole: bool, tail: Access, flags: u8, world: &World<'_>) -> At {
-        // A pusher that has counted all accesses in advance cannot tell whether one is in.
+        // A pusher that has counted all accesses in advance cannot tell whether one is in its queue.
         if !sole && world.has(Rule::Reread) && (self.helping || world.has(Rule::RegisterWhenAllAreIn)) {
             At::RereadRegistered { tail, flags }
         } else {
@@ -488,7 +489,7 @@ impl Push {
         }
     }
 
-    /// The first operation of the thread whose push is not over.
+    /// Returns the thread's first operation whose push is not over.
     pub(crate) fn own(&self) -> OpId {
         self.own
     }
@@ -512,7 +513,7 @@ impl World<'_> {
                 .any(|push| push.own == op && matches!(push.at, At::Decrement | At::Unpin { .. }))
     }
 
-    /// Checks, when the push of `op` returns, that it is in all its queues.
+    /// Checks, when the push of `op` returns, that the operation is in all its queues.
     fn returns(&mut self, op: OpId) {
         for variable in 0..crate::program::VARIABLES as u8 {
             if self.shape(op).0[variable as usize].is_some() && self.state.before(op, variable).is_none() {

@@ -17,8 +17,8 @@ pub(crate) const WRITE_OK: u8 = 2;
 /// The operation of the access is done.
 pub(crate) const DONE: u8 = 4;
 
-/// The place of an operation in the queue of a variable: `VARIABLES` times one more than the operation's number, plus
-/// the variable; or, below that, the access that a variable starts with.
+/// The access of an operation to a variable: `VARIABLES * (operation + 1) + variable`. A number below `VARIABLES` is
+/// the access that the variable with this number starts with.
 pub(crate) type Access = u8;
 /// No access.
 pub(crate) const NONE: Access = u8::MAX;
@@ -32,7 +32,7 @@ pub(crate) fn access_of(op: OpId, variable: u8) -> Access {
     VARIABLES as u8 * (op + 1) + variable
 }
 
-/// Returns the operation of an access, or nothing for the access that a variable starts with.
+/// Returns the operation of an access, or `None` for the access that a variable starts with.
 pub(crate) fn op_of(access: Access) -> Option<OpId> {
     (access / VARIABLES as u8).checked_sub(1)
 }
@@ -64,7 +64,7 @@ pub(crate) fn is_satisfied(mode: Mode, flags: u8) -> bool {
 pub(crate) struct Word {
     pub(crate) next: Access,
     pub(crate) flags: u8,
-    /// `LINKED_…`.
+    /// The `LINKED_…` flags.
     pub(crate) linked: u8,
     pub(crate) deferred: u8,
 }
@@ -75,7 +75,7 @@ impl Hash for Word {
     }
 }
 
-/// What has become of an operation's record.
+/// The state of an operation's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) wait: u8,
@@ -86,7 +86,7 @@ pub(crate) struct Record {
     pub(crate) retired: bool,
     /// The threads that have been pinned since the record was retired, as bits.
     pub(crate) pinned: u8,
-    /// The operations whose pushes were over when that of this one began, as bits.
+    /// The operations whose pushes were over when the push of this one began, as bits.
     pub(crate) after: u8,
 }
 
@@ -98,10 +98,10 @@ impl Hash for Record {
     }
 }
 
-/// What has gone wrong.
+/// What went wrong in an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wrong {
-    /// A thread has used a record that is reclaimed.
+    /// A thread used a reclaimed record.
     UseAfterReclamation,
     /// A record was retired twice.
     RetiredTwice,
@@ -109,11 +109,11 @@ pub enum Wrong {
     ReadyTwice,
     /// An operation became ready before it was in all its queues, or before those that it has to wait for were done.
     ReadyTooEarly,
-    /// A push has returned before its accesses were in.
+    /// A push returned before all its accesses were in their queues.
     ReturnedTooEarly,
     /// A count fell below zero.
     Miscounted,
-    /// A word, a tail or a count was moved back.
+    /// A word, a tail or a count moved backwards.
     MovedBack,
 }
 
@@ -130,19 +130,19 @@ pub struct State {
     pub(crate) wrong: Option<Wrong>,
 }
 
-/// A state, with what does not change.
+/// A state, together with the parts of the model that do not change.
 pub(crate) struct World<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) program: &'a Program,
     pub(crate) without: Option<Rule>,
     /// Whether records remember which pushes were over when theirs began.
     pub(crate) remembers_times: bool,
-    /// The thread whose step it is, if it is a pusher.
+    /// The thread that takes the step, if it is a pusher.
     pub(crate) pinned_thread: Option<usize>,
 }
 
 impl State {
-    /// Returns the state from which a program starts.
+    /// Returns the initial state of a program.
     pub(crate) fn new(number: u16, program: &Program, without: Option<Rule>) -> Self {
         let mut words = [Word { next: NONE, flags: 0, linked: 0, deferred: 0 }; ACCESSES];
         for built_in in &mut words[..VARIABLES] {
@@ -174,7 +174,7 @@ impl State {
         &self.records[op as usize]
     }
 
-    /// Returns whether no thread will change the deferred flags of `access` any more. The tail has come to the access, so
+    /// Returns whether no thread will change the deferred flags of `access` again. The tail has reached the access, so
     /// a thread that has not read its predecessor from the tail yet never will.
     pub(crate) fn has_settled(&self, access: Access, program: &Program) -> bool {
         let Some(op) = op_of(access) else { return true };
@@ -187,7 +187,7 @@ impl State {
                 && self.completions.iter().all(|completion| !completion.may_defer(access))
     }
 
-    /// Calls `look` with each access of a variable's queue, in order. Returns `false` if the queue has become a ring.
+    /// Calls `look` with each access of a variable's queue, in order. Returns `false` if the queue has a cycle.
     pub(crate) fn each_in_queue(&self, variable: u8, mut look: impl FnMut(Access)) -> bool {
         let (mut at, mut left) = (variable, OPS + 1);
         while at != NONE && left > 0 {
@@ -197,8 +197,8 @@ impl State {
         at == NONE
     }
 
-    /// Returns, for each operation, which ones come before it, as bits: in a queue, or by `also`, or since they come before
-    /// another one that does. Returns nothing if a queue has become a ring.
+    /// Returns the operations that come before each operation, as bits: those before it in a queue, those that `also`
+    /// returns, and, transitively, those before any of these. Returns `None` if a queue has a cycle.
     pub(crate) fn order(&self, also: impl Fn(OpId) -> u8) -> Option<[u8; OPS]> {
         let mut before: [u8; OPS] = std::array::from_fn(|op| also(op as OpId));
         for variable in 0..VARIABLES as u8 {
@@ -223,7 +223,7 @@ impl State {
         Some(before)
     }
 
-    /// Returns the operations before `op` in the queue of `variable`, as bits, if it is in there.
+    /// Returns the operations before `op` in the queue of `variable`, as bits, or `None` if `op` is not in that queue.
     pub(crate) fn before(&self, op: OpId, variable: u8) -> Option<u8> {
         let (mut bits, mut found) = (0, None);
         self.each_in_queue(variable, |access| {
@@ -244,24 +244,24 @@ impl State {
 }
 
 impl State {
-    /// Notes what has gone wrong first.
+    /// Records an error, unless an earlier one was recorded.
     pub(crate) fn goes_wrong(&mut self, wrong: Wrong) {
         self.wrong = self.wrong.or(Some(wrong));
     }
 
-    /// Returns whether a thread has something left to push.
+    /// Returns whether any thread has something left to push.
     pub(crate) fn is_pushing(&self) -> bool {
         self.pushes.iter().any(|push| push.next_step().is_some())
     }
 
-    /// Returns whether a thread has a step to take.
+    /// Returns whether any thread has a step to take.
     pub(crate) fn has_steps(&self) -> bool {
         self.is_pushing() || self.completions.iter().any(|completion| completion.next_step().is_some())
     }
 
-    /// Returns whether shared memory has only moved forward since it was as in `before`.
+    /// Returns whether shared memory has only moved forward since the state `before`.
     pub(crate) fn is_ahead_of(&self, before: &Self) -> bool {
-        // The word of an access that is not linked yet belongs to its pusher.
+        // The word of an access that is not linked yet is private to its pusher.
         let is_linked = |access| before.words.iter().any(|word| word.next == access);
         let mut words = (0..).zip(self.words.iter().zip(&before.words));
         let mut records = self.records.iter().zip(&before.records);
@@ -290,7 +290,7 @@ impl World<'_> {
         &self.program.ops[op as usize]
     }
 
-    /// Returns the mode of an access; that of a variable's first access is `Read`.
+    /// Returns the mode of an access, which is `Read` for the access that a variable starts with.
     pub(crate) fn mode(&self, access: Access) -> Mode {
         op_of(access).and_then(|op| self.shape(op).0[variable_of(access) as usize]).unwrap_or(Mode::Read)
     }
@@ -310,9 +310,9 @@ impl World<'_> {
         }
     }
 
-    /// Notes that a thread uses a record. A record is reclaimed when all threads that were pinned when it was retired are
-    /// unpinned. As every push ends by itself, it is reclaimed sooner or later for a thread that was not pinned then,
-    /// even if that thread waits; so such a thread must not use it at all.
+    /// Notes that a thread uses a record. A record is reclaimed once all threads that were pinned when it was retired
+    /// have unpinned. Every push returns eventually, so a thread that was not pinned at that time cannot keep the
+    /// record from being reclaimed, and must not use it at all.
     pub(crate) fn touch_op(&mut self, op: OpId) {
         let record = self.state.record(op);
         let is_kept = self.pinned_thread.is_some_and(|thread| record.pinned & 1 << thread != 0);
@@ -331,7 +331,7 @@ impl World<'_> {
         &mut self.state.records[op as usize]
     }
 
-    /// Sets flags of an access, and returns the old word.
+    /// Sets flags on an access, and returns the old word.
     pub(crate) fn add_flags(&mut self, access: Access, flags: u8) -> Word {
         let word = self.word(access);
         let old = *word;
@@ -339,7 +339,7 @@ impl World<'_> {
         old
     }
 
-    /// Defers flags of an access.
+    /// Adds to the deferred flags of an access.
     pub(crate) fn defer(&mut self, access: Access, flags: u8) {
         self.word(access).deferred |= flags;
     }
@@ -353,7 +353,7 @@ impl World<'_> {
         }
     }
 
-    /// Takes `count` off the `wait` of `op`; returns what was there.
+    /// Subtracts `count` from the `wait` of `op`, and returns the old value.
     pub(crate) fn count_down(&mut self, op: OpId, count: u8) -> u8 {
         let wait = &mut self.record(op).wait;
         let was = *wait;
@@ -364,7 +364,7 @@ impl World<'_> {
         was
     }
 
-    /// Notes that a thread owns `op` from now on and may run it.
+    /// Notes that `op` has become ready, so that a thread owns it and may run it.
     pub(crate) fn becomes_ready(&mut self, op: OpId) {
         if self.state.completions[op as usize] != Completion::WAITING {
             self.goes_wrong(Wrong::ReadyTwice);
@@ -387,7 +387,7 @@ impl World<'_> {
             }
         }
         self.state.completions[op as usize] = Completion::ready(self.shape(op));
-        // The code leaves what it has found there. No thread reads it any more.
+        // The library leaves the old value there, which no thread reads any more.
         self.state.records[op as usize].wait = 0;
     }
 
@@ -406,19 +406,20 @@ impl World<'_> {
         }
         let record = &mut self.state.records[op as usize];
         record.retired = true;
-        // As with `wait`.
+        // As with `wait`, no thread reads it any more.
         record.live = 0;
         record.pinned = pinned;
     }
 }
 
-/// A share of a record that ends.
+/// The steps that end shares of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Share {
-    /// The share of a spent access: `Access::share`.
+    /// `Access::share`: loads whether the record was left to this spent access.
     LoadLast(Access),
-    /// `end_shares`, with the number of shares.
+    /// `end_shares`: loads `live`, to end this number of shares.
     LoadLive(OpId, u8),
+    /// `end_shares`: subtracts this number of shares from `live`.
     Release(OpId, u8),
     /// The last share of the record has ended.
     Retire(OpId),
@@ -435,15 +436,15 @@ impl Share {
         }
     }
 
-    /// Whether the place of the next step among those of other threads does not matter.
+    /// Whether the order of the next step relative to the steps of other threads does not matter.
     pub(crate) fn is_alone(self) -> bool {
         match self {
-            // It was stored before the access was done.
+            // `last_share` was stored before the access was done.
             Self::LoadLast(_) => true,
-            // If there are other shares, the step behind it would notice as well that they have ended.
+            // If there are other shares, the next step would also find that they have ended.
             Self::LoadLive(..) => true,
             Self::Release(..) => false,
-            // The earlier it happens, the fewer threads are protected from the end of the record.
+            // The earlier a record is retired, the fewer threads are protected from its reclamation.
             Self::Retire(_) => true,
         }
     }

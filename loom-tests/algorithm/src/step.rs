@@ -1,5 +1,5 @@
-//! The names of the actions: one for each atomic access of the tracker, by the function and, if it is one side of an
-//! edge, by the name of the edge, as in the head of `src/tracker/mod.rs`.
+//! The names of the actions, one for each atomic access of the tracker. Each doc comment names the function and, if the
+//! access is one side of an edge, the edge, as the module docs of `src/tracker/mod.rs` do.
 
 /// An atomic access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ pub enum Step {
     RereadRegistered,
     /// `insert` loads the deferred flags of the tail.
     LoadDeferred,
-    /// `insert` stores the word of the first access, which no other thread knows yet.
+    /// `insert` stores the word of the first access, which no other thread can see yet.
     StoreWord,
     /// Edge `link`: the CAS in `insert`.
     Link,
@@ -42,16 +42,16 @@ pub enum Step {
     LoadAdopted,
     /// `adopt_deferred` sets them.
     Adopt,
-    /// Edge `ready`: the pusher takes its part off `wait`.
+    /// Edge `ready`: the pusher subtracts its part from `wait`.
     Decrement,
     /// `push` unpins the thread and returns.
     Unpin,
-    /// `leave_to_access` loads `live`. The function of the operation runs until here.
+    /// `leave_to_access` loads `live`. The operation's function runs until this step.
     LoadLive,
     /// `leave_to_access` stores that the record is left to its only access.
     LeaveToAccess,
-    /// Edge `complete`: `complete_access` sets `DONE`. The function of an operation with several accesses runs until
-    /// the first time.
+    /// Edge `complete`: `complete_access` sets `DONE`. If the operation has several accesses, its function runs until
+    /// the first of these steps.
     Done,
     /// Edge `register`: `advance_tail` loads `registered` of the next operation.
     LoadNextRegistered,
@@ -63,15 +63,15 @@ pub enum Step {
     Propagate,
     /// Edge `ready`: `satisfy` loads `wait`.
     LoadWait,
-    /// Edge `ready`: `satisfy` takes an access off `wait`.
+    /// Edge `ready`: `satisfy` subtracts an access from `wait`.
     Satisfy,
     /// `share` loads whether the record was left to the access.
     LoadLastShare,
     /// Edge `retire`: `end_shares` loads `live`.
     LoadShares,
-    /// Edge `retire`: `end_shares` takes shares off `live`.
+    /// Edge `retire`: `end_shares` subtracts shares from `live`.
     EndShares,
-    /// The record is handed to the epoch.
+    /// The record is retired.
     Retire,
 }
 

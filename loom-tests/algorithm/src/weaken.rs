@@ -1,4 +1,4 @@
-//! The steps and rules of the tracker that a model can do without, to show that it then fails.
+//! The steps and rules of the tracker that can be removed from a model, to show that it then fails.
 
 /// A rule of the tracker, or a step of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,7 +11,7 @@ pub enum Rule {
     Reread,
     /// A helper counts an access only when the tail has reached it.
     RegisterAfterSwing,
-    /// The pusher counts its accesses only when all of them are in.
+    /// The pusher counts its accesses only when all of them are in their queues.
     RegisterWhenAllAreIn,
     /// A thread that finds an access behind the tail moves the tail, instead of waiting for the thread that linked it.
     SwingForOthers,
@@ -19,34 +19,34 @@ pub enum Rule {
     CountWhatIsIn,
     /// The tail never moves back: it is moved by a CAS.
     SwingByCas,
-    /// A thread that moves the tail for another one leaves that one the flags that were grantable.
+    /// A thread that moves the tail for another one leaves the grantable flags for that thread.
     Defer,
-    /// A thread that moves the tail for another one leaves the flags that were grantable when the access was linked, not
-    /// those that are grantable now.
+    /// A thread that moves the tail for another one leaves the flags that were grantable when the access was linked,
+    /// not those that are grantable now.
     DeferWhatWasLinked,
     /// The pusher adopts the flags that helpers have deferred.
     Adopt,
     /// Only the pusher, or a completion, sets flags. A helper defers them.
     HelpersOnlyDefer,
-    /// `WRITE_OK` alone grants nothing to a writer behind: `DONE` must come too.
+    /// `WRITE_OK` alone grants nothing to the next access: `DONE` must be set too.
     GrantWhenDone,
     /// A reader passes `READ_OK` on to the next reader before it is done.
     ReadersPassOn,
-    /// A push over several variables counts as one in `wait` until it is over.
+    /// A push over several variables counts as one more in `wait` until it is over.
     PushCountsItself,
-    /// A completion moves the tail past an access before it retires that.
+    /// A completion moves the tail past an access before it retires the access.
     TailPastRetired,
-    /// A completion that walks down a queue moves the tail past an access before it retires that, not afterwards.
+    /// A completion that walks down a queue moves the tail past an access before it retires the access, not afterwards.
     PassBeforeRetire,
     /// A completion moves the tail past its own access before it sets flags behind it, not afterwards.
     PassBeforeHandOn,
-    /// A completion satisfies an operation only when the access behind it has its flags.
+    /// A completion satisfies an operation only after the next access has received its flags.
     PutOffSatisfy,
-    /// A push is pinned.
+    /// A push pins its thread.
     PinPushes,
     /// A retired record is reclaimed after the epoch.
     ReclaimAfterEpoch,
-    /// A record is retired with its last share only.
+    /// A record is retired only with its last share.
     CountShares,
 }
 

@@ -1,17 +1,19 @@
-//! The algorithm of the tracker holds in every execution of some programs; and without any of its rules it does not.
+//! The tracker's algorithm is correct in every execution of some programs, and fails if any one of its rules is
+//! removed.
 
 use std::{collections::HashSet, time::Instant};
 
 use raddle_algorithm::{Mode, Program, Rule, Shape, State, Tracker};
 use stateright::{Checker, Model};
 
-/// Explores all executions, and checks the properties in each state. There must be at least `states` states.
+/// Explores all executions, checks the properties in each state, and returns the final states. Asserts that there are
+/// at least `states` states.
 fn check(name: &str, tracker: Tracker, states: usize) -> HashSet<State> {
     let start = Instant::now();
     let checker = tracker.checker().threads(2).spawn_bfs().join();
     let (found, ends) = (checker.unique_state_count(), checker.model().ends());
     println!(
-        "{name}: {found} states, {} steps, up to {} in one execution, {} ends, {:.1} s",
+        "{name}: {found} states, {} steps, up to {} in one execution, {} final states, {:.1} s",
         checker.state_count(),
         checker.max_depth(),
         ends.len(),
@@ -26,7 +28,7 @@ fn parse(programs: &[&str]) -> Vec<Program> {
     programs.iter().map(|text| Program::parse(text)).collect()
 }
 
-/// Each choice of two operations that read or write up to three variables.
+/// Every pair of operations that read or write up to three variables.
 #[test]
 fn two_threads() {
     let programs = Program::one_each(2, &Shape::all(&[Mode::Read, Mode::Write]));
@@ -41,7 +43,7 @@ fn two_threads_with_two_operations_each() {
     check("two threads, two operations each", Tracker::new(parse(&["WW- -WW, WW- -WW"])), 2_000_000);
 }
 
-/// Three threads: rings, readers beside writers, waits.
+/// Three threads, with rings, with readers beside writers, and with waits.
 #[test]
 fn three_threads() {
     let programs = parse(&[
@@ -63,13 +65,13 @@ fn four_threads_that_push() {
     check("four threads, completing last", tracker, 4_000_000);
 }
 
-/// Operations of four threads complete beside the pushes.
+/// Operations of four threads complete while others are pushed.
 #[test]
 fn four_threads() {
     check("four threads", Tracker::new(parse(&["WW-, -WW, -W-, R--", "RW-, WR-, R--, -R-"])), 8_000_000);
 }
 
-/// The same with a ring of three operations.
+/// As [`four_threads`], with a ring of three operations.
 #[test]
 #[ignore = "26 million states; takes minutes"]
 fn four_threads_with_a_ring() {
@@ -85,9 +87,9 @@ fn all_steps_happen() {
     assert_eq!(checker.model().missing_steps(), []);
 }
 
-/// Executions end in the same states if some steps are taken as soon as possible.
+/// Executions end in the same states with and without the reduction.
 #[test]
-fn the_reduction_hides_no_end() {
+fn the_reduction_hides_no_final_state() {
     let shapes: Vec<_> =
         Shape::all(&[Mode::Read, Mode::Write]).into_iter().filter(|shape| shape.0[2].is_none()).collect();
     let mut programs = Program::one_each(2, &shapes);
@@ -101,11 +103,11 @@ const AT_ONCE: &str = "a push takes effect in all queues at once";
 const ONCE: &str = "an operation runs once, when its turn has come";
 const RETIRED: &str = "nothing is retired while a thread can reach it";
 const DEADLOCK: &str = "no deadlock";
-const NEED: &str = "no operation waits without need";
-const FORWARD: &str = "shared memory moves forward";
+const NEED: &str = "no operation waits needlessly";
+const FORWARD: &str = "shared memory only moves forward";
 const LIVELOCK: &str = "no livelock";
 
-/// Returns a program that fails without `rule`, and properties that it then does not have.
+/// Returns a program that fails without `rule`, and properties that it then violates.
 fn twin(rule: Rule) -> (&'static str, &'static [&'static str]) {
     match rule {
         Rule::Help => ("WW-, WW-", &[AGREE, AT_ONCE, DEADLOCK]),
@@ -128,7 +130,7 @@ fn twin(rule: Rule) -> (&'static str, &'static [&'static str]) {
     }
 }
 
-/// Without any one of the rules a program fails, in the way that the rule prevents; with it the program holds.
+/// Without a rule, a program fails in the way that the rule prevents; with the rule, the program passes.
 #[test]
 fn each_rule_is_needed() {
     for rule in Rule::ALL {
@@ -138,9 +140,9 @@ fn each_rule_is_needed() {
         let discoveries = without.discoveries();
         for property in properties {
             let steps = discoveries.get(property).unwrap_or_else(|| {
-                panic!("without {rule:?}, {program} still has: {property}; it lacks {:?}", discoveries.keys())
+                panic!("without {rule:?}, {program} still has `{property}`, but lacks {:?}", discoveries.keys())
             });
-            println!("without {rule:?}: {property}: fails in {} steps", steps.clone().into_actions().len());
+            println!("without {rule:?}, `{property}` fails after {} steps", steps.clone().into_actions().len());
         }
     }
 }

@@ -39,7 +39,7 @@ impl SubmitLaunch for OpBuilder<'_> {
     }
 }
 
-/// Set in the process that loads the library.
+/// The environment variable that is set in the process that loads the library.
 const INSIDE: &str = "RADDLE_FAKE_CUDA";
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -440,12 +440,12 @@ fn inside_refused_calls_can_be_repeated() {
     });
     assert_eq!((calls, live()), (6, 0));
 
-    // The drop of a stream does not wait for it.
+    // Dropping a stream does not wait for its commands.
     let gpu = CudaGpu::open(0).unwrap();
     let own = gpu.context().new_stream_with_priority(0).unwrap();
     drop([(); 3].map(|()| (Driver::open(&gpu, StreamRole::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
     let last = Driver::open(&gpu, StreamRole::All).unwrap();
-    assert_eq!(lock(&gpu.0.streams).len(), 2, "the last one, and the program's own once");
+    assert_eq!(lock(&gpu.0.streams).len(), 2, "the last stream opened, and the program's own stream once");
     drop((last, gpu, own));
 
     // A device that is given up because of a refusal must first complete its commands.
@@ -573,7 +573,7 @@ fn begin_capture(stream: &CudaStream) {
     check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) }).unwrap();
 }
 
-/// Begins a capture of the program on a stream of the engine.
+/// Begins a capture by the program on one of the engine's streams.
 fn capture_on(stream: &mut dyn Stream) {
     begin_capture(&stream_of(stream).expect("it is a CUDA stream"));
 }

@@ -28,7 +28,7 @@ impl<'s> SimulatedStream<'s> {
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
     /// `args` is one vector or a tuple of up to six: `f` receives a `&DeviceVec<T>` as `&[T]`, and a `&mut
-    /// DeviceVec<T>` as `&mut [T]`. `f` runs on any thread that polls the device. If it panics, the device is lost. It
+    /// DeviceVec<T>` as `&mut [T]`. `f` runs on any thread that polls the device. If it panics, the device is lost. `f`
     /// must not wait for an operation on the device.
     ///
     /// ```
@@ -55,7 +55,8 @@ impl<'s> SimulatedStream<'s> {
     /// ```
     ///
     /// # Errors
-    /// The device is lost or refuses the call, or an argument is not in its memory. On an error, `f` is dropped.
+    /// The device is lost or refuses the call, or an argument is not in its memory. In these cases `f` is dropped
+    /// without being called.
     pub fn launch<A, F>(&mut self, duration: Duration, args: A, f: F) -> Result<(), DeviceError>
     where
         A: KernelArgs,
@@ -81,7 +82,7 @@ impl fmt::Debug for SimulatedStream<'_> {
     }
 }
 
-/// The address and the number of an argument's values.
+/// The address of an argument's values, and how many there are.
 #[derive(Debug)]
 pub struct RawSlice<T> {
     ptr: *mut T,
@@ -149,8 +150,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &mut DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: as for shared vectors; besides, this was the only reference to its vector (1), and only one slice is
-        // made of it (2).
+        // SAFETY: as for shared vectors; in addition, this was the only reference to its vector (1), and only one slice
+        // is made of it (2).
         unsafe { slice::from_raw_parts_mut(raw.ptr, raw.len) }
     }
 }

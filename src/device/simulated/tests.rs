@@ -9,7 +9,7 @@ fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// Returns a builder of a device with a manual clock and no latency, whose copies take a millisecond per 1,000 bytes.
+/// Returns a builder for a device with a manual clock and no latency, whose copies take a millisecond per 1,000 bytes.
 fn builder() -> SimulatedGpuBuilder {
     SimulatedGpu::builder()
         .copy_in_bandwidth(1_000_000)
@@ -319,7 +319,7 @@ fn a_command_that_was_made_to_fail_loses_the_device_at_the_end_of_its_time() {
     gpu.advance(ms(2));
     is_lost(&gpu, &mut *stream, &event, 700);
     assert_eq!(*lock(&ran), [0]);
-    // The first cause stays.
+    // The first cause is kept.
     gpu.lose();
     loss(stream.passed(), 700);
 }
@@ -417,7 +417,7 @@ fn memory_is_limited_and_free_blocks_are_released_when_it_runs_out() {
     assert!(!error.is_lost() && error.code() == 2, "{error:?}");
     assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "pinned memory is the host's");
     drop(all);
-    // These belong to another size class than the free block, which must be released.
+    // These do not fit the size class of the free block, so that block must be released.
     let less: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
     let counts = gpu.counts();
     drop(less);

@@ -14,8 +14,8 @@
 //! # Who may touch what
 //!
 //! One lock guards everything except the effects: copying bytes, and calling a kernel. The thread that has set
-//! `executing` runs an effect without the lock; meanwhile no other thread advances that stream. `running` counts the
-//! threads that run effects. [`work`] says what happens if the device is lost during an effect.
+//! `executing` runs an effect without the lock; until the effect ends, no other thread advances that stream. `running`
+//! counts the threads that run effects. [`work`] says what happens if the device is lost during an effect.
 //!
 //! # Time
 //!
@@ -43,7 +43,7 @@ use super::{Clock, Counts, DeviceError, EngineUsage, StreamRole, Usage};
 
 /// The time at which a recorded event happened, once it has.
 pub(super) struct Moment {
-    /// Nanoseconds plus one; 0 before the event. Changed once, under the lock of the device that recorded it.
+    /// Nanoseconds plus one; 0 before the event. Changed once, under the lock of the device that recorded the event.
     at: AtomicU64,
 }
 
@@ -96,7 +96,7 @@ impl Drop for Kernel {
     fn drop(&mut self) {
         let Some(kernel) = self.0.take() else { return };
         if let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel))) {
-            panics::log!(Error, "raddle: dropping a kernel that was not run panicked");
+            panics::log!(Error, "raddle: the drop of a kernel that had not run has panicked");
             as_kernel(|| panics::discard(payload));
         }
     }
@@ -401,8 +401,8 @@ impl State {
         Leftovers(leftovers)
     }
 
-    /// Returns the next number of the generator (splitmix64, <https://prng.di.unimi.it/splitmix64.c>), if there is
-    /// one.
+    /// Returns the next number of the generator (splitmix64, <https://prng.di.unimi.it/splitmix64.c>), or `None` if
+    /// commands are not picked at random.
     fn random(&mut self) -> Option<u64> {
         let state = self.random.as_mut()?;
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -494,7 +494,7 @@ impl State {
         self.running -= 1;
         let timeline = &mut self.timelines[index];
         timeline.executing = false;
-        // If the device was lost meanwhile, the command is gone.
+        // If the device was lost in the meantime, the command is gone.
         if let Some(Started { engine, start, end }) = timeline.started.take() {
             self.counts.bytes_copied += bytes;
             let usage = &mut self.engines[engine].usage;
@@ -509,7 +509,7 @@ impl State {
 /// Takes all steps that are possible by now, in all streams.
 ///
 /// The error of a lost device is returned only once no effect is executing, since a caller that receives it may free
-/// the memory.
+/// memory that the effects use.
 pub(super) fn work<'m>(
     device: &'m Mutex<State>,
     mut state: MutexGuard<'m, State>,

@@ -1,4 +1,4 @@
-//! Tests of the injector on one thread, also in states that a stopped thread leaves behind.
+//! Tests of the injector on one thread, including states that a stopped thread leaves behind.
 
 use super::{super::testing::Ready, *};
 
@@ -47,7 +47,7 @@ fn a_popper_marks_the_band_of_the_rest_before_its_pusher_does() {
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Unchanged))));
 }
 
-/// If the rest went behind, the operations that a slow popper holds would run after those pushed in the meantime.
+/// If the rest went to the back, the operations that a slow popper holds would run after those pushed in the meantime.
 #[test]
 fn the_rest_of_a_slow_popper_goes_in_front() {
     let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
@@ -83,7 +83,7 @@ fn debug_output_says_whether_the_injector_is_empty() {
 }
 
 #[test]
-#[cfg_attr(not(debug_assertions), ignore = "an assertion of debug builds")]
+#[cfg_attr(not(debug_assertions), ignore = "only debug builds assert this")]
 #[should_panic(expected = "operations are left in an injector")]
 fn an_injector_is_not_dropped_with_operations_in_it() {
     let ops = Ready::new(1, DEFAULT_BAND);

@@ -126,8 +126,8 @@ fn a_worker_that_takes_a_batch_wakes_another_for_the_rest() {
     asleep(&workers[2]);
     let [first, second] = [&workers[0], &workers[1]];
     ops[..MAX_BATCH + 2].iter().for_each(|op| lane.injector().push(op.right()));
-    // The first pop publishes the rest of the inbox and fills a deque; the second leaves one more; the third finds
-    // nothing.
+    // The first pop publishes the rest of the inbox and fills a deque; the second puts one operation into a deque; the
+    // third finds nothing.
     assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_woken();
     assert!(second.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
@@ -139,7 +139,7 @@ fn a_worker_that_takes_a_batch_wakes_another_for_the_rest() {
     assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_not_woken(); // There is no rest.
 
-    // The same for stealing.
+    // The same holds for stealing.
     while first.deque.pop().is_some() {}
     ops[..4].iter().for_each(|op| first.deque.push(op.right()));
     assert!(second.steal().is_some());
@@ -206,7 +206,7 @@ fn debug_output_names_the_lane_and_the_worker() {
 }
 
 #[test]
-#[cfg_attr(not(debug_assertions), ignore = "an assertion of debug builds")]
+#[cfg_attr(not(debug_assertions), ignore = "only debug builds assert this")]
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));
@@ -215,7 +215,7 @@ fn a_worker_is_not_dropped_with_an_operation_in_its_slot() {
 }
 
 #[test]
-#[cfg_attr(not(debug_assertions), ignore = "an assertion of debug builds")]
+#[cfg_attr(not(debug_assertions), ignore = "only debug builds assert this")]
 #[should_panic(expected = "operations are left in worker 0 of lane test")]
 fn a_worker_is_not_dropped_with_an_operation_in_its_deque() {
     let ((_, workers), ops) = (lane(1, IdlePolicy::Park), Ready::new(1, DEFAULT_BAND));

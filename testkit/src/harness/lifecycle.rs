@@ -97,7 +97,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum End {
     Shutdown(Shutdown),
-    /// By a drop, after a shutdown that did not wait.
+    /// With a drop, after a shutdown that does not wait.
     Impatient(Shutdown),
     Drop,
 }
@@ -203,7 +203,8 @@ impl Program {
             Property::Async,
             Property::DeleteVar,
         ]);
-        // A handle dropped outside its operation may be the last one, and then the drop may wait for other threads.
+        // With other kinds, the handle may be dropped outside its operation. If it is the last one, its drop may wait
+        // for other threads.
         let keeps_engine = matches!(kind, Kind::Sync | Kind::Submit) && bytes.one_in(6);
         let id = self.operations.len();
         let inner = Vec::new();
@@ -345,7 +346,7 @@ impl World {
             return Ok(None);
         };
         let (world, drop_once) = (Arc::clone(self), self.drops.make());
-        // The functions of the engine's own operations capture only the variables.
+        // Of the handles to engines, the function captures at most `kept`.
         let mut inside = hands.clone();
         inside.engines.clear();
         let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
@@ -399,7 +400,7 @@ impl World {
                             return Ok(());
                         }
                         world.body(id, Some((cx, &inside)));
-                        // Dropped before the completion is used, because the program may end with that.
+                        // Dropped before the completion is used, because the program may end as soon as it is used.
                         drop(drop_once);
                         if kind == Kind::Elsewhere {
                             elsewhere(move || use_completion(done, ends));
@@ -444,11 +445,11 @@ impl Actor {
     fn run(mut self) -> Vec<Submitted> {
         let world = Arc::clone(&self.world);
         for (index, &step) in world.program.threads[self.number].iter().enumerate() {
-            // Relaxed: only for messages.
+            // Relaxed: the value is used only in messages.
             world.at[self.number].store(index, Relaxed);
             self.step(step);
         }
-        // Relaxed: only for messages.
+        // Relaxed: the value is used only in messages.
         world.at[self.number].store(usize::MAX, Relaxed);
         self.handles
     }
@@ -763,7 +764,8 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         // From here on each engine ends when its last handle is dropped, which may happen inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // On another thread: the drop may wait, and this thread must use the completions that operations have left.
+    // The drop runs on another thread, because it may wait, and this thread must use the completions that operations
+    // have left.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {

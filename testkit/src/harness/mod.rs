@@ -1,9 +1,9 @@
 //! The functions of the fuzz targets, without the fuzzer: an ordinary test, `tests/corpus.rs`, runs them over the
 //! corpus.
 //!
-//! Each target turns bytes into a program, runs it and panics with the program if a check fails. Every input runs
-//! under a watchdog that ends a hanging process with a description of the program's position. The panics that
-//! programs cause on purpose are not reported; all others are, on every thread.
+//! Each target turns bytes into a program, runs it and panics with the program if a check fails. Every input runs under
+//! a watchdog, which prints the program's position and ends the process if the input hangs. The panics that programs
+//! cause on purpose are not reported; all others are, on every thread.
 
 pub mod concurrent_push;
 pub mod lifecycle;
@@ -82,14 +82,14 @@ pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder
         .idle(idle)
 }
 
-/// Makes an engine record or shuffle its operations for some inputs. These are chosen by their length, so that older
-/// inputs keep their meaning.
+/// Makes an engine record or shuffle its operations for some inputs. The inputs are chosen by their length, so that
+/// older inputs keep their meaning.
 pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recorder>) {
     let plan = if data.len() % 9 == 4 { plan.shuffle(data.len() as u64) } else { plan };
     if data.len() % 4 != 1 {
         return (plan, None);
     }
-    // More than the longest program needs. Only what is used takes memory.
+    // This is more than the longest program needs. Only the part that is used takes memory.
     let recorder = Recorder::with_capacity(8 << 20);
     (plan.recorder(&recorder), Some(recorder))
 }
@@ -102,10 +102,10 @@ pub fn check_recorded(recorder: Option<&Recorder>) -> Result<(), String> {
 
 // ------------------------------------------------------------------------------------------- planned panics ----
 
-/// The payload of a panic that a program causes on purpose, where it is not a string.
+/// The payload of a panic that a program causes on purpose, if the payload is not a string.
 pub struct Planned;
 
-/// The prefix of the strings that are payloads of such panics.
+/// The prefix of the message of a planned panic.
 pub const PLANNED: &str = "as planned: ";
 
 fn is_planned(payload: &dyn Any) -> bool {
@@ -115,7 +115,7 @@ fn is_planned(payload: &dyn Any) -> bool {
         || payload.downcast_ref::<String>().is_some_and(|message| message.starts_with(PLANNED))
 }
 
-/// Suppresses the reports of planned panics; a fuzzer would take them for crashes.
+/// Suppresses the reports of planned panics, which a fuzzer would take for crashes.
 fn quieten() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -151,7 +151,7 @@ static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 pub struct Watch(u64);
 
 impl Watch {
-    /// Sets what is printed if the input hangs.
+    /// Sets the function that returns the description to print if the input hangs.
     pub fn explain(&self, describe: impl Fn() -> String + Send + 'static) {
         let old = lock(&WATCHED)
             .iter_mut()

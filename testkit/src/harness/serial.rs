@@ -1,11 +1,11 @@
 //! The targets `push` and `typed`: one thread's program on the naive engine and on a threaded one, against a model.
 //!
 //! With one pushing thread every result is determined: the values that each operation saw, every final value and
-//! version, every failure with its cause, every refusal. Two rules are not promised but hold on all engines, so the
+//! version, every failure with its cause, and every refusal. Two rules are not promised but hold on all engines, so the
 //! model has them as well: an operation over several failed variables propagates the failure of the oldest variable,
-//! and a failed variable keeps its failure. `push` has mostly operations over tokens and all ways to complete them,
+//! and a failed variable keeps its failure. `push` has mostly operations over tokens and all ways to complete them, and
 //! `typed` has mostly operations over typed variables in many shapes, some of them aliased. In a third of the programs
-//! the engine and the group have a limit of pending operations, which changes no result.
+//! the engine and the group have a limit on pending operations, which changes no result.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -90,8 +90,8 @@ enum Bound {
     PassedOver,
     /// A scope of its own, which waits for it.
     Scope,
-    /// A parent of its own, which declares the same variables and does nothing else, apart from a child that fills a
-    /// variable of the family.
+    /// A parent of its own, which declares the same variables and pushes the operation as its child. In most cases it
+    /// first pushes another child, which fills a variable of the family.
     Parent,
     /// Its handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise it may start
     /// first.
@@ -156,7 +156,7 @@ enum Step {
     DropVariable(usize),
     Wait(Wait, Limit),
     ClearError(usize),
-    /// Waits for all first.
+    /// Clears the failures that are left after a wait for all.
     ClearErrors,
     /// Pushes the replacement of a value.
     Set(usize, u64),
@@ -247,7 +247,7 @@ impl Program {
                 },
                 7 => {
                     let id = program.add_operation(&live, is_typed, bytes);
-                    // Operators return no values, are no futures, and have no scopes, parents or handles.
+                    // Operators return no values, are not futures, and have no scopes, parents or handles.
                     let operation = &mut program.operations[id];
                     if operation.returns_a_handle() {
                         operation.kind = Kind::Push;
@@ -419,9 +419,9 @@ impl Operation {
         })
     }
 
-    /// Whether the operation runs on the device, if it names one. The function of a device operation is called when its
-    /// dependencies have been issued. So kernels use the values outside the variables, and functions use those on the
-    /// host.
+    /// Whether the operation runs on the device, if it names one. The function of a device operation is called as soon
+    /// as its dependencies have been issued, so only the kernel may use the values outside the variables. The function
+    /// uses the values of typed variables, which are on the host.
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
@@ -578,9 +578,10 @@ struct Model {
     operators: Vec<usize>,
     /// By variable: the outside value that the function of its deletion saw.
     deletions: BTreeMap<usize, u64>,
-    /// The failures of the group's operations since the last wait for it, and whether each began in the group.
+    /// The failures of the group's operations since the last wait for the group, and whether each failure began in the
+    /// group.
     of_group: Vec<(usize, bool)>,
-    /// The operations that their handles have cancelled, which only the run determines.
+    /// The operations that their handles have cancelled. Only the run determines them.
     withdrawn: BTreeSet<usize>,
 }
 
@@ -655,7 +656,7 @@ impl Model {
                 }
             }
             Step::ClearErrors => {
-                // The wait has returned one of them.
+                // The wait for all has returned one of the failures.
                 answer = Answer::Cleared(self.unreported.len().saturating_sub(1));
                 self.unreported.clear();
             }
@@ -872,7 +873,8 @@ impl Handle {
 
 struct World {
     program: Arc<Program>,
-    /// Values outside the variables. Only loaded and stored, relaxed: the engine must order the accesses.
+    /// Values outside the variables. They are only loaded and stored, with relaxed ordering, since the engine must
+    /// order the accesses.
     slots: Vec<AtomicU64>,
     /// Per variable: the number of readers, or -1 for a writer.
     holders: Vec<AtomicI64>,
@@ -902,7 +904,7 @@ impl Run {
         lock(&self.world.violations).push(format!("operation {} {what}", self.id));
     }
 
-    /// Begins the access to the variables, and returns the outside values that the operation sees.
+    /// Begins the access to the variables, and folds the outside values that the operation sees into one number.
     fn enter(&self) -> u64 {
         self.drop.touch();
         for (variable, access) in self.operation().effective() {
@@ -934,9 +936,9 @@ impl Run {
                 slot.store(written(seen, slot.load(Relaxed), access, index), Relaxed);
             }
         }
-        // Relaxed: read after a wait.
+        // Relaxed: the value is read after a wait.
         world.runs[id].fetch_add(1, Relaxed);
-        // Relaxed: read after a wait.
+        // Relaxed: the value is read after a wait.
         world.seen[id].fetch_add(seen, Relaxed);
         for (variable, access) in self.operation().effective() {
             let holders = &world.holders[variable];
@@ -1000,7 +1002,7 @@ impl Run {
         let rest = move || {
             self.leave(seen);
             let id = self.id;
-            // Dropped before the completion is used, because the program may end with that.
+            // Dropped before the completion is used, because the program may end as soon as it is used.
             drop(self);
             match ends {
                 Ends::Well => done.complete(),
@@ -1054,7 +1056,7 @@ impl Run {
     }
 }
 
-/// The only child of an operation that names the same.
+/// The child that runs an operation's function. Its parent declares the same variables.
 struct Child {
     tokens: Vec<(Token, Access)>,
     no_skip: bool,
@@ -1062,11 +1064,11 @@ struct Child {
     drops: Drops,
 }
 
-/// A variable of a family: whether a child has filled it, and its drop.
+/// The value of a variable of a family: whether a child has filled it, and a value that counts its drop.
 type Filled = (bool, Droppable);
 
 impl Child {
-    /// Pushes the parent by `builder`. It is of one of all kinds that have children, which `kind` chooses.
+    /// Pushes the parent with `builder`. `kind` chooses one of the kinds of operation that can have children.
     fn push_with_parent(self, builder: OpBuilder<'_>, kind: usize) -> Result<(), PushError> {
         let builder = builder.with_children();
         match kind % 6 {
@@ -1094,7 +1096,8 @@ impl Child {
         self.push(cx.child("fill"), cx.child(cx.name().to_owned()), own.as_ref())
     }
 
-    /// Pushes the child by `child`, and before it one by `fill` that fills the variable `own`, which the child then reads.
+    /// Pushes the child with the builder `child`. If there is a variable `own`, first pushes another child with the
+    /// builder `fill`, which fills `own`; the child then reads `own`.
     fn push<'c>(
         &'c self,
         fill: OpBuilder<'c>,
@@ -1118,7 +1121,7 @@ impl Child {
                 child.try_push(own.read(), move |(is_filled, drop)| {
                     drop.touch();
                     if !is_filled {
-                        run.violation("ran before the child before it");
+                        run.violation("ran before the child that fills its variable");
                     }
                     Ok(run.untyped()?)
                 })?;
@@ -1144,7 +1147,7 @@ struct Runner {
     cancelled: [Group; 2],
     /// The operations that their handles have cancelled.
     withdrawn: BTreeSet<usize>,
-    /// Whether the engine has a limit of pending operations. If so, no operation is held up, since a push might wait
+    /// Whether the engine has a limit on pending operations. If so, no operation is held up, since a push might wait
     /// for it.
     is_limited: bool,
 }
@@ -1167,7 +1170,7 @@ fn seen<T: Content>(value: T) -> Answer {
     value.get().map_or(Answer::Other("a torn value".to_owned()), Answer::Value)
 }
 
-/// Reads a value with one of the calls that do so, depending on `limit`.
+/// Reads a value with the call that `limit` selects.
 fn get<T: Content>(engine: &Engine, variable: &Var<T>, limit: Limit) -> Answer {
     match limit {
         Limit::None => answer(engine.get(variable), seen),
@@ -1552,7 +1555,7 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
     }
     let (world, shown_plan) = (Arc::clone(&runner.world), plan.clone());
     watch.explain(move || {
-        // Relaxed: only for messages.
+        // Relaxed: the value is used only in messages.
         let runs: Vec<_> = world.runs.iter().map(|runs| runs.load(Relaxed)).collect();
         let held: Vec<_> = world.holders.iter().map(|holders| holders.load(Relaxed)).collect();
         format!(
@@ -1564,7 +1567,7 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
     let count = program.operations.len();
     let mut model = Model { runs: vec![0; count], seen: vec![0; count], ..Model::default() };
     for (index, &step) in program.steps.iter().enumerate() {
-        // Relaxed: only for messages.
+        // Relaxed: the value is used only in messages.
         runner.world.at.store(index, Relaxed);
         let answer = runner.step(step);
         model.withdrawn.clone_from(&runner.withdrawn);
@@ -1575,7 +1578,7 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
         expect(&format!("step {index}, {step:?},"), &expected, &answer)?;
         model.record_report(step, &answer);
     }
-    // Relaxed: only for messages.
+    // Relaxed: the value is used only in messages.
     runner.world.at.store(program.steps.len(), Relaxed);
     runner.check_end(&model)?;
     let Runner { world, engine, variables, operators, handles, scratch, .. } = runner;
@@ -1593,7 +1596,7 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
     watched(target, data, |watch| {
         let mut bytes = Bytes::new(data);
         let threaded = engine_plan(&mut bytes, &THREADED);
-        // Chosen by the length of the input, so that inputs from before there were limits keep their meaning.
+        // The limit is chosen by the length of the input, so that inputs from before limits existed keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 7);
         let program = Arc::new(Program::decode(&mut bytes, is_typed));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {

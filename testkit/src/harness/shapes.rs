@@ -146,8 +146,8 @@ pub const SHAPES: [&[Place]; 16] = [
     &[W, R, R, R],
 ];
 
-/// Evaluates `$then!(accesses)` with the accesses of shape `$shape` over the variables `$variables`, which are numbers
-/// in the order of the shape.
+/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`. `$variables` lists the variables, as indices into
+/// `$handles`, in the order of the shape.
 macro_rules! declare {
     ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
         let narrow = |place: usize| -> &Var<Narrow> { $handles[$variables[place]].narrow() };

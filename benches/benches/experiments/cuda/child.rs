@@ -75,7 +75,7 @@ pub struct Part {
     pub exit: Duration,
     /// How the part ended, in words.
     status: String,
-    /// What the part wrote to its standard error, if it failed.
+    /// What the part wrote to standard error, if it failed.
     complaint: String,
     /// The figures that were requested and are missing.
     missing: RefCell<Vec<String>>,
@@ -111,7 +111,7 @@ impl Part {
         if self.end == End::Well { Ok(self) } else { Err(format!("{}: {}", self.name, self.how())) }
     }
 
-    /// Fails if requested figures are missing.
+    /// Returns an error if requested figures are missing.
     pub fn complete(&self) -> Result<(), String> {
         let missing = self.missing.borrow();
         if missing.is_empty() {
@@ -122,8 +122,8 @@ impl Part {
     }
 }
 
-/// Runs a part of an experiment, with additions to its environment, for a limited number of seconds. Prints its output
-/// except figures.
+/// Runs a part of an experiment, with additions to the environment, for at most `limit` seconds. Prints the part's
+/// output, except its figures.
 pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], limit: u64) -> Result<Part, String> {
     let this = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(this);

@@ -22,9 +22,9 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "clock",
-    about: "the resolution of %globaltimer; the time from the end of a kernel of 2 ms, as seen by a thread that spins, \
-            to the operation of the CPU behind it, with workers that spin and by default; and to a thread that polls \
-            every 50 µs, with the timer slack that lanes have and with the default",
+    about: "the resolution of %globaltimer; the time from the end of a kernel of 2 ms, which a spinning thread \
+            observes, until the CPU operation behind it starts, with workers that spin and by default; and until a \
+            thread that polls every 50 µs sees the end, with the timer slack that lanes have and with the default one",
     run,
     part,
 };
@@ -78,7 +78,7 @@ fn run() -> Outcome {
     ))
 }
 
-/// The minimum duration of the kernels. It is longer than a lane polls without sleeping.
+/// The minimum duration of the kernels. It is longer than the time for which a lane polls without sleeping.
 const KERNEL: Duration = Duration::from_millis(2);
 
 fn part(_: &[&str]) {
@@ -143,8 +143,8 @@ impl Bed {
     /// the kernel's end was known.
     fn samples(&self, key: &str, mut wait: impl FnMut(Duration) -> Instant) {
         let sample = |round| {
-            // No thread reads the word now, and no kernel runs. Relaxed: the launch of the next kernel comes after
-            // this.
+            // No thread reads the word now, and no kernel runs. Relaxed: the launch of the next kernel comes after this
+            // store.
             self.end.word(0).store(0, std::sync::atomic::Ordering::Relaxed);
             // A varying delay, so that the samples are not in step with periodic polls.
             let time = KERNEL + Duration::from_nanos(u64::from(round) * 7_919 % 100_000);

@@ -209,7 +209,7 @@ fn by_hand() {
             }
             found
         });
-        // Until then, the other thread launches while `stream` is idle.
+        // During this sleep, the other thread launches while `stream` is idle.
         thread::sleep(Duration::from_millis(20));
         let launches: Vec<Launch> =
             (0..machine::choose(5_000, 1_500)).map(|_| timed(|| kernels.spin(stream, 1, KERNEL))).collect();

@@ -46,7 +46,7 @@ unsafe impl Sync for Event {}
 #[derive(Clone, Copy)]
 pub struct Memory(pub CUdeviceptr);
 
-/// Pinned memory of the host, which is never freed.
+/// Pinned host memory, which is never freed.
 #[derive(Clone, Copy)]
 pub struct Pinned {
     pub host: *mut u8,
@@ -67,7 +67,7 @@ impl Pinned {
         unsafe { AtomicU64::from_ptr(at) }
     }
 
-    /// Spins until a word has a value, and returns the time at which it was seen.
+    /// Spins until a word has a value, and returns the time at which the value was seen.
     pub fn spin(&self, number: usize, value: u64) -> Instant {
         // Acquire: makes the earlier writes of the device visible, as in the engine.
         while self.word(number).load(Acquire) != value {
@@ -255,7 +255,7 @@ impl Kernels {
         unsafe { launch(self.fill, stream, (blocks, BLOCK), &mut arguments) }
     }
 
-    /// Sets all words of a vector, inside an operation that writes it.
+    /// Launches a kernel that sets all words of a vector to `value`, inside an operation that writes the vector.
     pub fn fill_vec(&self, stream: &mut GpuStream, words: &mut DeviceVec<u32>, value: u32) -> Result<(), DriverError> {
         let at = words.cuda_ptr().expect("memory of a CUDA device");
         // SAFETY: the operation has exclusive access to the vector until the device has completed the work that it
@@ -329,14 +329,14 @@ impl Stream {
         unsafe { sys::cuStreamQuery(self.0) }
     }
 
-    /// Makes the device write a number to a word of pinned memory after all earlier work on the stream.
+    /// Makes the device write `value` to the word `number` of pinned memory, after all earlier work on the stream.
     pub fn write(self, to: &Pinned, number: usize, value: u64) -> CUresult {
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
         // SAFETY: the memory is never freed, and the host only loads the word.
         unsafe { sys::cuStreamWriteValue64_v2(self.0, to.device + 8 * number as u64, value, flags) }
     }
 
-    /// Copies from the start of device memory to that of pinned memory.
+    /// Copies `bytes` bytes from device memory to the start of pinned memory.
     ///
     /// # Safety
     /// 1. Both have at least `bytes` bytes, and no other code uses them until the device has completed the copy.
@@ -357,7 +357,7 @@ impl Event {
         unsafe { sys::cuEventQuery(self.0) }
     }
 
-    /// Spins until the event has happened, and returns the time at which that was seen.
+    /// Spins until the event has happened, and returns the time at which this was seen.
     pub fn spin(self) -> Instant {
         loop {
             match self.query() {

@@ -57,7 +57,7 @@ fn run() -> Outcome {
     Ok(format!(
         "a launch takes {:.0} ns, and {:.0} while three other threads launch; together four launch {gain:.2} times as \
          many as one: {follows}; through the engine an operation takes {engine:.0} ns with one pusher, {:.0} with \
-         four, of which its lane's call takes {:.0}",
+         four, of which the lane's call takes {:.0}",
         of("call", 1),
         of("call", 4),
         of("engine", 4),
@@ -84,7 +84,8 @@ fn count() -> usize {
     machine::choose(20_480, 1_024)
 }
 
-/// Returns the ns per call of a thread, and the time in which all threads launch divided by the number of launches.
+/// Returns a thread's time per call, and the time in which all threads launch divided by the total number of launches,
+/// in ns.
 fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     let barrier = Barrier::new(threads);
     let found: Vec<Duration> = thread::scope(|scope| {
@@ -114,7 +115,7 @@ fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     (call, call / threads as f64)
 }
 
-/// Returns the ns per operation until all are done, and the ns per call in the lane.
+/// Returns the time until all operations are done and the time of the lane's calls, each per operation and in ns.
 fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     let engine = hand::engine(gpu, IdlePolicy::default());
     let vars: Vec<_> = (0..threads).map(|_| engine.device_var::<u32>(GPU, 1).expect("memory")).collect();

@@ -22,7 +22,7 @@ use super::{
 pub const EXPERIMENT: Experiment = Experiment {
     name: "marks",
     about: "values that pass through the lanes, and orders across streams, with marks by counters and by events; with \
-            one engine, then four on one GPU",
+            one engine, then with four on one GPU",
     run,
     part,
 };
@@ -88,7 +88,7 @@ fn part(arguments: &[&str]) {
     figure("ms", start.elapsed().as_secs_f64() * 1e3);
 }
 
-/// One thread's checks.
+/// The checks that one thread makes.
 struct Check<'a> {
     gpu: &'a CudaGpu,
     kernels: Kernels,
@@ -118,7 +118,7 @@ impl Check<'_> {
         self.wrong += u32::from(!right);
     }
 
-    /// Checks values of the host that are copied to the device and back, and values that a kernel writes.
+    /// Checks values that are copied from the host to the device and back, and values that a kernel writes.
     fn values(&mut self, engine: &Engine) {
         const LEN: usize = 1000;
         let (host, back) = (engine.pinned_var::<u32>(GPU, LEN).unwrap(), engine.pinned_var::<u32>(GPU, LEN).unwrap());

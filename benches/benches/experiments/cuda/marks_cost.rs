@@ -128,8 +128,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Returns the median time of a call, in ns. The calls are made in batches that fit a stream, which is waited for
-    /// after each batch.
+    /// Returns the median time of a call, in ns. The calls are made in batches that fit in the stream, which is
+    /// synchronized after each batch.
     fn per_call(&self, call: impl Fn(u64) -> CUresult) -> f64 {
         const BATCH: u64 = 200;
         let batch = |_| {
@@ -169,7 +169,7 @@ impl Bed {
     /// Measures the time from one kernel that records the clock to the next.
     fn gap(&self, between: &dyn Fn(u64) -> CUresult) -> f64 {
         let round = |_| {
-            // A long kernel first, so that all others are launched before the first of them runs.
+            // A long kernel comes first, so that all others are launched before the first of them runs.
             hand::must("a long kernel", self.kernels.spin(self.stream, 1, Duration::from_millis(5)));
             for number in 0..=STAMPS {
                 let at = self.stamps.device + 8 * number as u64;

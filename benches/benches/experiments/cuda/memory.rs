@@ -23,9 +23,9 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "memory",
-    about: "through the engine, two vectors of 47 % of the device's memory, then one of 92 %, and use of their last \
-            words; then how long another thread's launches take while 1 GiB is allocated and freed, pinned and on \
-            the device",
+    about: "through the engine, the allocation of two vectors of 47 % of the device's memory each, then of one of \
+            92 %, and the use of their last words; how long another thread's launches take while 1 GiB is allocated \
+            and freed, pinned and on the device",
     run,
     part,
 };

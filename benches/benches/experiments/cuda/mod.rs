@@ -1,8 +1,8 @@
 //! The list of experiments, and the command line.
 //!
 //! The main process opens no GPU. An experiment has *parts*, each of which runs in a separate process with a time limit
-//! (`child`), so that a part that loses its device or hangs is a result and does not end the run. Parts print
-//! figures; the experiment draws the conclusion.
+//! (`child`), so that a part that loses its device or hangs is a result and does not end the run. Parts print figures;
+//! the experiment draws a conclusion from these.
 
 use std::{env, process::ExitCode, time::Instant};
 
@@ -96,7 +96,7 @@ pub fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().copied().filter(|word| !word.starts_with("--")).collect();
     let unknown = words.iter().find(|word| !numbered().any(|(number, experiment)| chooses(word, number, experiment)));
     if let Some(word) = unknown {
-        eprintln!("there is no experiment {word:?}; --list shows them");
+        eprintln!("there is no experiment {word:?}; --list shows the names");
         return ExitCode::FAILURE;
     }
     let is_wanted = |number, experiment| words.is_empty() || words.iter().any(|word| chooses(word, number, experiment));

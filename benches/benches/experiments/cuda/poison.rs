@@ -88,7 +88,7 @@ fn run() -> Outcome {
     Ok(format!(
         "all waiters had the error after {slowest:.0} µs, {soon} the engine's limit of 5 ms; the driver \
          itself noticed after {noticed:.0} µs; a counter behind the kernel {counter}; these still returned 0: {}; at \
-         the end: {exits}{calls_end}; after dropping all, can it be opened again? {}",
+         the end: {exits}{calls_end}; after everything is dropped, can the GPU be opened again? {}",
         if sound.is_empty() { "none".to_owned() } else { sound.join(", ") },
         reopening.join("; "),
     ))

@@ -8,14 +8,14 @@ use crate::{
     task::{Mode, Views},
 };
 
-/// A convolution with stride 1. Data are `[examples, channels, rows, columns]`.
+/// A convolution with stride 1. The data have the shape `[examples, channels, rows, columns]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Convolution {
     /// The number of channels of the result.
     pub filters: usize,
     /// Rows and columns of the window.
     pub size: usize,
-    /// Zeros around the image.
+    /// The width of the border of zeros around the image.
     pub pad: usize,
 }
 
@@ -80,7 +80,7 @@ impl Operator for Convolution {
         of_data.begin_sum();
         of_bias.begin_sum();
         let image_size = data.values.len() / data.shape[0];
-        // Example by example, in their order: sums have the same bits in every run.
+        // The examples are added in order, so that sums have the same bits in every run.
         for (example, gradient) in gradient.values.chunks_exact(self.filters * columns).enumerate() {
             let gradients = Matrix::new(gradient, columns);
             let image = example * image_size..(example + 1) * image_size;

@@ -1,4 +1,4 @@
-//! Drops some of the values while a net is trained.
+//! An operator that drops some values while a net is trained.
 
 use super::{Needs, Operator, Pass, Request, known};
 use crate::{
@@ -7,13 +7,13 @@ use crate::{
     task::{View, Views},
 };
 
-/// In training, sets each value to zero with a probability, and enlarges the others so that the mean remains. Otherwise it
-/// changes nothing.
+/// An operator that, in training, sets each value to zero with a given probability, and scales the others up so that
+/// the mean stays the same. Outside training, it changes nothing.
 ///
-/// The second output is what each value was multiplied by.
+/// The second output holds the factor by which each value was multiplied.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
-    /// The probability.
+    /// The probability that a value is set to zero.
     pub share: f32,
 }
 

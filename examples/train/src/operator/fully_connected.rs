@@ -9,10 +9,10 @@ use crate::{
     volume,
 };
 
-/// `result = data weightᵀ + bias`. All axes of the data but the first are one.
+/// `result = data weightᵀ + bias`. All axes of the data except the first are treated as one.
 #[derive(Clone, Copy, Debug)]
 pub struct FullyConnected {
-    /// The number of values for each example.
+    /// The number of values of the result for each example.
     pub outputs: usize,
 }
 
@@ -41,7 +41,7 @@ impl Operator for FullyConnected {
 
     fn forward(&self, mut views: Views<'_>) {
         let ([data, weight, bias], out) = ([views.ins[0], views.ins[1], views.ins[2]], &mut views.outs[0]);
-        // The product is added to the bias, which is there first.
+        // The output starts as the bias, to which the product is added.
         out.fill(|i| bias.values[i % self.outputs]);
         let width = data.values.len() / data.shape[0];
         multiply(Matrix::new(data.values, width), Matrix::new(weight.values, width).transposed(), out.values, true);

@@ -1,4 +1,4 @@
-//! Makes images smaller.
+//! An operator that makes images smaller.
 
 use super::{Needs, Operator, known, misfit};
 use crate::{
@@ -7,35 +7,36 @@ use crate::{
     task::{Mode, Views},
 };
 
-/// What becomes of the pixels of a square.
+/// How the pixels of a square are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingKind {
-    /// The largest value; the first of equal ones.
+    /// The largest value; of equal values, the first counts.
     Max,
     /// The mean.
     Mean,
 }
 
-/// Replaces each square of `size` by `size` pixels by one. Data are `[examples, channels, rows, columns]`.
+/// An operator that replaces each square of `size` by `size` pixels with one pixel. The data have the shape
+/// `[examples, channels, rows, columns]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pooling {
     /// Rows and columns of a square.
     pub size: usize,
-    /// What becomes of its pixels.
+    /// How its pixels are combined.
     pub kind: PoolingKind,
 }
 
 impl Pooling {
-    /// Returns the places of the pixels of the square for a place in the result, in data of this shape.
+    /// Returns the indices, in data of this shape, of the pixels in the square that belongs to an index in the result.
     fn square(&self, data: &[usize], place: usize) -> impl Iterator<Item = usize> + use<> {
         let (size, width) = (self.size, data[3]);
         let columns = width / size;
-        // The rows of all images are one sequence, since squares do not reach over the end of an image.
+        // The rows of all images can be treated as one sequence, since no square extends past the end of an image.
         let corner = place / columns * size * width + place % columns * size;
         (0..size * size).map(move |i| corner + i / size * width + i % size)
     }
 
-    /// Returns the place of the largest value of a square.
+    /// Returns the index of the largest value in a square.
     fn largest(&self, values: &[f32], data: &[usize], place: usize) -> usize {
         let first = self.square(data, place).next().unwrap_or(0);
         self.square(data, place).fold(first, |best, i| if values[i] > values[best] { i } else { best })

@@ -1,4 +1,4 @@
-//! The loss of a classification.
+//! The loss function of a classification.
 
 use super::{Needs, Operator, known, misfit};
 use crate::{
@@ -7,12 +7,13 @@ use crate::{
     task::Views,
 };
 
-/// The sum over all examples of `-ln(probability of the label)`, times a scale. Data are `[examples, classes]`.
+/// The sum over all examples of `-ln(probability of the label)`, times a scale. The data have the shape
+/// `[examples, classes]`.
 ///
-/// The second output is the probabilities ("softmax").
+/// The second output holds the probabilities ("softmax").
 #[derive(Clone, Copy, Debug)]
 pub struct SoftmaxCrossEntropy {
-    /// One over the number of examples in a batch, even if this operator sees a part of the batch.
+    /// One over the number of examples in a batch, even if this operator sees only a part of the batch.
     pub scale: f32,
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use raddle::{Device, Engine, EngineKind, SimulatedGpu, simulated::Clock};
 use raddle_train::{Runtime, resource::Random};
 
-/// Where a test runs: the kind of engine, its workers, and the device.
+/// Where a test runs: the kind of engine, the number of workers, and the device.
 pub const PLACES: [(EngineKind, usize, Device); 7] = [
     (EngineKind::Naive, 1, Device::Cpu),
     (EngineKind::Pooled, 2, Device::Cpu),
@@ -21,7 +21,7 @@ pub const PLACES: [(EngineKind, usize, Device); 7] = [
 /// Returns an engine for a place.
 pub fn engine((kind, workers, _): (EngineKind, usize, Device)) -> Engine {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(3).build();
-    Engine::builder().kind(kind).workers(workers).gpu(gpu).build().expect("an engine")
+    Engine::builder().kind(kind).workers(workers).gpu(gpu).build().expect("the engine is built")
 }
 
 /// Calls a test at each place.
@@ -34,7 +34,8 @@ pub fn everywhere(test: impl Fn(&Arc<Runtime>)) {
     }
 }
 
-/// Returns numbers that are at least a tenth apart from each other and from the places where functions have kinks.
+/// Returns numbers that are a tenth apart, in random order. If `count` is even, none is closer than 0.05 to zero, where
+/// some functions have kinks.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     let mut numbers: Vec<f32> = (0..count).map(|i| (i as f32 - count as f32 / 2.0) * 0.1 + 0.05).collect();

@@ -29,7 +29,7 @@ struct Endless<'w> {
 }
 
 impl Endless<'_> {
-    /// Runs `count` operations and returns them in their order.
+    /// Runs `count` operations and returns them in the order in which they ran.
     fn run(&self, count: usize) -> Vec<*mut Op<usize>> {
         (0..count).map(|_| self.step()).collect()
     }
@@ -50,7 +50,7 @@ impl Endless<'_> {
         found
     }
 
-    /// Takes the remaining operations out.
+    /// Removes the remaining operations from the worker and its lane.
     fn end(&self) {
         while self.worker.find().is_some() {}
     }
@@ -89,7 +89,7 @@ fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
     }
 }
 
-/// An operation from the injector continues in the slot, so slot and injector could take turns forever.
+/// The successor of an operation from the injector goes into the slot, so slot and injector could take turns forever.
 #[test]
 fn the_deque_is_not_starved_by_slot_and_injector() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
@@ -98,8 +98,8 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
     workers[0].push_next(chains[0].right());
     chains[1..].iter().for_each(|op| lane.injector().push(op.right()));
     waits.iter().for_each(|op| workers[0].push_local(op.right()));
-    // The `waits` start after `RUN` operations from the slot and one from the injector. They end, so the slot stays
-    // empty between them.
+    // The `waits` start after `RUN` operations from the slot and one from the injector. They have no successors, so the
+    // slot stays empty between them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
     // All chains go on.
     let order = endless.run(9 * 9 * (RUN + 2));
@@ -162,8 +162,8 @@ fn equals_in_the_injector_wait_for_at_most_a_run_each_in_every_band() {
     }
 }
 
-/// The injector's default band gets its turn although urgent operations are pushed again and again, whose successors
-/// are not urgent and take the slot.
+/// The injector's default band gets its turn, although urgent operations are pushed again and again, and their
+/// successors, which are not urgent, take the slot.
 #[test]
 fn urgent_operations_do_not_lengthen_a_run_of_others() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
