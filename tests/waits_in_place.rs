@@ -461,3 +461,119 @@ fn blocking_is_allowed_everywhere() {
         engine.wait_for_all().unwrap();
     });
 }
+
+// ------------------------------------------------------------------------------------------ engines without workers ----
+
+/// What `first` does in a test of [`beside`].
+type First = fn(&Engine, &Var<i32>, OpHandle<i32>) -> Result<i32, WaitError>;
+
+/// Pushes three operations that become ready together, and on a naive engine run on one thread: `first` mutates a
+/// variable and runs `f`, `second` waits for that variable, and `third` returns 3. Returns what `first` has returned.
+fn beside(engine: &Engine, f: First) -> Result<i32, WaitError> {
+    let (gate, value) = (engine.token(), engine.var(0));
+    let held = hold(engine, &gate);
+    let (inside, again, kept) = (engine.downgrade(), value.clone(), Arc::new(Mutex::new(None)));
+    let third = Arc::clone(&kept);
+    let first = engine.op("first").reads([&gate]).submit(value.write(), move |_| {
+        let third = lock(&third).take().expect("all were pushed before the first one started");
+        f(&inside, &again, third)
+    });
+    let (inside, again) = (engine.downgrade(), value.clone());
+    let second = engine.op("second").reads([&gate]).submit((), move |()| inside.wait_to_read(&again));
+    *lock(&kept) = Some(engine.op("third").reads([&gate]).submit((), |()| 3).unwrap());
+    held.open();
+    let first = first.unwrap().wait().unwrap();
+    // It waits for `first`, and must not run on top of it.
+    second.unwrap().wait().unwrap().unwrap();
+    engine.wait_for_all().unwrap();
+    first
+}
+
+#[test]
+fn a_wait_for_a_handle_runs_no_other_ready_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        assert_eq!(beside(&engine, |_, _, third| third.wait()).unwrap(), 3);
+    });
+}
+
+#[test]
+fn a_wait_for_a_group_runs_no_other_ready_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let waits = |engine: &Engine, _: &_, third: OpHandle<i32>| {
+            let group = engine.group();
+            group.op("member").push((), |()| ()).unwrap();
+            group.wait()?;
+            third.wait()
+        };
+        assert_eq!(beside(&engine, waits).unwrap(), 3);
+    });
+}
+
+#[test]
+fn the_end_of_a_scope_runs_no_other_ready_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let opens = |engine: &Engine, _: &_, third: OpHandle<i32>| {
+            let mut sum = 0;
+            engine.scope(|s| {
+                let sum = s.lend(&mut sum);
+                s.op("add").push(sum.write(), |sum| *sum += 4).unwrap();
+                s.op("wait").push(sum.write(), move |sum| *sum += third.wait().unwrap()).unwrap();
+            })?;
+            Ok(sum)
+        };
+        assert_eq!(beside(&engine, opens).unwrap(), 7);
+    });
+}
+
+#[test]
+fn a_wait_that_is_refused_runs_no_other_ready_operation() {
+    on_kinds(&KINDS, 1, |engine| {
+        let waits = |engine: &Engine, value: &Var<i32>, _| {
+            engine.op("behind").submit(value.read(), |value| *value).unwrap().wait()
+        };
+        assert!(matches!(beside(&engine, waits), Err(WaitError::WouldDeadlock(_))));
+        let waits = |engine: &Engine, value: &Var<i32>, _| {
+            let group = engine.group();
+            group.op("behind").push(value.read(), |_| ()).unwrap();
+            group.wait().map(|()| 0)
+        };
+        assert!(matches!(beside(&engine, waits), Err(WaitError::WouldDeadlock(_))));
+    });
+}
+
+#[test]
+fn a_child_may_wait_for_a_later_child() {
+    on_kinds(&KINDS, 2, |engine| {
+        let parent = engine.op("parent").with_children().submit(cx(), |cx| {
+            let (sender, receiver) = mpsc::channel::<OpHandle<i32>>();
+            let early = cx.child("early").submit((), move |()| receiver.recv().unwrap().wait()).unwrap();
+            sender.send(cx.child("late").submit((), |()| 7).unwrap()).unwrap();
+            early
+        });
+        assert_eq!(parent.unwrap().wait().unwrap().wait().unwrap().unwrap(), 7);
+    });
+}
+
+/// On a naive engine, `behind` becomes ready while the parent's children are started, and runs before that is over.
+#[test]
+fn an_operation_that_runs_between_children_may_wait_for_the_parent() {
+    on_kinds(&KINDS, 1, |engine| {
+        let (gate, held_by_parent, before) = (engine.token(), engine.var(0), engine.var(0));
+        let held = hold(&engine, &gate);
+        let kept = Arc::new(Mutex::new(None::<OpHandle<()>>));
+        let awaited = Arc::clone(&kept);
+        let parent = engine.op("parent").with_children().reads([&gate]).submit(
+            (cx(), held_by_parent.write()),
+            move |(cx, _)| {
+                let awaited = lock(&awaited).take().expect("all were pushed before the first one started");
+                cx.child("child").push((), move |()| awaited.wait().unwrap()).unwrap();
+            },
+        );
+        *lock(&kept) = Some(engine.op("ahead").reads([&gate]).submit(before.write(), |_| ()).unwrap());
+        let (inside, again) = (engine.downgrade(), held_by_parent.clone());
+        let behind = engine.op("behind").submit(before.write(), move |_| inside.wait_to_read(&again)).unwrap();
+        held.open();
+        parent.unwrap().wait().unwrap();
+        behind.wait().unwrap().unwrap();
+    });
+}

@@ -462,9 +462,9 @@ impl Core {
         waiters().all_wait_still(self.engine())
     }
 
-    /// Whether a short walk finds that `target` cannot complete before the ready operation `op`, which this thread
+    /// Whether a short walk finds that a wait for `goal` cannot end before the ready operation `op`, which this thread
     /// owns.
-    pub(super) fn leads_to(op: &OpRef<Task>, target: NonNull<()>) -> bool {
+    pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
         // This comes before operations are found to be incomplete.
         let _pinned = epoch::pin();
         let mut ops = Ops::from_iter([NonNull::from(&**op).cast()]);
@@ -483,12 +483,15 @@ impl Core {
             // SAFETY: (1): it was not complete at some moment since this thread was pinned.
             let reaches =
                 |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
+            if reaches(goal) {
+                return true;
+            }
             waiters().each_for(None, reaches, |_, _, inside| {
                 // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not
                 // returned.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
             });
-            task == target
+            false
         };
         // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
         unsafe { walk_blocked(ahead, MAX_NEAR, look) }

@@ -437,7 +437,6 @@ impl Family {
             let pushed = self.core.enqueue_with(op, dispatch);
             debug_assert!(pushed.is_ok(), "a variable of a family is never deleted");
         }
-        self.core.dispatch_ready(&mut ready, Epilogues::new());
         for cell in variables {
             self.count.enter();
             let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };
@@ -446,6 +445,8 @@ impl Family {
             unsafe { self.core.empty_variable(cell, KinShare::new(this)) };
         }
         self.leave();
+        // Other operations may run in between. They may wait for the parent, so nothing here holds it up any more.
+        self.core.dispatch_ready(&mut ready, Epilogues::new());
     }
 
     /// Returns the failure that the children have left: that of the child that was pushed first among those that have

@@ -186,12 +186,6 @@ impl Membership {
         &self.group
     }
 
-    /// Returns the member's ticket in `group`, if the member belongs to `group` or to a group inside it.
-    pub(super) fn ticket_in(&self, group: &Group) -> Option<Ticket> {
-        let mut tickets = self.group.path().zip(&self.tickets);
-        tickets.find_map(|(at, &ticket)| ptr::eq(&raw const **at, group).then_some(ticket))
-    }
-
     /// Notes that the end of a scope has counted the member out of its groups.
     pub(super) fn abandon(&mut self) {
         self.tickets.clear();

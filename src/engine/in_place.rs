@@ -4,8 +4,8 @@
 //! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes ownership
 //!   from the entry. The entry stays where it is, with a share of the record, until a worker pops it and finds it stale
 //!   ([`OpRef::take`]).
-//! * An operation that the awaited one is known to wait for ([`leads_to`](Core::leads_to)), or a member of the awaited
-//!   group that the wait covers, is taken out of the deque of the waiter's own worker.
+//! * An operation without which the wait is known not to end ([`leads_to`](Core::leads_to)) is taken out of the deque of
+//!   the waiter's own worker, or, on an engine without workers, out of the ready loops of the waiter's thread.
 //!
 //! # Limits
 //!
@@ -20,12 +20,11 @@ use crate::{
         cancellable::{Cancellable, Function, Handled},
         core::Core,
         ending::Epilogues,
-        group::Group,
         ready_loop,
         task::{Task, flag},
         worker_thread,
     },
-    notify::pending::PendingWait,
+    notify::waiters::Goal,
     system::panics,
     tracker::{OpRef, ReadyList},
 };
@@ -60,13 +59,12 @@ impl Core {
         self.run_on_this_stack(op);
     }
 
-    /// Runs operations from the deque of the calling thread's worker, as long as the calling wait is not over and
-    /// `leads` returns `true` for one of them, which means that the wait cannot end before that operation. Without
-    /// workers, runs operations that were left to ready loops of this thread.
-    pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, leads: impl Fn(&OpRef<Task>) -> bool) {
+    /// Runs operations from the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until the
+    /// wait for it is over. Without workers, runs such operations that were left to ready loops of this thread.
+    pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
         while !is_over() && !ready_loop::is_stack_short() {
             // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.
-            let wanted = |op: &OpRef<Task>| leads(op) && !is_over();
+            let wanted = |op: &OpRef<Task>| Self::leads_to(op, goal) && !is_over();
             let taken = match self.has_workers() {
                 true => worker_thread::take_queued(self, wanted),
                 false => ready_loop::take_deferred_if(self, wanted),
@@ -90,13 +88,6 @@ impl Core {
             }
             self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
         });
-    }
-
-    /// Whether `covered`, a wait for `group`, covers the ready operation `op`, which the calling thread owns.
-    pub(super) fn is_covered(op: &OpRef<Task>, group: &Group, covered: &PendingWait) -> bool {
-        let is_covered = |ticket| group.pending.covers(covered, ticket);
-        // SAFETY: (1): the calling thread owns the operation.
-        unsafe { op.with_membership(|own| own.and_then(|own| own.ticket_in(group)).is_some_and(is_covered)) }
     }
 
     /// Takes the operation of a handle from its queue.

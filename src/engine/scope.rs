@@ -262,10 +262,7 @@ impl Scoped {
         if self.core.has_workers() {
             Core::catch_up();
         } else {
-            // SAFETY: (1): this thread owns the operation.
-            self.core.run_leading(is_over, |op| unsafe {
-                op.with_membership(|own| own.and_then(|own| own.ticket_in(&self.group)).is_some())
-            });
+            self.core.run_leading(is_over, &Goal::Counted(pending, None));
         }
         // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs
         // what it can, and tries again.

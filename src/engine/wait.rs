@@ -179,7 +179,7 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         if let (None, Some(target)) = (deadline, &target) {
-            self.run_leading(|| oneshot.is_done(), |op| Self::leads_to(op, target.task));
+            self.run_leading(|| oneshot.is_done(), &target.goal());
         }
         if oneshot.is_done() {
             return wait(oneshot, deadline);
@@ -331,7 +331,7 @@ impl Core {
         self.check_group_wait(group)?;
         let covered = group.pending.begin();
         if deadline.is_none() {
-            self.run_leading(|| group.pending.is_over(&covered), |op| Self::is_covered(op, group, &covered));
+            self.run_leading(|| group.pending.is_over(&covered), &Goal::Counted(&group.pending, Some(&covered)));
         }
         if self.is_forked() {
             // An operation that ran on this thread has forked the process, and this is the child.

@@ -1,0 +1,5 @@
+//! Operations that wait for each other, also in cycles.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| raddle_testkit::harness::waits::waits(data));
