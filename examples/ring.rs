@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ring: Vec<_> = (0..SLOTS).map(|_| engine.var(Vec::new())).collect();
     let areas = engine.var(Vec::new());
 
-    // These only observe the engine: how many frames are in flight, and the largest number so far.
+    // These counters only observe the engine: how many frames are in flight, and the largest number so far.
     let (in_flight, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
 
     for frame in 0..FRAMES {

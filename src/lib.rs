@@ -40,11 +40,11 @@
 //!
 //! # Levels
 //!
-//! Through [`Var`]s, operations receive references to values, which the compiler checks. [`Token`]s order operations on
-//! things outside the engine. One operation may name both. [`cx()`] among the accesses declares that the function
-//! receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are created once and
-//! pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on GPUs, over [`DeviceVec`] and
-//! [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
+//! Through [`Var`]s, operations receive references to values, and the compiler checks how these are used. [`Token`]s
+//! order operations on things outside the engine. One operation may name both. [`cx()`] among the accesses declares
+//! that the function receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are
+//! created once and pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on GPUs, over
+//! [`DeviceVec`] and [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
 
 mod api;
 mod device;
@@ -84,8 +84,8 @@ pub use api::{
 };
 /// The version of cudarc that [`CudaGpu`] is built on.
 ///
-/// cudarc is a 0.x crate: a new minor version can break programs that use it through this re-export, so an update to
-/// one is a breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
+/// cudarc is a 0.x crate: a new minor version can break programs that use it through this re-export, so updating to one
+/// is a breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]

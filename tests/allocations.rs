@@ -43,7 +43,7 @@ const SOME: usize = 50_000;
 const BURST: usize = 500;
 
 /// Repeats rounds of `OPERATIONS` pushes until two consecutive rounds each make at most one allocation per thousand
-/// operations. Each operation mutates one of `variables`, whose versions show the progress, since a wait may allocate.
+/// operations. Each operation mutates one of `variables`. Their versions show the progress, since a wait may allocate.
 fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&Token], push: impl Fn(usize)) {
     let done = || variables.iter().map(|variable| variable.version()).sum::<u64>();
     let run = || {

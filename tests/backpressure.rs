@@ -797,7 +797,7 @@ fn futures_that_are_dropped_at_any_time_lose_no_room() {
                             match random % 3 {
                                 0 => _ = room.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready(),
                                 1 => _ = block_on_within(room, Duration::from_micros(random % 200)).is_ok(),
-                                // This waits until there is room, and hangs if a wake-up is lost.
+                                // Waits until there is room, and hangs if a wake-up is lost.
                                 _ => block_on(room).unwrap().push((), |()| {}).unwrap(),
                             }
                         }

@@ -30,7 +30,7 @@ struct LogState {
 
 thread_local!(static INSIDE: std::cell::RefCell<Vec<u64>> = const { std::cell::RefCell::new(Vec::new()) });
 
-/// The fields of an event or span as text, without the places of pushes.
+/// The fields of an event or span as text, without the source locations of pushes.
 #[derive(Default)]
 struct Fields(String);
 

@@ -1217,7 +1217,7 @@ fn a_child_that_waits_for_its_parent_is_refused() {
         for kind in 0..3 {
             let (sender, receiver) = mpsc::channel::<OpHandle<()>>();
             let (tell, waited) = mpsc::channel();
-            // The parent's handle is sent after its push has returned, so the child may run before it is there.
+            // The parent's handle is sent after its push has returned, so the child may run before the handle arrives.
             let child: Waits = Box::new(move |()| {
                 let waited = receiver.try_recv().map(OpHandle::wait);
                 tell.send(waited.ok()).unwrap();

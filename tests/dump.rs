@@ -150,7 +150,7 @@ fn a_wait_inside_a_function_is_part_of_the_chain() {
 #[test]
 fn operations_that_wait_for_each_other_are_a_cycle() {
     watched(|| {
-        // With time limits, since the engine would refuse waits that would otherwise never return.
+        // The waits have time limits, since the engine refuses waits that would never return.
         let engine = Engine::builder().workers(2).build().unwrap();
         let (x, y) = (engine.var(0).named("x"), engine.var(0).named("y"));
         let (go, gone) = (mpsc::channel(), mpsc::channel());

@@ -50,7 +50,7 @@ const WITHOUT_ENTRY: [(&str, &str, &str); 33] = [
 ];
 
 const MODEL: &str = "code of models and twins, which no other build contains";
-const CALLS: &str = "each call of `sync::acquire` has an entry";
+const CALLS: &str = "each call to `sync::acquire` has an entry";
 const GUESS: &str = "the watchdog looks at a snapshot, which may miss an operation";
 const PROCESS: &str = "statics of the process, which models do not have; tests on x86-64 cannot show the need";
 const REGISTRY: &str = "dumps, which models do not make; tests on x86-64 cannot show the need";

@@ -207,7 +207,7 @@ fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
             }
             outside.open();
             inside.pass();
-            // Operations of the chains may be before the pushed one in the deque.
+            // In the deque, operations of the chains may be ahead of the pushed one.
             let started_before = started_before.load(SeqCst);
             assert!(started_before < 3 * ROUND, "{started_before} operations started before the one in the deque");
         }
@@ -239,7 +239,7 @@ fn an_operation_pushed_by_a_blocked_one_starts_on_another_worker() {
             eventually("the pushed operation runs", || lock(&ran).is_some());
             let (here, worker, started_before) = lock(&ran).take().expect("the operation has run");
             assert_ne!(here, Some(worker));
-            // Operations of the chains may be before the pushed one in the deque.
+            // In the deque, operations of the chains may be ahead of the pushed one.
             let bound = (2 * workers + 1) * (workers - 1) * ROUNDS_PER_VISIT * ROUND;
             assert!(
                 started_before < bound,

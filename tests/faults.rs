@@ -189,7 +189,7 @@ fn ends(handle: &mut OpHandle<()>, what: &str) {
     handle.wait_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// Predicts which operations depend on that of the stopped thread, from the order in which they are pushed.
+/// Predicts, from the order of the pushes, which operations depend on the one that the stopped thread is pushing.
 struct Oracle {
     stopped: Shape,
     /// The number of queues that contain the operation while no thread helps it.
@@ -307,9 +307,9 @@ enum Earlier {
 /// Which thread may run the operation of a thread that is stopped in a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// The stopped thread holds it, and all dependent operations wait.
+    /// The stopped thread holds the operation, and all dependent operations wait.
     Held,
-    /// Another thread may find it.
+    /// Another thread may find the operation.
     Findable,
     /// The operation no longer depends on the stopped thread.
     Free,
@@ -882,7 +882,7 @@ fn every_point_belongs_to_a_test() {
     ];
     let listed: HashSet<_> = lists.into_iter().flatten().collect();
     assert_eq!(listed.len(), Point::ALL.len());
-    // This is the only list that no test covers as a whole.
+    // `PENDING` is the only list that no test covers as a whole.
     assert_eq!(
         Point::PENDING,
         [Point::PendingBeforeEnter, Point::PendingEntered, Point::PendingBeforeLeave, Point::PendingLeft]

@@ -118,7 +118,7 @@ struct PausingAllocator;
 
 std::thread_local! {
     /// The allocation at which this thread pauses: the number of allocations to skip, and the minimum and maximum
-    /// size, in bytes, of those that count.
+    /// size, in bytes, of allocations that count.
     static PAUSE_AT: Cell<Option<(usize, usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -752,7 +752,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("many waits for all", |fixture, arm| {
         arm();
-        // These are more waits than the pending count can hold without an allocation under its lock.
+        // Makes more waits than the pending count can hold without an allocation under its lock.
         for _ in 0..12 {
             fixture.engine.op("").push(fixture.busy.read(), |_| ()).unwrap();
             drop(fixture.engine.wait_for_all_async());
@@ -933,7 +933,7 @@ impl Forker {
     }
 }
 
-/// A waker that may only be woken in the parent.
+/// A waker that may be woken only in the parent.
 struct OnlyInParent(u32);
 
 impl Wake for OnlyInParent {

@@ -201,7 +201,7 @@ fn conflicting_uses_of_a_value_are_refused() {
         let bus = guarded(&engine);
         let (held, go_on) = (mpsc::channel(), mpsc::channel::<()>());
         let value = Arc::clone(&bus);
-        // This guard outlives its operation, so the second operation may start, but its use is refused.
+        // This guard outlives its operation, so the second operation may start, but its use of the value is refused.
         engine
             .op("keep")
             .writes([bus.token()])

@@ -90,7 +90,7 @@ fn a_push_that_a_concurrent_deletion_refuses_names_both() {
     });
 }
 
-/// Returns the place of its caller.
+/// Returns the source location of its caller.
 #[track_caller]
 fn here() -> &'static std::panic::Location<'static> {
     std::panic::Location::caller()

@@ -65,8 +65,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     });
 }
 
-/// If a wait ran in place an operation that another one awaits *with a time limit*, the wait could last for longer than
-/// that limit.
+/// A wait that ran in place what another operation awaits *with a time limit* could last longer than that limit.
 #[test]
 fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     watched_for(LIMIT, || {
@@ -150,7 +149,7 @@ fn blocking_inside_blocking_leaves_the_worker_free() {
     });
 }
 
-/// After a wait inside `blocking`, the call of `blocking` must not block a worker.
+/// After a wait inside `blocking`, the call to `blocking` must not block a worker.
 #[test]
 fn a_wait_inside_blocking_leaves_the_worker_free() {
     watched_for(LIMIT, || {

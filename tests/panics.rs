@@ -68,8 +68,8 @@ fn the_hook_names_the_seed_of_an_engine_that_shuffles() {
     assert!(text.contains("shuffles with seed 42, panics:"), "{text}");
 }
 
-/// Returns the places in a backtrace between the function of an operation and the push or worker that runs it. Places
-/// are compared, because names have no paths if there are only line tables.
+/// Returns the lines of a backtrace that are in the engine's code for running operations. They are matched by source
+/// file, because names have no paths if there are only line tables.
 fn places_that_run_operations(text: &str) -> Vec<&str> {
     let files = ["run", "frame", "ready_loop", "in_place", "workers"].map(|file| format!("/src/engine/{file}.rs:"));
     text.lines().filter(|line| files.iter().any(|file| line.contains(file))).collect()

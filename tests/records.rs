@@ -20,7 +20,7 @@ use shapes::*;
 
 struct Counting;
 
-/// The number of allocations so far, and the number of those that are still alive.
+/// The number of allocations so far, and how many of them are still alive.
 struct Count(AtomicUsize, AtomicUsize);
 
 /// The layouts of records, and of the separate accesses of an operation on five variables.
@@ -95,7 +95,7 @@ fn push(engine: &Engine, writes: &[&Token]) {
     engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine is open");
 }
 
-/// Pushes until at most `most` of the allocations in `count` are alive, since each push may advance the epoch.
+/// Pushes until at most `most` of the allocations in `count` are alive. Each push may advance the epoch.
 #[track_caller]
 fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
     let (start, token) = (Instant::now(), engine.token());

@@ -244,7 +244,7 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                     let (engine, results) = common::lock(&last).take().expect("the engine warns once");
                     act(engine, results);
                 });
-                // This runs on a separate thread, which ends, since the logger may run on it and set its thread-local.
+                // This runs on a separate thread, whose end drops the thread-local that the logger may set there.
                 let ends = move || {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)

@@ -500,8 +500,8 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         move || {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
-                // Dropped before the completion is used, because a thread that waits for the operation may check what
-                // is left as soon as it is used.
+                // Dropped first, because a thread that waits for the operation may check what is left as soon as the
+                // completion is used.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),

@@ -752,7 +752,7 @@ fn an_observer_can_inspect_the_engine_but_not_push_wait_or_shut_down() {
             let engine = self.1.get().unwrap();
             let looked = [engine.dump().ops().is_empty(), engine.stats().pending == 0, engine.pending() == 0];
             drop(self.2.take());
-            // This pushes the deletion of a variable, which is allowed here, since a drop cannot fail.
+            // The drop pushes the deletion of the variable, which is allowed even here, since a drop cannot fail.
             drop(engine.var(0));
             raddle::blocking(|| {});
             let refused = [

@@ -28,7 +28,7 @@ fn with_sees_the_mutations_before_it_without_a_clone() {
         let here = thread::current().id();
         let seen = engine.with(&value, |value| (value.0, thread::current().id())).unwrap();
         assert_eq!(seen, (100, here));
-        assert_eq!(value.version(), 99, "a call of `with` is not a mutation");
+        assert_eq!(value.version(), 99, "a call to `with` is not a mutation");
         engine.wait_for_all().unwrap();
     });
 }
@@ -245,7 +245,7 @@ fn with_needs_no_worker() {
             let looks = scope.spawn(|| engine.with(&value, |value| *value));
             thread::sleep(MOMENT);
             done.complete();
-            eventually("the call of `with` returns", || looks.is_finished());
+            eventually("the call to `with` returns", || looks.is_finished());
             assert_eq!(looks.join().unwrap().unwrap(), 1);
         });
         gate.open();

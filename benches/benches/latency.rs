@@ -176,7 +176,7 @@ struct Kind {
 const PLAIN: Kind = Kind { priority: 0, property: Property::Normal };
 
 /// Measures the latencies from the due time to the start of operations that then run `iterations` of the compute-bound
-/// kernel. Each mutates one of 64 variables, in turn.
+/// kernel. The operations mutate 64 variables in turn, one variable each.
 fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
     let variables: Vec<Token> = (0..64).map(|_| engine.token()).collect();
@@ -209,7 +209,7 @@ struct Futex(AtomicU32);
 
 impl Futex {
     fn call(&self, operation: i32, value: u32) {
-        // SAFETY: the address is that of a live, aligned word, which the call only reads; there is no timeout.
+        // SAFETY: the address points to a live, aligned word, which the call only reads; there is no timeout.
         unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, std::ptr::null::<()>()) };
     }
 
@@ -258,7 +258,7 @@ fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
 // ----------------------------------------------------------------------------------------------------- successors ----
 
 /// Pushes an operation that mutates `variable` and blocks until the returned sender is dropped, so that its successors
-/// can be pushed first.
+/// can be pushed before any of them starts.
 fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
     let (open, opened) = mpsc::channel::<()>();
     let wait = move |_: &OpContext<'_>| {
@@ -296,7 +296,7 @@ fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     notes.histogram()
 }
 
-/// Measures the time from the end of an operation to the start of those of its two successors that another worker took.
+/// Measures the time from the end of an operation to the start of each of its two successors that another worker took.
 /// The successors compute for a while, so that one worker cannot run both.
 fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(count);
@@ -310,7 +310,7 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
             ended.0.store(notes.now(), Ordering::Relaxed); // Relaxed: the engine orders these accesses.
         };
         let then = move |cx: &OpContext<'_>| {
-            // Relaxed: the engine runs the next operation that stores here after this one.
+            // Relaxed: the engine runs this operation before the next one that stores here.
             if ended.1.load(Ordering::Relaxed) != cx.worker().unwrap_or(usize::MAX) as u64 {
                 notes.note(i, ended.0.load(Ordering::Relaxed)); // Relaxed: the engine orders these accesses.
             }

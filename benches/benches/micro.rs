@@ -25,7 +25,7 @@ const GROUPS: [&str; 4] = ["push", "run", "recorded", "other"];
 /// The number of operations that are pending at a time: enough to make the ends of a batch negligible.
 const BATCH: u64 = 4_096;
 
-/// Measures `count` calls of `push`, without the runs of the pushed operations.
+/// Measures `count` calls to `push`, without the runs of the pushed operations.
 fn pushes(engine: &Engine, count: u64, mut push: impl FnMut(u64)) -> Duration {
     let mut time = Duration::ZERO;
     let mut left = count;

@@ -28,7 +28,7 @@ const BUDGET: f64 = 4e7;
 pub fn metg(suite: &mut dyn Suite, pattern: &Pattern, kernel: Kernel, cores: usize, quick: bool) -> Metg {
     let mut curve: Vec<(f64, f64)> = vec![];
     let mut found: Option<f64> = None;
-    // An iteration of the memory-bound kernel takes longer than one of the others.
+    // An iteration of the memory-bound kernel takes longer than an iteration of the other kernels.
     let mut iterations = if kernel == Kernel::Memory { 4 } else { 16 };
     let most = if kernel == Kernel::Memory { 1 << 16 } else { 1 << 17 };
     while iterations <= most {

@@ -26,7 +26,7 @@ pub enum Dependence {
     Dom,
     /// On the parent in a binary tree, which grows by a level in each step until it is as wide as the graph.
     Tree,
-    /// On the point's own column and those at a distance of a power of two, which varies by step.
+    /// On the point's own column and the two that are `2^k` columns away, where `k` changes from step to step.
     Fft,
     /// On all points.
     AllToAll,
@@ -39,7 +39,7 @@ pub enum Dependence {
 }
 
 impl Dependence {
-    /// All types.
+    /// All dependence types.
     pub const ALL: [Self; 11] = [
         Self::Trivial,
         Self::NoComm,

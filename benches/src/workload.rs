@@ -13,7 +13,7 @@ use crate::{
 /// A pattern of dependences between empty operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Each operation mutates one of 4,096 variables, in turn.
+    /// The operations mutate 4,096 variables in turn, one variable each.
     Independent,
     /// All operations mutate one variable.
     Chain,

@@ -97,7 +97,7 @@ struct Options {
     #[arg(long)]
     no_compare: bool,
 
-    /// Record one more pass, and write a page about it for a browser
+    /// Record one more pass, and write an HTML page about it
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
 //! A completion and a push never miss each other: the later of the two returns the operation as ready, exactly once;
-//! and what an operation wrote is visible to those that it makes ready.
+//! and what an operation wrote is visible to the operations that it makes ready.
 //!
 //! The data of the variables are loom's cells, so an operation that runs too early, or without having acquired what its
 //! predecessors wrote, causes a race that loom finds.
@@ -351,7 +351,7 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     });
 }
 
-/// A completion that finds that the tail lags behind moves it, and hands over the access to which it moves the tail.
+/// A completion that finds the tail lagging behind moves it, and hands over the access to which it moves the tail.
 #[test]
 fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {
@@ -403,8 +403,8 @@ fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_the
 }
 
 /// A completion walks to an operation that is linked, but whose push has not moved the tail. Another push moves the
-/// tail, and must not grant the flags that the completion has yet to set: the operation could then complete and be
-/// reclaimed before the completion reaches it. The other push uses both variables of that operation, so that the
+/// tail, and must not grant the flags that the completion has yet to set: if it did, the operation could complete and
+/// be reclaimed before the completion reaches it. The other push uses both variables of that operation, so that the
 /// operation's record is retired.
 #[test]
 fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {

@@ -82,8 +82,8 @@ fn without_the_release_of_the_number_the_writes_of_an_operation_are_not_seen() {
     must_fail("without_the_release_of_the_number", "Causality violation");
 }
 
-/// One number completes two operations. Two threads check, one for each operation; a thread that finds its operation
-/// complete sees what both operations did.
+/// One published number completes two operations. Two threads check, one for each operation; a thread that finds its
+/// operation complete sees what both operations did.
 #[test]
 fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
     model(COMPLETE, Flavour::Contract, || {
@@ -187,8 +187,8 @@ fn lanes_note_operations_at_the_same_time() {
 
 // ------------------------------------------------------------------------------------------------------- faults ----
 
-/// The state that the lanes of a device share with the operations that depend on the device: that of one variable,
-/// which the device is writing.
+/// What the lanes of a device share with the operations that depend on it: the state of one variable, which the device
+/// is writing.
 #[derive(Default)]
 struct Device {
     fault: Fault<u32>,
@@ -238,7 +238,7 @@ fn a_lane_finds_its_device_lost_while_the_cpu_asks() {
     let lane = Arc::clone(&device);
     let lane = thread::spawn(move || lane.ends(0, 7));
     let waits = device.verdict(1).is_none_or(|found| {
-        assert_eq!(found, Some(7), "an operation runs, but a lost device did not do what comes before it");
+        assert_eq!(found, Some(7), "an operation runs, but a lost device did not do the work before it");
         false
     });
     assert_eq!(lane.join().unwrap(), 7);
@@ -274,7 +274,7 @@ fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
         let lane = Arc::clone(&device);
         let lane = thread::spawn(move || lane.ends(0, 7));
         let is_pending = || !device.timelines[0].is_complete(device.fault.last_on_device(0, Mode::Write));
-        assert!(device.fault.needs_wait(is_pending), "a wait misses what a lost device did not do");
+        assert!(device.fault.needs_wait(is_pending), "a wait misses work that a lost device did not do");
         lane.join().unwrap();
     });
 }

@@ -159,7 +159,7 @@ fn two_poppers_leave_the_rest_of_their_chains() {
     });
 }
 
-/// D and X are ready. One popper has loaded D as the head, with X behind it. Another popper pops both, ends X, and
+/// D and X are in `ready`. One popper has loaded D as the head, with X behind it. Another popper pops both, ends X, and
 /// pushes two operations. If D `comes_back`, it is one of these two, and becomes the head again. The first popper must
 /// not mistake it for the head that it has loaded.
 fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {

@@ -3,7 +3,7 @@
 //!
 //! An operation's accesses are sorted by variable, so no thread can insert them in a different order. In these models
 //! every access may be inserted by its own pusher, or by any thread that finds it in the way. Unless a model says
-//! otherwise, threads only push, and ready operations run after the threads are joined: so interleavings differ only in
+//! otherwise, threads only push, and ready operations run after the threads are joined. So interleavings differ only in
 //! the steps of pushes, and a bound covers more of these.
 
 #![cfg(raddle_loom)]

@@ -1,7 +1,7 @@
 //! The models are real: the flags are set, loom explores more than one interleaving of the library's own types with
 //! either flavour of reclamation, and finds a planted race.
 //!
-//! Flags are easily lost: any `RUSTFLAGS` in the environment replaces those of a configuration file, and then all tests
+//! Flags are easily lost: any `RUSTFLAGS` in the environment replace those of a configuration file, and then all tests
 //! pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, which makes this file fail without the
 //! flags.
 

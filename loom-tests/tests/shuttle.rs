@@ -271,8 +271,8 @@ fn four_pushes_reach_four_workers_that_take_one_operation_each() {
     explore(6000, workers_that_take_one_operation_each);
 }
 
-/// A thread checks twice whether a lane is idle. If both checks return the same value, the lane was idle in between:
-/// all operations have run, since here only operations make others.
+/// A thread calls `idle_since` twice. If both calls return the same `Some`, the lane was idle in between: all
+/// operations have run, since here only operations make others.
 fn two_looks_at_an_idle_lane() {
     const OPERATIONS: usize = 6;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park });
@@ -980,8 +980,8 @@ fn a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once()
     }
 }
 
-/// An operation shuts its engine down. The engine then waits only for the last operation of a device, and its last
-/// handle is dropped outside the operation.
+/// An operation shuts its engine down. The engine then waits only for the last operation of a device. The last handle
+/// to the engine is dropped outside operations.
 fn an_engine_that_ends_while_a_device_works() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();

@@ -164,12 +164,12 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
         let work = Arc::new(AtomicBool::new(false));
         // Does what `Worker::finish_search` does.
         let found = |lane: &Lane<Number>, work: &AtomicBool| {
-            // Relaxed: the fences order this access, as they order those of the injector's words.
+            // Relaxed: the fences order this access, as they do accesses to the injector's words.
             if lane.sleep().stop_search() && work.load(Relaxed) {
                 lane.sleep().notify();
             }
         };
-        // The sleeper starts the others when it is announced.
+        // The sleeper starts the other threads once it is announced.
         let sleeper = thread::spawn(move || {
             lane.sleep().set_thread(1);
             (0..2).for_each(|worker| lane.sleep().announce(worker, SearchState::Inactive, ParkKind::Untimed));
@@ -181,7 +181,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             });
             let its_lane = Arc::clone(&lane);
             let make = |lane: &Lane<Number>, work: &AtomicBool| {
-                // Relaxed: the fences order this access, as they order those of the injector's words.
+                // Relaxed: the fences order this access, as they do accesses to the injector's words.
                 work.store(true, Relaxed);
                 lane.sleep().notify();
             };

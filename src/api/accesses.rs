@@ -434,8 +434,8 @@ impl ScopedAccesses for () {
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Cx(());
 
-/// Declares that an operation's function receives its [`OpContext`], at the place of this declaration among the
-/// accesses.
+/// Declares that an operation's function receives its [`OpContext`], in the position that this declaration has among
+/// the accesses.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -478,7 +478,8 @@ impl ScopedAccesses for Cx {
         cx
     }
 
-    /// Returns a context that futures and owners of guards can use after the call, at whose end the [`OpContext`] ends.
+    /// Returns a context that futures and owners of guards can use after the call has ended, and the [`OpContext`] with
+    /// it.
     unsafe fn guards((): &(), share: &sealed::Share) -> FutureContext {
         FutureContext::new(share)
     }

@@ -101,7 +101,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`acquire`](Self::acquire).
+    /// The errors of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn get_async<T: Clone + Send + Sync + 'static>(
         &self,

@@ -54,7 +54,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`EngineBuilder::build`]. If a call fails, the next one tries again.
+    /// The errors of [`EngineBuilder::build`]. If a call fails, the next one tries again.
     pub fn global() -> Result<&'static Self, BuildError> {
         static GLOBAL: PerProcess<Global> = PerProcess::new();
         GLOBAL.get(Global::default).engine()
@@ -341,7 +341,7 @@ impl EngineBuilder {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::sync::{Arc, Mutex};
     ///
-    /// /// Returns the order in which two operations run that have no variable in common.
+    /// /// Returns the order in which two operations without a common variable run.
     /// fn order(seed: u64) -> Result<String, Box<dyn std::error::Error>> {
     ///     let engine = raddle::Engine::builder().workers(1).shuffle(seed).build()?;
     ///     let order = Arc::new(Mutex::new(String::new()));
@@ -401,8 +401,8 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` is unknown, that of
-    /// `RADDLE_SHUFFLE` is not a number, a profile cannot be written, or a thread could not be started.
+    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` is unknown, the
+    /// value of `RADDLE_SHUFFLE` is not a number, a profile cannot be written, or a thread could not be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
@@ -466,7 +466,7 @@ impl EngineBuilder {
             }
             Err(error) => {
                 core.threads().end();
-                // This cannot time out, since there is no deadline.
+                // The join cannot time out, since there is no deadline.
                 let _ = core.threads().join(None);
                 Err(error)
             }

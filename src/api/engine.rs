@@ -67,7 +67,7 @@ pub enum Shutdown {
 /// Any number of threads may push concurrently, even inside operations. Each push is atomic over all its variables:
 /// there is a single order of all pushes, and the queue of every variable follows it. That order respects the order in
 /// which each thread pushes, and real time. A push never waits for other operations, unless the engine has a
-/// [limit](crate::EngineBuilder::max_pending). Only three kinds of operations run inside a push: those of a
+/// [limit](crate::EngineBuilder::max_pending). Only three kinds of operations run inside a push: all of a
 /// [`Naive`](EngineKind::Naive) engine, [eager](crate::OpBuilder::eager) ones that are ready, and ready ones of an
 /// engine that is full.
 ///
@@ -279,7 +279,7 @@ impl Engine {
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices copy to and from directly. The
-    /// memory is cacheable, and initialized to zeros. It comes from a pool, like that of
+    /// memory is cacheable, and initialized to zeros. It comes from a pool, as it does for
     /// [`device_var`](Self::device_var).
     ///
     /// ```
@@ -463,7 +463,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]. After a timeout the pending
+    /// The errors of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]. After a timeout the pending
     /// operations continue.
     #[track_caller]
     pub fn wait_for_var_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
@@ -504,7 +504,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait_for_var`](Self::wait_for_var).
+    /// The errors of [`wait_for_var`](Self::wait_for_var).
     #[track_caller]
     pub fn wait_to_read(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::Writers, None)
@@ -526,7 +526,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait_for_var_timeout`](Self::wait_for_var_timeout).
+    /// The errors of [`wait_for_var_timeout`](Self::wait_for_var_timeout).
     #[track_caller]
     pub fn wait_to_read_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::Writers, Some(timeout))
@@ -604,7 +604,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
+    /// The errors of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
     pub fn wait_for_all_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         self.core.wait_for_all(deadline(Some(timeout)))
     }
@@ -718,7 +718,7 @@ impl Engine {
     /// started.
     ///
     /// A shutdown does not report failures. Afterwards [`wait_for_all`](Self::wait_for_all) still returns each failure
-    /// that has not been reported, including those of cancelled operations. The first such failure that is not a
+    /// that has not been reported, including the failures of cancelled operations. The first such failure that is not a
     /// cancellation is also logged as a warning.
     ///
     /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts
@@ -746,8 +746,8 @@ impl Engine {
     ///   again.
     /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads that the error names had not ended.
     ///   A further call waits again.
-    /// * [`ShutdownError::InsideOperation`]: the caller must not wait, because the shutdown would have to wait for it,
-    ///   for example; or no thread could take its worker over. The shutdown continues in the background.
+    /// * [`ShutdownError::InsideOperation`]: the caller must not wait, for example because the shutdown would have to
+    ///   wait for it; or no thread could take its worker over. The shutdown continues in the background.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown(deadline(timeout))

@@ -87,7 +87,7 @@ impl FutureContext {
     ///
     /// # Errors
     /// Returns the errors of [`OpContext::child_var`](crate::OpContext::child_var), and [`PushError::ParentEnded`]
-    /// after the future has ended and its guards were dropped.
+    /// after the future has ended and its guards have been dropped.
     pub fn child_var<T: Send + 'static>(&self, value: T) -> Result<Var<T>, PushError> {
         Token::of_family(self.family.as_deref(), value).map(Var::new)
     }

@@ -114,7 +114,7 @@ impl Group {
         Self { core: Arc::clone(&self.core), shared: group::Group::new(Some(Arc::clone(&self.shared))) }
     }
 
-    /// Limits the number of pending operations of the group, including those of the groups inside it, for all handles
+    /// Limits the number of pending operations of the group, including operations of groups inside it, for all handles
     /// to the group. Another call changes the limit; 0 counts as 1. A push from outside operations that finds the
     /// group, or one around it, full is held back as if the engine were full: see
     /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). The limit may be exceeded by one operation
@@ -181,7 +181,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout the operations continue.
+    /// The errors of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout the operations continue.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, deadline(Some(timeout)))
     }

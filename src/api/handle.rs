@@ -150,8 +150,8 @@ impl<R> OpHandle<R> {
     ///
     /// A cancelled operation never runs. Before this call returns, its function is dropped, and waits for the handle
     /// return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables stay as they are until its turn comes; then
-    /// those that it mutates fail with the same error, and later operations that name one of these are skipped. If no
-    /// other wait returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
+    /// the mutated ones fail with the same error, and later operations that name one of these are skipped. If no other
+    /// wait returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
     /// An operation that has started runs to completion, and can find out through
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. But if it is a

@@ -98,8 +98,8 @@ impl OpContext<'_> {
 
 impl FutureContext {
     /// Returns a builder for a child of this operation, which must have been pushed
-    /// [`with_children`](crate::OpBuilder::with_children). Children start when the future has ended and its guards were
-    /// dropped; the operation is complete when they are.
+    /// [`with_children`](crate::OpBuilder::with_children). Children start once the future has ended and its guards have
+    /// been dropped; the operation is complete when they are.
     ///
     /// A future must not await its children: inside the future, the handle of a child returns
     /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
@@ -122,7 +122,7 @@ impl FutureContext {
     /// ```
     ///
     /// A push through the builder returns the errors that [`OpContext::child`](crate::OpContext::child) names, and
-    /// [`PushError::ParentEnded`] when the future has ended and its guards were dropped.
+    /// [`PushError::ParentEnded`] when the future has ended and its guards have been dropped.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.engine().core(), name.into(), self.family())
     }
@@ -172,7 +172,7 @@ pub struct OpBuilder<'e> {
     spec: Spec,
     property: Property,
     device: Device,
-    /// Whether the property, the device or the location was set, so that there is more to do than for most pushes.
+    /// Whether the property, the device or the location was set. If so, there is more to do than for most pushes.
     has_more: bool,
     /// Where the operation counts as pushed. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
@@ -330,9 +330,10 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Cancels the operation if it has not started by `deadline`: in its turn it fails with [`Cause::DeadlinePassed`]
-    /// instead of running. Deadlines do not order operations: those with an earlier one do not run first. Each run of
-    /// an operator has the same deadline. A [clean-up](Self::cleanup) runs in any case.
+    /// Cancels the operation if it has not started by `deadline`: when its turn comes, it fails with
+    /// [`Cause::DeadlinePassed`] instead of running. Deadlines do not order operations: an earlier deadline does not
+    /// make an operation run first. Each run of an operator has the same deadline. A [clean-up](Self::cleanup) runs in
+    /// any case.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -355,8 +356,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Sets the place where the operation counts as pushed, in errors, dumps and traces. Default: the place of the call
-    /// that pushes it.
+    /// Sets the source location that errors, dumps and traces report for the push. Default: the location of the call
+    /// that pushes the operation.
     ///
     /// Code that pushes for others should name its caller. A function with `#[track_caller]` does so without this call,
     /// which is for code that cannot have the attribute, such as closures, `async` functions, and queues of requests
@@ -402,17 +403,17 @@ impl<'e> OpBuilder<'e> {
     /// They also name [variables of their own](OpContext::child_var), which end with the parent. They take the parent's
     /// place in the order, so no other operation comes between them, and they are ordered among themselves like any
     /// other operations. They start after the function of their parent has returned. If the parent is a future, they
-    /// start after the future has ended and its guards were dropped. So a function or a future must not wait for its
-    /// children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be
-    /// used before or after the children run.
+    /// start after the future has ended and its guards have been dropped. So a function or a future must not wait for
+    /// its children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may
+    /// be used before or after the children run.
     ///
     /// If the function fails, everything that it mutates fails, for its children as well: children that name it are
     /// skipped. If a child fails, and no later one has cleared the failure, the parent fails with it; if there are
-    /// several such failures, it fails with that of the child that was pushed first. The version of each variable that
+    /// several such failures, it fails with the one whose child was pushed first. The version of each variable that
     /// the parent mutates rises by one, however many children mutate it. Children have the priority, the deadline and
-    /// the group of their parent, unless they set their own priority or deadline, and those of a
-    /// [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started; cancelling
-    /// the parent through its handle does not, once the parent has started.
+    /// the group of their parent, unless they set their own priority or deadline, and children of
+    /// a [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started;
+    /// cancelling the parent through its handle does not, once the parent has started.
     ///
     /// Each push of a child costs time and memory for each family that it is in, so families should not nest hundreds
     /// deep.
@@ -444,9 +445,9 @@ impl<'e> OpBuilder<'e> {
 
     // ---------------------------------------------------------------------------------------------------- limits ----
 
-    /// Returns an error immediately if there is no room for the operation, because the engine or a group has a
-    /// [limit](crate::EngineBuilder::max_pending). Otherwise the push that follows on this builder is not held back. In
-    /// both cases the program still has the function of the operation.
+    /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of a group
+    /// leaves no room for the operation. Otherwise the push that follows on this builder is not held back. In both
+    /// cases the program still has the function of the operation.
     ///
     /// The room is not reserved: if several threads find room for one operation, each of them may push one. Inside
     /// operations there is always room.
@@ -521,7 +522,7 @@ impl<'e> OpBuilder<'e> {
     /// [property](Self::property): one lane for copies in each direction, one for urgent work
     /// ([`GpuPrioritized`](Property::GpuPrioritized)), and one for all other work. [`launch`](Self::launch) and its
     /// siblings pass it the lane's stream; operations pushed by other calls have none, and run once their dependencies
-    /// are complete, like those of the CPU.
+    /// are complete, as on the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self.has_more = true;
@@ -935,7 +936,7 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy of a whole buffer from the memory of one device to that of another. The operation's device
+    /// Pushes a copy of a whole buffer from the memory of one device to the memory of another. The operation's device
     /// performs the copy. Unless a [property](Self::property) is set, the copy goes to the lane for copies to the
     /// device. If the lengths differ, the operation fails.
     ///

@@ -158,8 +158,8 @@ impl<'a> OpContext<'a> {
 /// Children.
 impl OpContext<'_> {
     /// Creates a variable for the children of this operation, which must have been pushed
-    /// [`with_children`](crate::OpBuilder::with_children). Only they can name it, and the children of a child that
-    /// names it.
+    /// [`with_children`](crate::OpBuilder::with_children). Only these children can name it, and the children of a child
+    /// that names it.
     ///
     /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if
     /// the program still has handles. If a child that mutates it fails, so does the operation, unless a later child

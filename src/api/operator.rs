@@ -92,7 +92,7 @@ impl Drop for Owner {
             return drop(remains);
         };
         let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
-        // Every run names the variable, so all of them are complete when this operation runs.
+        // Every run names the variable, so all runs are complete when this operation runs.
         let entry = Entry { mode: Mode::Await, refs: Refs::None, ..entry };
         let core = Arc::clone(&self.get().core);
         let delete = move |_: &Call<'_>| {
@@ -144,8 +144,8 @@ impl Own {
 }
 
 /// An operation that is created once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its
-/// siblings. Its variables are sorted and its function is stored once, so a push is cheaper than that of a new
-/// operation.
+/// siblings. Its variables are sorted and its function is stored once, so pushing it is cheaper than pushing a
+/// new operation.
 ///
 /// An operator may be pushed again while it is pending. Its variables order the runs like any other operations. Clones
 /// are handles to the same operator. An operator keeps its variables alive. When the last handle has been dropped, the
@@ -221,8 +221,8 @@ impl Operator {
         self.push_with_priority(self.inner().spec.priority)
     }
 
-    /// Pushes a run of the operator with a priority other than that of its creation. The priority has no effect on
-    /// operators whose property decides the priority.
+    /// Pushes a run of the operator with a priority other than the one it was created with. The priority has no effect
+    /// on operators whose property decides the priority.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -261,8 +261,8 @@ impl Operator {
         }
     }
 
-    /// Returns an error immediately if there is no room for a run, because the engine or the operator's group has a
-    /// [limit](crate::EngineBuilder::max_pending). A push through the returned value is not held back. See
+    /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of the
+    /// operator's group leaves no room for a run. A push through the returned value is not held back. See
     /// [`OpBuilder::if_room`](crate::OpBuilder::if_room).
     ///
     /// ```

@@ -5,11 +5,11 @@ use std::{panic, sync::Once, thread};
 use crate::engine::frame;
 
 /// Installs a panic hook that names the operation. Before the message of a panic inside an operation, the hook prints a
-/// line to standard error with the operation's name, the place of its push, and the seed if the engine
+/// line to standard error with the operation's name, the source location of its push, and the seed if the engine
 /// [shuffles](crate::EngineBuilder::shuffle). Then the panic hook that was set before runs.
 ///
 /// A program calls this function when it starts. Further calls, and calls on a panicking thread, do nothing. A hook
-/// that is set later replaces this one. The error of a failed operation contains the name and the place in any case.
+/// that is set later replaces this one. The error of a failed operation contains the name and the location in any case.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -100,13 +100,13 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those of the scope that
-    /// have failed, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then
+    /// [`WaitError::Failed`] with the failure of the operation that was pushed first among the failed ones of the
+    /// scope, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then
     /// dropped.
     ///
-    /// [`WaitError::WouldDeadlock`] if operations of the scope could start only after the call has returned, and every
-    /// wait in this cycle is the end of a scope. These operations are cancelled, and the variables that they mutate
-    /// fail.
+    /// [`WaitError::WouldDeadlock`] if the call is in a cycle of waits, so that operations of the scope could start
+    /// only after it has returned, and every wait in the cycle is the end of a scope. These operations are cancelled,
+    /// and the variables that they mutate fail.
     ///
     /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread
     /// must not wait; `f` is then not called. [`WaitError::Refused`] in a forked child.
@@ -394,7 +394,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push`](Self::push).
+    /// The errors of [`push`](Self::push).
     #[track_caller]
     pub fn try_push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -418,7 +418,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push`](Self::push).
+    /// The errors of [`push`](Self::push).
     #[track_caller]
     pub fn submit<A, F, R>(self, accesses: A, f: F) -> Result<ScopedHandle<'scope, R>, PushError>
     where
@@ -443,7 +443,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`push`](Self::push).
+    /// The errors of [`push`](Self::push).
     #[track_caller]
     pub fn try_submit<A, F, R>(self, accesses: A, f: F) -> Result<ScopedHandle<'scope, R>, PushError>
     where
@@ -545,7 +545,7 @@ impl<R> ScopedHandle<'_, R> {
     /// Waits for the operation and takes its result; see [`OpHandle::wait`].
     ///
     /// # Errors
-    /// Those of [`OpHandle::wait`].
+    /// The errors of [`OpHandle::wait`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.handle.wait()?;
         take(&self.result)
@@ -554,7 +554,7 @@ impl<R> ScopedHandle<'_, R> {
     /// Waits for the operation for at most `timeout` and takes its result; see [`OpHandle::wait_timeout`].
     ///
     /// # Errors
-    /// Those of [`OpHandle::wait_timeout`].
+    /// The errors of [`OpHandle::wait_timeout`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
         self.handle.wait_timeout(timeout)?;
         take(&self.result)

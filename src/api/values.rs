@@ -87,7 +87,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Self::get), and [`WaitError::TimedOut`]. After a timeout the pending operations continue.
+    /// The errors of [`get`](Self::get), and [`WaitError::TimedOut`]. After a timeout the pending operations continue.
     #[track_caller]
     pub fn get_timeout<T: Clone + Send + Sync + 'static>(
         &self,
@@ -120,7 +120,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Self::get). If there is an error, `f` is not called.
+    /// The errors of [`get`](Self::get). If there is an error, `f` is not called.
     ///
     /// # Panics
     /// Panics if `f` panics. The variable is released, and does not fail.
@@ -167,7 +167,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Self::get). If there is an error, the variable keeps its value, and `value` is dropped.
+    /// The errors of [`get`](Self::get). If there is an error, the variable keeps its value, and `value` is dropped.
     #[track_caller]
     pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
         self.change("replace", Location::caller(), var, |old| std::mem::replace(old, value))
@@ -188,7 +188,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Those of [`replace`](Self::replace).
+    /// The errors of [`replace`](Self::replace).
     #[track_caller]
     pub fn take<T: Default + Send + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
         self.change("take", Location::caller(), var, std::mem::take)

@@ -18,7 +18,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// [`Engine::get`](crate::Engine::get) returns a clone of it. When the last handle is dropped, the value is dropped on
 /// a worker, after all operations on the variable.
 ///
-/// The function of an operation can only use a value as the operation has declared it:
+/// An operation's function can use a value only in the way that the operation declared:
 ///
 /// ```compile_fail,E0594
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -6,11 +6,11 @@
 //!
 //! # What has been tested
 //!
-//! None of this has run on hardware. The tests run it against two libraries that stand in for the driver. `cuda/fake.c`
-//! executes everything immediately; it tests which calls are made, with which arguments, and how errors are handled.
-//! `tests/stand_in/cuda.c` is for whole programs: its streams are threads, its queues fill, its captures can be
-//! invalidated, and its devices can be lost. Both follow the manual. How hardware behaves, and how long it takes, is
-//! not known.
+//! None of this code has run on hardware. The tests run it against two libraries that stand in for the driver.
+//! `cuda/fake.c` executes everything immediately; it tests which calls are made, with which arguments, and how errors
+//! are handled. `tests/stand_in/cuda.c` is for whole programs: its streams are threads, its queues fill, its captures
+//! can be invalidated, and its devices can be lost. Both follow the manual. How hardware behaves, and how long it
+//! takes, is not known.
 //!
 //! # Marks
 //!
@@ -37,8 +37,8 @@
 //!
 //! # Captures
 //!
-//! While a thread captures work into a graph, the driver refuses calls of other threads that could disturb the capture,
-//! and may invalidate the capture. This module makes the calls that are known to be of this kind in the thread's
+//! While a thread captures work into a graph, the driver refuses calls from other threads that could disturb it, and
+//! may invalidate the capture. This module makes the calls that are known to be of this kind in the thread's
 //! relaxed mode (`Relaxed`).
 //!
 //! A function must end every capture on the stream of its lane before it returns. An open capture is found as follows:
@@ -350,8 +350,8 @@ impl CudaGpu {
         }
     }
 
-    /// Opens the GPU with this number; numbers start at 0. The calling thread's current context becomes that of the
-    /// GPU.
+    /// Opens the GPU with this number; numbers start at 0. The calling thread's current context becomes the GPU's
+    /// primary context.
     ///
     /// # Errors
     /// The errors of [`count`](Self::count); there is no such GPU; the driver is out of memory for the GPU's context or
@@ -400,7 +400,7 @@ impl CudaGpu {
             context,
         };
         if marks == MarkKind::Counter {
-            // Allocated now, since the driver may stop the whole device to allocate it.
+            // Allocated now, since the driver may stall the whole device to allocate it.
             let word = shared.word()?;
             lock(&shared.words).free.push(word);
         }
@@ -636,7 +636,7 @@ impl Shared {
         let _relaxed = Relaxed::begin();
         // SAFETY: the context is alive: its device is kept alive by the owner of the memory to copy from.
         let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
-        // A refusal only makes copies slower. After a refusal with another number, which may be temporary, the next
+        // A refusal only makes copies slower. An error that is not listed here may be temporary: after one, the next
         // copy asks again.
         if let CUresult::CUDA_SUCCESS
         | CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -757,8 +757,8 @@ impl Driver for CudaGpu {
     }
 }
 
-/// Words to which devices write marks. They are allocated by the page, since an allocation of pinned memory may stop
-/// the whole device.
+/// Words to which devices write marks. They are allocated by the page, since allocating pinned memory may stall the
+/// whole device.
 #[derive(Debug, Default)]
 struct Words {
     free: Vec<Address>,

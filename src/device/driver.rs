@@ -169,15 +169,15 @@ pub(crate) trait Stream: Send {
     fn passed(&mut self) -> Result<u64, DeviceError>;
 
     /// Checks whether the stream is sound. Must be called from time to time while no mark passes, since some drivers
-    /// detect faults only here.
+    /// detect faults only in this call.
     fn probe(&mut self) -> Result<(), DeviceError>;
 
     /// Makes the device copy `bytes` bytes from `from` to `to`.
     ///
     /// # Safety
-    /// 1. Both places hold `bytes` bytes, and stay allocated until the stream has passed a mark behind this command, or
-    ///    the device is lost.
-    /// 2. Until then, nothing else writes to either place or reads from `to`, except commands that streams and events
+    /// 1. `from` and `to` have `bytes` bytes each, and stay allocated until the stream has passed a mark behind this
+    ///    command, or the device is lost.
+    /// 2. Until then, nothing else writes to either of them or reads from `to`, except commands that streams and events
     ///    order with this one.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 

@@ -110,7 +110,7 @@ impl<T> Gpus<T> {
         self.gpus.is_empty()
     }
 
-    /// Schedules `op` on its own lane, which has the number `lane` among those of the engine.
+    /// Schedules `op` on its own lane, which has the number `lane` among the engine's lanes.
     pub(crate) fn schedule(&self, lane: u8, op: OpRef<T>) {
         self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
     }
@@ -140,7 +140,7 @@ impl<T> Gpus<T> {
 impl Gpu {
     /// Notes that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
-        // This must come before another thread can see the loss and free memory. Every caller waits here for the
+        // Called before another thread can see the loss and free memory. In this call, every caller waits for the
         // commands that it has issued itself.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();

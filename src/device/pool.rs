@@ -1,4 +1,4 @@
-//! A cache of free blocks, by size. It exists because the driver may stop the whole device to allocate memory.
+//! A cache of free blocks, by size. It exists because the driver may stall the whole device to allocate memory.
 //!
 //! There are four sizes between one power of two and the next. So a new block is at most a quarter larger than the
 //! requested size, except that the smallest block has 256 bytes. Above [`LARGE`] the size of a new block is a multiple

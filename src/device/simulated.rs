@@ -166,9 +166,9 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Makes the device pick its next command at random, from this seed, among the possible ones, and leave some of
-    /// them for later polls. By default, the command that can start or end earliest comes first; if several are equally
-    /// early, urgent commands come first, and then those that were issued first.
+    /// With this seed, the device picks its next command at random from the possible ones, and leaves some of them for
+    /// later polls. By default, the command that can start or end earliest comes first; if several are equally early,
+    /// urgent commands come first, and then commands that were issued earlier.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);

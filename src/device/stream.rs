@@ -11,7 +11,7 @@
 //! | alone | – | forked |
 //! | forked | the other stream waits for an event of this one; the function runs, and is given only the other stream | alone, given up |
 //! | alone | it waits for an event of the other stream; the record and the wait are each tried up to [`MARK_TRIES`] times | forked |
-//! | given up | the device is lost, or every try failed; the stream is dead, so that nothing more is issued, and the engine gives up the device | – |
+//! | given up | the device is lost, or every try failed; the stream is dead: nothing more is issued on it, and the engine gives up the device | – |
 
 use std::{any::Any, fmt, panic::resume_unwind};
 
@@ -129,10 +129,10 @@ impl GpuStream {
     /// operation: the device does it after everything that was issued on this stream before the call, and before
     /// everything that is issued on this stream after it. `f` need not issue anything.
     ///
-    /// This is for objects that are bound to a stream, such as a library's handle: their work stays on their stream,
-    /// and is ordered with all operations. Other work that the program has issued on `other` keeps its place there, so
-    /// this operation waits for it. The host does not wait. The call costs two events and two waits for events, which
-    /// operations that use only their lane's stream do not need.
+    /// This call is for objects that are bound to a stream, such as a library's handle: their work stays on their
+    /// stream, and is ordered with all operations. Other work that the program has issued on `other` keeps its place
+    /// there, so this operation waits for it. The host does not wait. The call costs two events and two waits for
+    /// events, which operations that use only their lane's stream do not need.
     ///
     /// If `f` panics, the work that it has issued is still part of the operation.
     ///
@@ -164,7 +164,7 @@ impl GpuStream {
     ///
     /// # Errors
     /// `other` belongs to another device, or was imported through a handle that is neither the engine's nor a clone of
-    /// it; the device refuses a call, or is lost. If the error is found before the call of `f`, `f` is not called. A
+    /// it; the device refuses a call, or is lost. If the error is found before the call to `f`, `f` is not called. A
     /// device that repeatedly refuses a call that is needed after `f` is given up like a lost one: all operations in
     /// flight on it fail, since their state is unknown.
     ///
@@ -264,18 +264,18 @@ impl GpuStream {
         Ok(())
     }
 
-    /// Copies values of type `T` from one place to another. Each place is an address with a length.
+    /// Copies values of type `T`. `from` and `to` are addresses with lengths.
     ///
     /// # Safety
-    /// 1. Both places hold as many values as their lengths say, and the running operation holds the variables of both
-    ///    until the device has done the copy.
+    /// 1. `from` and `to` have as many values as their lengths say, and the running operation holds the variables of
+    ///    both until the device has done the copy.
     unsafe fn copy<T>(&mut self, from: (Address, usize), to: (Address, usize)) -> Result<(), DeviceError> {
         let ((from, length), (to, room)) = (from, to);
         if length != room {
             let message = format!("a copy from {length} elements to {room}; make both the same length");
             return Err(DeviceError::refused(-1, message));
         }
-        // SAFETY: (1) implies both obligations: the places are large enough, and the operation's hold orders other
+        // SAFETY: (1) implies both obligations: both ranges are large enough, and the operation's hold orders other
         // uses.
         unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
@@ -326,7 +326,7 @@ fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, Dev
 
 /// One of the program's own streams, on which operations of its device can issue work; see [`GpuStream::include`].
 ///
-/// It belongs to one operation at a time. The engine ensures this for the value of a variable
+/// An imported stream belongs to one operation at a time. The engine ensures this for the value of a variable
 /// ([`Engine::stream_var`](crate::Engine::stream_var)). Dropping it leaves the program's stream as it is.
 ///
 /// ```

@@ -3,8 +3,8 @@
 //! A device operation releases its variables when it is *issued*, before the device has completed it. Dependent
 //! operations of the same device need no more, because events order the streams. Every other dependent operation must
 //! wait until the device operation is *complete*. So each lane numbers the operations that it issues, each variable
-//! notes the numbers of those that use it (in its [`DeviceUses`]), and the lane publishes the number of the last
-//! complete one (in its [`Timeline`]).
+//! notes the numbers of the operations that use it (in its [`DeviceUses`]), and the lane publishes the number of the
+//! last complete one (in its [`Timeline`]).
 //!
 //! # Who may touch what
 //!

@@ -26,8 +26,8 @@
 //!   ([`FnState::MayRun`](super::ending::FnState::MayRun)).
 //! * The values: the owner of the [`Acquired`], as the accesses permit.
 //!
-//! There are no edges here: the oneshot hands the [`Acquired`] over, and with it everything that the queues have handed
-//! over.
+//! This module has no edges of its own: the oneshot hands the [`Acquired`] over, and with it everything that the queues
+//! have handed over.
 
 use std::{mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
 
@@ -225,8 +225,8 @@ impl Core {
         }
         let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));
-        // The operation takes no time where it becomes ready, and needs no worker. It is not held back either, since
-        // the call must not block.
+        // The operation takes no time on the thread that makes it ready, and needs no worker. It is not held back
+        // either, since the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
         let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };

@@ -9,7 +9,7 @@
 //! * `pushing`: each shard is changed by the threads with its number.
 //! * `held`: under its lock. No waker runs under that lock.
 //!
-//! There are no edges here: all of these are hints, or are under a lock.
+//! This module has no edges of its own: all of these are hints, or are under a lock.
 
 use std::sync::atomic::AtomicBool as AtomicFlag;
 

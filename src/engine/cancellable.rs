@@ -59,7 +59,7 @@ pub struct Cancellable<F: ?Sized> {
 }
 
 /// Where waiters find the operation when it is in a queue. It contains only atomics, since a waiter may free it as soon
-/// as the pointer is stored.
+/// as `op` is stored.
 #[derive(Debug, Default)]
 pub struct Place {
     /// The record of the operation, once it enters a queue.
@@ -105,8 +105,8 @@ impl Place {
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
     }
 
-    /// Returns where to find the task of the operation that keeps this one from entering a queue, or null. The pointer
-    /// may only be compared.
+    /// Returns the pointer to the task of the operation that keeps this one from entering a queue, or null if there is
+    /// none. It may only be compared.
     pub(super) fn held_back_by(&self) -> &AtomicPtr<()> {
         &self.held_back_by
     }

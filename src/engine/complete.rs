@@ -134,16 +134,16 @@ impl Core {
         }
     }
 
-    /// Clears the failures that an operation of a GPU overwrites. Called once the operation has been issued, since
-    /// operations behind it on that GPU may run from then on.
+    /// Clears the failures that a GPU operation overwrites. Called once the operation has been issued, since operations
+    /// behind it on that GPU may run from then on.
     pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
         let first = ended.len();
         self.take_overwritten(op, ended);
         ended[first..].iter().for_each(OpError::mark_reported);
     }
 
-    /// Takes the failures of the variables that an operation overwrites. An operation that fails then puts its own
-    /// failure in their place, and those taken are still to be reported.
+    /// Takes the failures of the variables that an operation overwrites. If the operation then fails, its own failure
+    /// takes their place, and the failures taken must still be reported.
     pub(crate) fn take_overwritten(&self, op: &Op<Task>, taken: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);

@@ -65,7 +65,7 @@ pub(crate) struct Core {
     pub(super) pending: PendingOps,
     /// The number of operations that were run by pushes that were held back.
     pub(super) helped: Count,
-    /// All threads that sleep in calls of this engine.
+    /// All threads that sleep in calls to this engine.
     pub(super) sleepers: Sleepers,
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,

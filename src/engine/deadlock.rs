@@ -69,8 +69,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The maximum number of operations that a search for a deadlock visits. Not tuned: this many take a few milliseconds.
 const MAX_VISITED: usize = 100_000;
 
-/// The maximum number of operations that a search for what a wait depends on visits. Not tuned: this many take a few
-/// microseconds, less than handing over a worker does.
+/// The maximum number of operations visited by a search for those that a wait depends on. Not tuned: visiting this many
+/// takes a few microseconds, less than handing over a worker does.
 const MAX_NEAR: usize = 256;
 
 /// The waiters of all engines of this process: operations of different engines can wait for each other.
@@ -313,7 +313,7 @@ pub(super) struct Cycle {
 /// Looks for a cycle that contains the wait of the calling thread, and that this thread must end. The thread is
 /// `inside` of these operations.
 pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) -> Option<Cycle> {
-    // This comes before operations are found to be incomplete.
+    // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, inside, false);
     let ahead = std::mem::take(&mut walk.ahead);
@@ -352,7 +352,7 @@ pub(super) fn blocked_members(
     inside: &Inside,
     pending: &PendingOps,
 ) -> Vec<(NonNull<()>, Ticket)> {
-    // This comes before operations are found to be incomplete.
+    // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
     let mut walk = Walk::from(waiter, inside, true);
     let ahead = std::mem::take(&mut walk.ahead);
@@ -410,8 +410,8 @@ impl Core {
         })
     }
 
-    /// Returns [`WaitError::WouldDeadlock`] if the calling thread would wait for `goal` forever, as far as one walk finds.
-    /// For a thread that is about to run other operations on top of those that it is inside of.
+    /// Returns [`WaitError::WouldDeadlock`] if the calling thread would wait for `goal` forever, as far as one walk
+    /// finds. For a thread that is about to run other operations on top of its own.
     pub(super) fn refuse_cycle(
         &self,
         goal: Goal<'_>,
@@ -465,7 +465,7 @@ impl Core {
     /// Whether a short walk finds that a wait for `goal` cannot end before the ready operation `op`, which this thread
     /// owns.
     pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
-        // This comes before operations are found to be incomplete.
+        // Pinned before any operation is found to be incomplete.
         let _pinned = epoch::pin();
         let mut ops = Ops::from_iter([NonNull::from(&**op).cast()]);
         // SAFETY: (1): this thread owns the operation.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | is one of the engine's own that take no time ([`flag::INLINE`]) | on this thread, immediately |
 //! | is [eager](flag::EAGER), and this thread pushes it | on this thread, immediately |
-//! | belongs to a naive engine, or to a closed one, which have no workers | on this thread |
+//! | belongs to a naive or a closed engine, neither of which has workers | on this thread |
 //! | belongs to a GPU | on the thread of its lane on that GPU |
 //! | is any other | on a worker of its lane |
 //!
@@ -150,7 +150,7 @@ impl Core {
         self.kind != EngineKind::Naive && !self.is_closed()
     }
 
-    /// Runs operations that must run on this thread, after an operation that must only be counted out.
+    /// Runs operations that must run on this thread, after an operation that only has to be counted out.
     #[cold]
     pub(super) fn run_here_after(self: &Arc<Self>, here: ReadyList<Task>, ticket: Ticket) {
         self.run_here(here, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
@@ -189,8 +189,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside those that run on this thread, or, if they are nested too deeply, leaves its work to
-    /// the innermost of them.
+    /// Starts a ready loop inside the loops that run on this thread, or, if they are nested too deeply, leaves its work
+    /// to the innermost of them.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,

@@ -36,7 +36,7 @@ impl Core {
         if self.is_forked() || op.is_rejected() {
             return Disposition::Discard;
         }
-        // This comes before the failures are read: GPU lanes may change a failure until their work is complete.
+        // GPU lanes are checked before the failures are read: they may change a failure until their work is complete.
         if let Some(lane) = self.pending_on_device(op, at) {
             return Disposition::Forward(lane);
         }
@@ -85,7 +85,8 @@ impl Core {
 
     /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`. The caller
     /// sends the operation to that lane, which sends it back later. Each lane is returned at most once for an
-    /// operation: commands that the lane receives later, such as those of readers next to a wait, are not dependencies.
+    /// operation: commands that the lane receives later, such as work of readers next to a wait, are not
+    /// dependencies.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.

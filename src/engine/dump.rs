@@ -239,7 +239,7 @@ struct Members {
 struct Member {
     /// The index of the member in the dump.
     index: usize,
-    /// Whether it belongs to the group itself, rather than to a group inside it.
+    /// Whether the member belongs to the group itself, rather than to a group inside it.
     is_innermost: bool,
 }
 

@@ -41,7 +41,7 @@ pub(crate) enum Disposition {
 pub(crate) enum Epilogue {
     /// The operation is not complete, or another thread ends it.
     Nothing,
-    /// The operation must only be counted out.
+    /// The operation only has to be counted out.
     CountOut(Ticket),
     /// A result must be reported or program code run before the operation is counted out.
     CleanUp(Completed),

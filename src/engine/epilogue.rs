@@ -56,7 +56,7 @@ impl Core {
         worker_thread::serves_device() && self.has_workers()
     }
 
-    /// Pushes an operation that runs `f` on a worker. If the engine is closed by then, `f` runs here.
+    /// Pushes an operation that runs `f` on a worker. If the engine is already closed, `f` runs on this thread.
     #[cold]
     pub(super) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);

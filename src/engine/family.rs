@@ -7,9 +7,9 @@
 //!
 //! # States
 //!
-//! 1. *Working*: the parent's own work goes on: its function runs, or its future or a guard of that future still
-//!    exists. A child is counted as pending and has a record, but is not in a queue yet, so it shares no value with
-//!    that work.
+//! 1. *Working*: the parent's own work goes on, that is, its function runs, or its future or a guard of that future
+//!    still exists. A child is counted as pending and has a record, but is not in a queue yet, so it shares no value
+//!    with that work.
 //! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues, in the order in which
 //!    they were pushed. If the work has failed, the variables that the parent mutates have failed for the children as
 //!    well, and so have the variables of the family. The value of each variable of the family is dropped after the
@@ -28,7 +28,7 @@
 //! * `stand_ins`, `variables`, `children` and `own`: under their locks.
 //! * In a forked child: nothing. The operations belong to the parent process.
 //!
-//! There are no edges here: see [`FamilyCount`].
+//! This module has no edges of its own: see [`FamilyCount`].
 
 use std::{
     any::Any,
@@ -68,7 +68,7 @@ use crate::{
 /// What is needed to create the children of an operation.
 pub(crate) struct Plan {
     /// The variables that the operation names, with their modes. If the operation is itself a child, these are the
-    /// variables of the program, not those of its family.
+    /// program's variables, not the family's.
     names: Box<[(NonNull<VarCell>, Mode)]>,
     priority: i32,
     deadline: Option<Instant>,
@@ -111,7 +111,7 @@ struct Child {
     place: Option<NonNull<Place>>,
 }
 
-// SAFETY: the place is in what the operation shares with its handle, and contains only atomics.
+// SAFETY: the place is in the state that the operation shares with its handle, and contains only atomics.
 unsafe impl Send for Child {}
 
 /// The pointers that identify the parent.
@@ -425,7 +425,7 @@ impl Family {
             }
         }
         let children = lock(&self.children).take().unwrap_or_default();
-        // This is done for all children before the first one may run, since that may wait for another.
+        // All children are let go before the first one may run, since that child may wait for another.
         for place in children.iter().filter_map(|child| child.place) {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
@@ -449,8 +449,8 @@ impl Family {
         self.core.dispatch_ready(&mut ready, Epilogues::new());
     }
 
-    /// Returns the failure that the children have left: that of the child that was pushed first among those that have
-    /// failed, unless a later child has cleared it.
+    /// Returns the failure that the children have left, if no later child has cleared it; of several, the one whose
+    /// child was pushed first.
     fn failure_of_children(&self) -> Option<OpError> {
         let (stand_ins, variables) = (lock(&self.stand_ins), lock(&self.variables));
         let failures = || {

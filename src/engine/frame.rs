@@ -1,6 +1,6 @@
 //! Frames: the program code that runs on a thread, and the operation that it runs for.
 //!
-//! A thread has a list of frames, innermost first. [`enter`] adds a frame around each call of program code; the frame
+//! A thread has a list of frames, innermost first. [`enter`] adds a frame around each call into program code; the frame
 //! leaves the list when the call returns or panics.
 //!
 //! # States
@@ -59,7 +59,7 @@ use crate::{
     values::name::Name,
 };
 
-/// A call of program code on this thread, most often for an operation.
+/// Notes that program code runs on this thread, usually for an operation.
 pub(crate) struct Frame {
     /// The operation that the code runs for. The caller of `enter_with` owns it, or holds its record, until the frame
     /// ends.
@@ -145,7 +145,7 @@ impl Frame {
 
     /// Returns the family of the operation, if the operation has children.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
-        // SAFETY: these `Limits` belong to a call of `in_family` that has not ended, and its caller has borrowed the
+        // SAFETY: these `Limits` belong to a call to `in_family` that has not ended, and its caller has borrowed the
         // family.
         self.limits().parent_of.map(|family| unsafe { family.as_ref() })
     }
@@ -153,7 +153,7 @@ impl Frame {
     /// Returns the frame in which the scope of this operation was opened, if that was on this thread. The scope knows
     /// the variables and operations of that frame and of those around it.
     fn known_from(&self) -> Option<*const ()> {
-        // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
+        // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
         // family.
         self.limits().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
     }
@@ -165,7 +165,7 @@ impl Frame {
         }
         self.op().iter().flat_map(|op| op.accesses()).for_each(|access| look(access.queue_ptr().cast()));
         if let Some(family) = self.limits().child_of {
-            // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
+            // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
             // family.
             unsafe { family.as_ref() }.each_held(&mut look);
         }
@@ -210,14 +210,14 @@ struct Limits {
 impl Limits {
     /// Returns the claim of the operation, if it has a handle.
     fn claim(&self) -> Option<&Claim> {
-        // SAFETY: these `Limits` belong to a call of `claimed_by` that has not ended, and its caller has borrowed the
+        // SAFETY: these `Limits` belong to a call to `claimed_by` that has not ended, and its caller has borrowed the
         // claim.
         self.claim.map(|claim| unsafe { claim.as_ref() })
     }
 
     /// Returns the group that the operation belongs to.
     fn group(&self) -> Option<&Group> {
-        // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
+        // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
         // group.
         self.group.map(|group| unsafe { group.as_ref() })
     }
@@ -312,7 +312,7 @@ pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     no_wait::forget();
     // Frames and loops of a blocked thread, for which this one ran, are on a stack that may soon be reused, and they
-    // become the innermost again when those of this thread end.
+    // become the innermost again when this thread's own end.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
 
@@ -470,7 +470,7 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
     let mut held = Vec::new();
     let look = |frame: &Frame| {
         if let Some(op) = frame.op().filter(|_| frame.holds != Holds::Nothing && !frame.is_over()) {
-            // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed the
+            // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
             // family.
             let kin = frame.limits().child_of.map(|kin| Arc::clone(unsafe { kin.as_ref() }));
             let queues = op.accesses().iter().map(|access| access.queue_ptr().cast()).collect();
@@ -491,7 +491,7 @@ pub(super) fn running_ops() -> Ops {
         if frame.holds != Holds::Nothing && !frame.is_over() {
             ops.extend(frame.op.map(NonNull::cast));
             if let Some(family) = frame.limits().child_of {
-                // SAFETY: these `Limits` belong to a call of `in_group` that has not ended, and its caller has borrowed
+                // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed
                 // the family.
                 unsafe { family.as_ref() }.each_parent(&mut |op| ops.push(op));
             }
@@ -571,7 +571,7 @@ pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     }
 }
 
-/// The call of an operation's function, and the objects that the function may take from it.
+/// The call to an operation's function, and the objects that the function may take from it.
 pub(crate) struct Call<'a> {
     frame: &'a Frame,
     core: &'a Arc<Core>,

@@ -15,7 +15,7 @@
 //!
 //! [`PollState`] decides which thread polls. The naive engine polls where the future is woken.
 //!
-//! Each poll, and the drop of the future, is a call of program code in a frame of the operation.
+//! Each poll of the future, and its drop, is a call into program code in a frame of the operation.
 //!
 //! # Who may touch what
 //!
@@ -61,7 +61,7 @@ trait Polled: Send {
     fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
     /// Drops the future, in a frame of the operation.
     fn clear(self: Pin<&mut Self>, frame: &Frame);
-    /// Takes what delivers the value, if the operation has a handle.
+    /// Takes the [`Deliver`] that passes the result to the operation's handle, if there is one.
     fn deliver(self: Pin<&mut Self>) -> Option<Box<dyn Deliver>>;
 }
 
@@ -196,7 +196,7 @@ unsafe impl Sync for FutureTask {}
 unsafe impl Send for FutureTask {}
 
 impl FutureTask {
-    /// Polls the future until it ends or must be woken. The calling thread is the one that polls.
+    /// Polls the future until it ends or must be woken. Called only by the thread that polls ([`PollState`]).
     fn run(self: &Arc<Self>) {
         // SAFETY: this thread polls, so it is the only user of the field.
         while self.started.with_mut(|started| unsafe { &mut *started }.is_some()) {

@@ -17,7 +17,7 @@
 //! * [`Joined`]: constant, in the record of the member. Any thread that is pinned may read it until the record is
 //!   reused.
 //!
-//! There are no edges here: the count hands over what the members did.
+//! This module has no edges of its own: the count hands over what the members did.
 
 use std::{
     collections::BTreeMap,
@@ -50,8 +50,8 @@ const OPEN: u8 = 0;
 const CANCELLED: u8 = 1;
 const PASSED_OVER: u8 = 2;
 
-/// The maximum number of failures that a group keeps, so that they can be marked as reported together with the first
-/// one. Not tuned.
+/// The maximum number of failures that a group keeps. When it returns the first one, those that began in the group
+/// count as reported as well. Not tuned.
 const MAX_KEPT: usize = 1024;
 
 /// A group of operations.
@@ -139,15 +139,15 @@ impl Group {
         drop((before, last));
     }
 
-    /// Returns the failure of the member that was pushed first, among those that mutate nothing and those for whose
-    /// failure `is_left` returns `true`.
+    /// Returns the failure of the first member, in push order, that mutates nothing or for whose failure `is_left`
+    /// returns `true`.
     pub(super) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
         failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
     }
 
-    /// Returns the failure of the member that was pushed first, among those that have failed since the last call. That
-    /// failure, and those that began in the group, count as reported.
+    /// Returns the failure of the first member, in push order, that has failed since the last call. That failure, and
+    /// those that began in the group, count as reported.
     pub(super) fn take_failure(&self) -> Result<(), WaitError> {
         let failures = std::mem::take(&mut *lock(&self.failures));
         failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
@@ -191,7 +191,7 @@ impl Membership {
         self.tickets.clear();
     }
 
-    /// Returns what other threads may know of the membership.
+    /// Returns the tickets of the membership, for threads that know only the member's record.
     pub(super) fn joined(&self) -> Joined {
         let counts = self.group.path().map(|group| ptr::from_ref(&group.pending));
         // Relaxed: see `set_parent`. A push that does not see the store only leaves the member out of dumps of its
@@ -210,7 +210,7 @@ impl Membership {
 /// box.
 const LEVELS: usize = 6;
 
-/// The tickets of a member in its group and in those around it, for threads that only know its record. They are valid
+/// The tickets of a member in its group and in those around it, for threads that know only its record. They are valid
 /// as long as the member is counted, and mean nothing afterwards.
 pub(crate) struct Joined {
     /// The counts. The pointers are only compared.
@@ -229,7 +229,7 @@ const BOXED: u32 = u32::MAX;
 type Tickets = Vec<(*const PendingOps, Ticket)>;
 
 impl Joined {
-    /// Returns what an operation without a group has joined.
+    /// Returns the value for an operation without a group.
     pub(crate) fn nothing() -> Self {
         Self {
             counts: [MaybeUninit::uninit(); LEVELS],

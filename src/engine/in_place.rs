@@ -81,8 +81,8 @@ impl Core {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
             let epilogue = self.defer_epilogue(epilogue);
-            // Without workers, operations that are ready now are left to the loop around the wait, like those that it takes
-            // from there.
+            // Without workers, operations that are ready now are left to the loop around the wait, like those that the
+            // wait takes from that loop.
             if !self.has_workers() {
                 ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
             }

@@ -17,8 +17,8 @@ pub(crate) trait Kin: Send + Sync {
     fn known_from(&self) -> Option<*const ()>;
     /// Whether a child with this place waits for the parent's work to end.
     fn holds_back(&self, place: &Place) -> bool;
-    /// Notes that the parent is a future, whose work ends when the future has ended and its guards were dropped. Called
-    /// in the parent's function, and not for a scope.
+    /// Notes that the parent is a future, whose work ends once the future has ended and its guards have been dropped.
+    /// Called in the parent's function, and not for a scope.
     fn begin_future(&self);
     /// Drops a share of the family. A scope has no shares.
     fn leave(&self);

@@ -5,7 +5,7 @@
 //! * The membership: first the thread that starts or skips the operation, and then the epilogue, or the right to an
 //!   asynchronous operation, whichever ends the operation.
 //!
-//! There are no edges here: the tracker's queues hand over the job with its operation.
+//! This module has no edges of its own: the tracker's queues hand over the job with its operation.
 
 use std::{ptr::NonNull, sync::Arc, time::Instant};
 
@@ -26,7 +26,7 @@ pub(crate) struct LimitedJob<W> {
     job: W,
     deadline: Option<Instant>,
     group: Option<Arc<Group>>,
-    /// Whether the operation was claimed, so that neither the group nor the deadline cancels it any more.
+    /// Whether the operation was claimed. If so, neither the group nor the deadline cancels it any more.
     is_claimed: bool,
     /// Taken by the epilogue or the right, whichever ends the operation.
     membership: Option<Membership>,
@@ -135,8 +135,8 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
-        // Both are dropped after the call below, even if program code panics. Nothing is left for the drop of the
-        // record, which may happen where program code must not run.
+        // The membership and the group are dropped after the call below, even if program code panics. Nothing is left
+        // for the drop of the record, which may happen where program code must not run.
         let _group = (self.take_membership(), self.group.take());
         self.job.discard();
     }
@@ -146,7 +146,7 @@ impl<W: Job> Job for LimitedJob<W> {
         let mut cleanup = self.job.report(result);
         if let Some(membership) = membership {
             cleanup.set_membership(membership, result);
-            // This is not the last share, since the membership has one.
+            // This share is not the last one, since the membership has another.
             self.group = None;
         }
         cleanup

@@ -185,9 +185,9 @@ impl Core {
         }
     }
 
-    /// Checks every variable, sorts the entries by variable and merges those of one variable: a variable that is both
-    /// read and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the entries that
-    /// are left. Errors name the operation `name`, pushed at `location`.
+    /// Checks every variable, sorts the entries by variable and merges entries for the same variable: a variable that
+    /// is both read and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the
+    /// entries that are left. Errors name the operation `name`, pushed at `location`.
     #[inline]
     pub(crate) fn check_and_sort<'e>(
         &self,
@@ -255,8 +255,8 @@ impl Core {
     ) -> Result<OpRef<Task>, PushError> {
         let mut ticket = self.pending.enter();
         // Relaxed: the operation was counted first. Either the shutdown's wait covers it, or it entered a generation
-        // that was opened after the phase was set; entering has acquired that (edge `open`), so the phase is visible
-        // here.
+        // that was opened after the phase was set; entering has acquired what preceded the opening (edge `open`), so
+        // the phase is visible here.
         let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN {
             ticket = self.check_phase(phase, spec, ticket)?;
@@ -336,8 +336,8 @@ impl Core {
         self.enqueue_with(op, |op| self.dispatch(op))
     }
 
-    /// Appends an operation, whose task is filled, to the queues of its variables, and calls `dispatch` with it if it is
-    /// ready.
+    /// Appends an operation, whose task is filled, to the queues of its variables, and calls `dispatch` with it if it
+    /// is ready.
     #[inline(always)]
     pub(super) fn enqueue_with(
         self: &Arc<Self>,
@@ -375,8 +375,8 @@ impl Rejected {
     }
 }
 
-/// Sorts the entries by variable and merges those of one variable, as [`Core::check_and_sort`] does. Returns the
-/// entries that are left.
+/// Sorts the entries by variable and merges entries for the same variable, as [`Core::check_and_sort`] does. Returns
+/// the entries that are left.
 pub(super) fn sort<'e>(
     entries: &'e mut [Entry],
     name: &Name,
@@ -395,7 +395,7 @@ pub(super) fn sort<'e>(
 /// A variable that one operation names twice, at least once for a mutable reference.
 struct Aliased(NonNull<VarCell>);
 
-/// Sorts entries by variable and merges those of one variable. Returns how many are left; these come first.
+/// Sorts entries by variable and merges entries for the same variable. Returns how many are left; these come first.
 #[inline(never)]
 fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns.

@@ -218,7 +218,7 @@ pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
     (ready, epilogues)
 }
 
-/// Takes the first operation that is `wanted` from those that were left to loops of `core` on this thread. Looks at a
+/// Takes the first `wanted` operation among the ones that were left to loops of `core` on this thread. Looks at a
 /// limited number of them in each loop.
 pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
     find_loop(|ready_loop| {

@@ -147,7 +147,7 @@ impl Core {
         self.tell(recording, op, id, |observer, op| observer.pushed(op));
     }
 
-    /// Records that `op` has become ready, because of the last event on this thread.
+    /// Records that the last event on this thread has made `op` ready.
     #[inline]
     pub(super) fn record_ready(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {

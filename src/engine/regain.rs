@@ -34,7 +34,7 @@ use crate::{
 /// tuned.
 const RETURNS_AHEAD: u32 = 16;
 
-// The number of calls of `without_regaining` on the stack of this thread.
+// The number of calls to `without_regaining` on the stack of this thread.
 thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 
 /// Calls `f`, which blocks the calling thread. A function that has handed over its worker receives one again when the

@@ -1,7 +1,7 @@
 //! The jobs of operations with a handle.
 //!
-//! The function is stored [next to](Cancellable) the oneshot that the handle waits for. The job takes it from there
-//! when the operation starts, and sets the oneshot when the operation is complete.
+//! The function is stored [next to](Cancellable) the oneshot that the handle waits for. The job takes the function from
+//! there when the operation starts, and sets the oneshot when the operation is complete.
 
 use std::{mem::needs_drop, panic::Location, ptr::NonNull, sync::Arc};
 

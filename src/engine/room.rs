@@ -2,7 +2,7 @@
 //! they wait.
 //!
 //! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
-//! code that an engine calls is never held back, since it may be what makes room. This is all code in a [`frame`], on a
+//! code that an engine calls is never held back, since it may be what makes room. Such code is in a [`frame`], on a
 //! thread that an engine has started, or inside a push that is itself held back.
 //!
 //! # A push that is held back
@@ -43,7 +43,7 @@
 //!
 //! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only the thread that they belong to.
 //!
-//! There are no edges here: what threads share is in [`Bounds`](super::bounds::Bounds).
+//! This module has no edges of its own: what threads share is in [`Bounds`](super::bounds::Bounds).
 
 use std::{
     cell::{Cell, RefCell},
@@ -72,8 +72,8 @@ use crate::{
 const MAX_CREDIT: u64 = 32;
 
 /// The first and the longest time limit for the sleep of a push that is held back; the limit doubles in between. Not
-/// tuned: the first is the time for which workers search by default before they sleep; with the longest, pushes wake up
-/// so rarely that it costs no measurable CPU time.
+/// tuned: the first is the time for which workers search by default before they sleep; with the longest, the wake-ups
+/// cost no measurable CPU time.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
 // The engine that this thread last pushed to, and how many operations it may push there before it counts again.
@@ -149,7 +149,7 @@ impl Core {
             self.end_push();
             return false;
         }
-        // Half of the room that this operation leaves, since other threads push as well.
+        // Takes half of the room that this operation leaves, since other threads push as well.
         let credit = ((limit - count - 1) / 2).min(MAX_CREDIT);
         CREDIT.with(|cell| cell.set((self.tag(), credit)));
         true
@@ -273,8 +273,8 @@ impl Core {
 
     /// Returns whether anything is ready or running.
     fn stillness(&self) -> Stillness {
-        // Two equal results are needed: an operation that moved from one place to another in between was seen in one of
-        // them.
+        // Two equal results are needed: one may miss an operation that moves in the meantime, but the two together do
+        // not.
         match self.idle_since() {
             Some(idle) if self.idle_since() == Some(idle) => {}
             _ => return Stillness::Busy,

@@ -47,7 +47,7 @@ impl Core {
         self.execute_inline(op, ready)
     }
 
-    /// Runs a plain operation, which then must only be counted out. This is part of the main loop of a worker.
+    /// Runs a plain operation, which then only has to be counted out. This is part of the main loop of a worker.
     #[inline(always)]
     pub(super) fn execute_inline(
         self: &Arc<Self>,
@@ -292,7 +292,7 @@ impl Core {
     }
 
     /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to the
-    /// observers that the right has.
+    /// observers that the right holds.
     fn complete_by_right(
         &self,
         right: Right<Task>,

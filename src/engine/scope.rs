@@ -16,7 +16,7 @@
 //!   opened the scope, and by operations of the scope that were not abandoned.
 //! * `around`, `members`, `variables` and `emptied`: under their locks.
 //!
-//! There are no edges here: the count of the group hands over what the operations did.
+//! This module has no edges of its own: the count of the group hands over what the operations did.
 //!
 //! # Cycles of waits
 //!
@@ -29,7 +29,7 @@
 //! * It cancels them, which drops their functions and everything that these borrow. They stay in the queues until their
 //!   turn, and then fail what they mutate. They keep nothing of the scope except the memory of its variables, without
 //!   the values.
-//! * It counts them out of the scope immediately, so that their turn does not
+//! * It counts them out of the scope immediately, so that nothing counts them out when their turn comes
 //!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). The scope returns [`WaitError::WouldDeadlock`].
 //!
 //! Such a cycle cannot be foreseen when a scope is opened or when its operations are pushed, since operations may be
@@ -97,8 +97,8 @@ fn is_gone(handled: &Handled<()>) -> bool {
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
-    /// The operations around the scope, which cannot complete before it ends. Empty once an operation of the scope was
-    /// abandoned.
+    /// The operations around the scope, which cannot complete before it ends. Empty once an operation of the scope has
+    /// been abandoned.
     around: Mutex<Ops>,
     /// The variables that these operations hold.
     held: Box<[HeldAround]>,
@@ -194,8 +194,8 @@ impl Scoped {
         &self.group
     }
 
-    /// Whether an operation around the scope holds the variable, so that an operation of the scope would wait for it
-    /// forever.
+    /// Whether an operation around the scope holds the variable. If so, an operation of the scope would wait for the
+    /// variable forever.
     pub(crate) fn is_held_around(&self, cell: NonNull<VarCell>) -> bool {
         let mut is_held = false;
         self.each_held(&mut |queue| is_held |= queue == VarCell::queue_ptr(cell).cast());
@@ -283,7 +283,7 @@ impl Scoped {
                 self.core.while_closing(&inside, pending, &is_over, |waiter| {
                     let (mut looks, mut vain) = (Looks::new(), 0u32);
                     if !self.core.has_workers() {
-                        // Before operations run here that the scope does not wait for.
+                        // The first look comes before this thread runs operations that the scope does not wait for.
                         looks.look_now();
                     }
                     pending.wait_until_idle(|| {
@@ -328,7 +328,7 @@ impl Scoped {
             Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
             None => return false,
         };
-        // The operations around the scope may end before the turn of those that are abandoned here.
+        // The operations around the scope may end before the abandoned operations have their turn.
         lock(&self.around).clear();
         let mut has_any = false;
         for &(task, ticket) in blocked {

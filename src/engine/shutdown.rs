@@ -92,7 +92,7 @@ impl Core {
         } else if self.drain(None).is_ok() {
             self.end(None);
             if !self.threads.has_left_behind() {
-                // This cannot time out: there is no deadline.
+                // The join cannot time out: there is no deadline.
                 let _ = self.threads.join(None);
             }
         }
@@ -162,7 +162,7 @@ impl Core {
 
     /// Tells the threads to end, and warns of a failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
-        // This comes first, since no entry may enter a lane that has ended.
+        // The shuffling ends before the lanes, since no entry may enter a lane that has ended.
         self.end_shuffling();
         self.gpus.end();
         let failure = self.failures.to_warn_of();

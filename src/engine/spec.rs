@@ -25,8 +25,8 @@ pub(crate) struct Entry {
     pub(crate) refs: Refs,
 }
 
-// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no right to the variable's value. The owner of an
-// entry keeps a handle to the variable, on whatever thread.
+// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no right to the variable's value. On any thread,
+// the owner of an entry keeps a handle to the variable.
 unsafe impl Send for Entry {}
 
 /// The accesses of an operation before its push.

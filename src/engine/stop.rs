@@ -131,7 +131,7 @@ impl Core {
     /// Lays the worker of the calling thread aside, unless the stop was cancelled.
     fn lay_aside(self: &Arc<Self>, lane: u8) {
         match self.threads.aside().lay(|| worker_thread::take_worker(self)) {
-            // A sleeping worker may have been passed over when the other operations were pushed.
+            // A sleeping worker may have been passed over when the other stop operations were pushed.
             Laid::Aside => self.threads.lane(lane).sleep().notify(),
             Laid::NotWanted => {}
             Laid::NotYet => {

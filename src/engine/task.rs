@@ -68,7 +68,7 @@ pub(crate) mod flag {
     pub(crate) const ON_DEVICE: u16 = 32;
     /// Reports its result: [`Job::REPORTS`](super::Job::REPORTS).
     pub(crate) const REPORTS: u16 = 64;
-    /// Its events are recorded.
+    /// Has its events recorded.
     pub(crate) const RECORDED: u16 = 128;
     /// Runs even if one of its variables has failed.
     pub(crate) const NO_SKIP: u16 = 256;
@@ -383,7 +383,7 @@ impl Op<Task> {
 }
 
 /// Program code that must run after an operation has completed: wakers to wake, and values to drop. It may wait, push,
-/// panic and take long, so it runs after the operations that became ready have been dispatched.
+/// panic, and take a long time, so it runs after the operations that became ready have been dispatched.
 #[derive(Default)]
 #[must_use = "its wakers must be woken"]
 pub(crate) struct Cleanup {
@@ -460,7 +460,7 @@ pub(crate) enum Claimed {
 pub(crate) trait Job: Send + 'static {
     /// Whether `report` does anything.
     const REPORTS: bool = false;
-    /// Whether the operation can be cancelled, so that `claim` must be called before `start`.
+    /// Whether the operation can be cancelled. If so, `claim` must be called before `start`.
     const CLAIMS: bool = false;
     /// Whether the operation may be a member of groups.
     const JOINS: bool = false;
@@ -641,7 +641,7 @@ impl VTable {
     }
 }
 
-/// Starts a job. The standard library knows the name of this function: short backtraces, such as those of panics, leave
+/// Starts a job. The standard library knows the name of this function: short backtraces, which panics print, leave
 /// out the frames of the engine that called it.
 ///
 /// # Safety

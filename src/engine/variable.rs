@@ -84,10 +84,10 @@ struct TypedCell<T> {
     value: UnsafeCell<ManuallyDrop<T>>,
 }
 
-/// The place of a variable's value.
+/// The memory that holds a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueMemory {
-    /// In the host's memory. Operations of the host may use the value only after those of devices are complete.
+    /// In the host's memory. Operations of the host may use the value only after operations of devices are complete.
     Host,
     /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,

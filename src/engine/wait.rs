@@ -219,8 +219,7 @@ impl Core {
         result
     }
 
-    /// Calls `wait`, in which the calling thread sleeps, and lets dumps show the thread as one that has slept `since`
-    /// then.
+    /// Calls `wait`, in which the calling thread sleeps, and lets dumps show the thread as asleep from `since` on.
     pub(super) fn sleep_listed<R>(
         &self,
         sleeps: Sleeps<'_>,
@@ -261,8 +260,8 @@ impl Core {
         }
     }
 
-    /// Returns an error if the calling thread would wait for `goal` forever, and is about to run operations that it does not
-    /// wait for, because the engine has no workers.
+    /// Returns an error if the engine has no workers, the calling thread is about to run operations that it does not
+    /// wait for, and it would wait for `goal` forever.
     fn check_before_others(
         &self,
         goal: Goal<'_>,
@@ -494,7 +493,7 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
     regain::without_regaining(f)
 }
 
-/// A wait for a variable: reports the failure that the variable has at this place in the order.
+/// A wait for a variable: reports the failure that the variable has at this point in the order.
 struct WaitJob {
     failure: Option<OpError>,
     /// Taken by `report`, because the oneshot may be the last owner of the program's error, which the clean-up then

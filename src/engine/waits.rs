@@ -13,8 +13,8 @@
 //! * The operations that were pushed before the call are in front of the remembered wait. If one of them were behind
 //!   that wait, its access would have been linked by the end of its push, which was before the call, and the word of
 //!   the remembered access would show it.
-//! * Between the remembered wait and the place of a new one there is no operation that mutates, but at most the other
-//!   wait, which depends only on what is in front of both. So a new wait would end together with the remembered one and
+//! * Between the remembered wait and the place of a new one, no operation mutates: at most the other wait is there,
+//!   which depends only on operations in front of both. So a new wait would end together with the remembered one and
 //!   see the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates as well.
 //! * The operations that are pushed after the call are behind the remembered wait, because that is in its queue
 //!   already ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller

@@ -269,7 +269,8 @@ pub(super) fn lane_of(core: &Core) -> Option<u8> {
     with_current(|thread| is_own(thread).then(|| thread.lane.get())).flatten()
 }
 
-/// Whether the calling thread is inside a call to its worker's deque, so that it cannot give the worker away.
+/// Whether the calling thread is inside a call to its worker's deque. During such a call it cannot give the worker
+/// away.
 pub(super) fn uses_deque() -> bool {
     with_current(|thread| thread.deque_in_use.get()) == Some(true)
 }
@@ -295,7 +296,7 @@ pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
 
-/// Returns the cores that an engine built by the calling thread may use: those of the engine that owns the thread,
+/// Returns the cores that an engine built by the calling thread may use: the cores of the engine that owns the thread,
 /// since the thread may be pinned, or else those on which the thread may run.
 pub(crate) fn cores_here() -> Box<[usize]> {
     with_current(|thread| thread.core.threads().mask().into()).unwrap_or_else(topology::allowed)

@@ -121,9 +121,9 @@ fn run_thread(
 fn run(thread: &WorkerThread, number: usize) {
     let mut ready = ReadyList::default();
     loop {
-        // Panics in the program's functions are caught elsewhere. This barrier is for bugs in the engine, and for code
-        // that other crates have deferred in crossbeam's default collector: their panics must not lose the worker and
-        // the operations queued here.
+        // Panics in the program's functions are caught elsewhere. This catches panics from bugs in the engine, and from
+        // code that other crates have deferred in crossbeam's default collector: such a panic must not lose the worker
+        // and the operations queued here.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             run_operations(thread, &mut ready);

@@ -38,21 +38,21 @@ use crate::{
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Its function panicked. This is the message, if the payload was a string.
+    /// The operation's function panicked. Holds the message, if the payload was a string.
     Panic(Option<String>),
-    /// Its function, or its [`Completion`](crate::Completion), reported an error.
+    /// The operation's function, or its [`Completion`](crate::Completion), reported an error.
     Error(BoxError),
-    /// Its [`Completion`](crate::Completion) was dropped unused.
+    /// The operation's [`Completion`](crate::Completion) was dropped unused.
     LostCompletion,
-    /// It is a future, and its last waker was dropped, so nothing could wake it any more.
+    /// The operation is a future, and its last waker was dropped, so nothing could wake it any more.
     LostFuture,
-    /// It was cancelled before it started: by its [handle](crate::OpHandle::cancel) or its
+    /// The operation was cancelled before it started: by its [handle](crate::OpHandle::cancel) or its
     /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel). If it is a
     /// future, its handle or group may also have cancelled it later.
     Cancelled,
-    /// It had not started when its [deadline](crate::OpBuilder::deadline) passed.
+    /// The operation had not started when its [deadline](crate::OpBuilder::deadline) passed.
     DeadlinePassed,
-    /// Its device failed, while the operation was running there or before that.
+    /// The operation's device failed, while the operation was running there or earlier.
     Device(DeviceError),
 }
 
@@ -274,8 +274,8 @@ impl OpError {
 
     /// Adds the failure to `failures` until it is known. Must be called before it can reach the program.
     pub(crate) fn record(&self, failures: &Arc<Failures>) {
-        // A failure is added once, although operations that are skipped because of it share it. They find it on a
-        // variable, where it is stored only after this, so no thread waits here for another.
+        // A failure is added once, although operations that are skipped because of it share it. Those operations find
+        // it on a variable, where it is stored only after this call, so no thread waits here for another.
         self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
     }
 

@@ -52,9 +52,9 @@ pub enum PushError {
     /// [`FutureContext::child`](crate::FutureContext::child) was called after the future had ended and its guards were
     /// dropped. The children have started, and no others can join them.
     ParentEnded,
-    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation, which releases
-    /// its variables when its work has been issued, so its children would come too late. Or an operator was created as
-    /// a child, although it could be pushed after its parent has ended.
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation. Such an
+    /// operation releases its variables when its work has been issued, so its children would come too late. Or an
+    /// operator was created as a child, although it could be pushed after its parent has ended.
     UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
@@ -190,7 +190,7 @@ impl RefusedAccess {
         self.0.operation.as_str()
     }
 
-    /// Returns the place of the push, or of the other call that was refused because of the variable.
+    /// Returns the source location of the push, or of the other call that was refused because of the variable.
     #[must_use]
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location

@@ -14,7 +14,7 @@ use super::{deadlock::Deadlock, op::OpError, push::PushError};
 /// let reply = engine.op("ask").try_submit((), |()| -> Result<u32, _> { Err("no answer".into()) })?;
 /// match reply.wait() {
 ///     Ok(reply) => println!("{reply}"),
-///     Err(WaitError::Failed(error)) => println!("{error}"), // names the operation and the place of its push
+///     Err(WaitError::Failed(error)) => println!("{error}"), // names the operation and the location of its push
 ///     Err(error) => return Err(error.into()),
 /// }
 /// # Ok(())

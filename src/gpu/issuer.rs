@@ -12,8 +12,8 @@
 //!
 //! # Marks and events
 //!
-//! A *mark*, which `passed` reports, follows each operation that the host waits for, because an operation of the CPU or
-//! a handle depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations
+//! A *mark*, which `passed` reports, follows each operation that the host waits for, because a CPU operation or a
+//! handle depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations
 //! without a mark have been issued. So a chain of operations that stays on the GPU costs few marks.
 //!
 //! A recorded *event* follows each operation on which an operation of another stream of the GPU depends. If the
@@ -109,7 +109,7 @@ struct Issuer<'c> {
     /// The points of other streams that the stream has waited for.
     seen: Clock,
     in_flight: VecDeque<InFlight>,
-    /// Cross-lane waiters, each with the operation here that it waits for.
+    /// Cross-lane waiters, each with the number of the operation of this lane that it waits for.
     watched: VecDeque<(u64, OpRef<Task>)>,
     ready: ReadyList<Task>,
     backoff: Backoff,
@@ -156,8 +156,8 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     };
     let mut over = false;
     while !over {
-        // The program's functions have their own barriers. This one ensures that a bug in the engine does not end the
-        // lane.
+        // Panics in the program's functions are caught elsewhere. This ensures that a bug in the engine does not end
+        // the lane.
         let run = panics::catch(|| {
             issuer.run();
             over = true;
@@ -365,8 +365,8 @@ impl Issuer<'_> {
             return;
         }
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
-            // The loss is noted immediately, so that later operations fail with this error, and not with that of a dead
-            // stream.
+            // The loss is noted immediately, so that later operations fail with this error, and not with an error of a
+            // dead stream.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
         let Followers { streams, host, own } = self.followers(&op);
@@ -477,7 +477,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Fails every operation in flight, because of `error`.
+    /// Fails every operation in flight because of `error`.
     fn fail(&mut self, error: &DeviceError) {
         // A stream that is still captured could not be waited for.
         let _ = self.stream.function_ended(FunctionEnd::Failed);

@@ -23,7 +23,7 @@ use crate::{
 mod backoff;
 mod issuer;
 
-/// Returns the lane for operations with `property` on `device`, by its number among those of the engine. Starts the
+/// Returns the lane for operations with `property` on `device`, by its number among the engine's lanes. Starts the
 /// lane's thread if necessary.
 pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Result<u8, PushError> {
     let gpus = core.gpus();

@@ -33,8 +33,8 @@ mod real {
 
     use crate::sync::fork::PerProcess;
 
-    /// The crate's own collector, so that closures retired by other users of crossbeam-epoch do not run inside this
-    /// crate. A forked child has another one, in which no thread of its parent is pinned.
+    /// The crate has its own collector, so that closures retired by other users of crossbeam-epoch do not run inside
+    /// it. A forked child has another one, in which no thread of its parent is pinned.
     static COLLECTOR: PerProcess<Collector> = PerProcess::new();
 
     /// The thread's handle to the collector, from its first pin on. It has no drop glue, so that accessing it reads
@@ -231,8 +231,8 @@ mod model {
         unpinned: AtomicUsize,
     }
 
-    /// Returns the last value of `word`. It uses an exchange that fails, because a load may return an older value, and
-    /// nothing may be written.
+    /// Returns the last value of `word`, by an exchange that fails: a load may return an older value, and a successful
+    /// exchange would write.
     fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
         word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
     }
@@ -360,7 +360,8 @@ mod model {
     #[derive(Debug)]
     pub(crate) struct Stamp {
         reclaimed: AtomicUsize,
-        /// The same, in a type from `std`: every accessor reads it, and with an atomic would add interleavings.
+        /// The same as `reclaimed`, in a type from `std`: every accessor reads it, and an atomic would add
+        /// interleavings.
         is_dead: Cell<bool>,
     }
 
@@ -373,8 +374,8 @@ mod model {
         }
 
         pub(crate) fn check(&self) {
-            // Relaxed: the check must order nothing. It reads the last value, since a load could return the one before
-            // the reclamation.
+            // Relaxed: the check must order nothing. It reads the last value, since a load could return the value
+            // before the reclamation.
             assert_eq!(last(&self.reclaimed, Relaxed), 0, "use after reclamation");
         }
 

@@ -56,12 +56,12 @@ impl Hasher for AddressHasher {
     }
 
     fn finish(&self) -> u64 {
-        // The table uses the lowest bits most, and those of a product are the least mixed.
+        // The table uses the lowest bits most, and the lowest bits of a product are the least mixed.
         self.0.rotate_left(32)
     }
 }
 
-/// The records that this process has allocated. A forked child forgets those of its parent, since a thread of the
+/// The records that this process has allocated. A forked child forgets its parent's records, since a thread of the
 /// parent may have held a lock.
 static RECORDS: PerProcess<[Mutex<Addresses>; SHARDS]> = PerProcess::new();
 

@@ -40,12 +40,12 @@ const STATE: u8 = 7;
 const SETTLED: u8 = 8;
 const ABANDONED: u8 = 16;
 
-/// What a cancelled operation does in its turn.
+/// What a cancelled operation does when its turn comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
-    /// It fails the variables that it mutates.
+    /// Fails the variables that it mutates.
     Loudly,
-    /// It changes nothing.
+    /// Changes nothing.
     Quietly,
 }
 

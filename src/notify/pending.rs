@@ -93,8 +93,8 @@ const ONE: u64 = 4;
 /// The value that stands for no limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// Returns how far below the limit a count must be before waiting threads are notified, so that a thread that pushes
-/// fast does not sleep and wake for each operation. Not tuned.
+/// Returns how far below the limit a count must be before waiting threads are notified. The distance keeps a thread
+/// that pushes fast from sleeping and waking for each operation. Not tuned.
 pub fn slack(limit: u64) -> u64 {
     (limit / 8).min(32)
 }
@@ -102,7 +102,7 @@ pub fn slack(limit: u64) -> u64 {
 /// `rest` counts from here, so that it can drop below its start while it is being computed.
 const ZERO: u64 = 1 << 63;
 
-/// The words of one shard, for all generations that are part of the count, or for those of a chunk.
+/// The words of one shard, for all generations that are part of the count, or for the generations of a chunk.
 #[derive(Debug)]
 struct Shard<W> {
     entered: CachePadded<W>,
@@ -681,8 +681,8 @@ impl PendingOps {
         generation
     }
 
-    /// Makes `next`, which is free, the current generation, and closes the one before. Returns whether operations had
-    /// entered `next` when the closing was over.
+    /// Makes `next`, which is free, the current generation, and closes the previous one. Returns whether operations had
+    /// entered `next` by the time the previous one was closed.
     fn rotate(&self, state: &mut State, next: usize) -> bool {
         let shards = 0..self.shards.len();
         // Relaxed: only changed under the lock.
@@ -697,8 +697,8 @@ impl PendingOps {
             // Relaxed: no operation leaves a free generation, and the stores below publish the word.
             self.left(shard, next).store(if state.watched { WATCH } else { 0 }, Relaxed);
         }
-        // This comes after all stores of `left`: from here on, a thread that has read an old `current` may enter, and
-        // leave through any shard.
+        // Stored after all of `left`: from here on, a thread that has read an old `current` may enter, and leave
+        // through any shard.
         for shard in shards.clone() {
             // Release (edge `open`): the words of the generation.
             self.entered(shard, next).store(0, Release);

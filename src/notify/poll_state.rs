@@ -24,7 +24,7 @@
 //! |---|---|---|---|
 //! | `wake` | `fetch_or` in [`wake`](PollState::wake) | swap in [`begin`](PollState::begin) | what the waking thread did before |
 //! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin) or in [`look`](PollState::look) | the future |
-//! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the place that the future has left |
+//! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the memory that the future has left |
 //!
 //! A wake of a queued or notified future does not change the state, but must still hand over what its thread did
 //! before. So a wake is a read-modify-write in every state: the swap that follows reads what it has written, or a later
@@ -68,7 +68,7 @@ impl PollState {
         debug_assert!(before == WOKEN || removed(Step::OnePollAtATime), "a poll was not queued: {before}");
     }
 
-    /// Ends a poll that has not ended the future. Returns whether the future was woken during the poll, so that the
+    /// Ends a poll that has not ended the future. Returns whether the future was woken during the poll. If so, the
     /// caller must queue the next poll.
     #[must_use = "the future may have to be polled"]
     pub fn pause(&self) -> bool {
@@ -83,13 +83,14 @@ impl PollState {
 
     /// Ends the last poll.
     pub fn finish(&self) {
-        // Release (edge `end`): the place that the future has left. A wake during the last poll has no use any more.
+        // Release (edge `end`): the memory that the future has left. A wake during the last poll no longer has any
+        // effect.
         self.0.swap(DONE, Release);
     }
 
     /// Acquires the future for the owner of the last waker. No thread polls or wakes the future any more.
     pub fn look(&self) {
-        // Acquire (edges `pause`, `end`): the future, or the place that it has left.
+        // Acquire (edges `pause`, `end`): the future, or the memory that it has left.
         let state = self.0.swap(DONE, Acquire);
         debug_assert!(state & RUNNING == 0, "no thread may poll without a waker");
     }

@@ -1,4 +1,4 @@
-//! The threads that sleep in calls of an engine, what they wait for, and the scopes that operations have opened. Dumps
+//! The threads that sleep in calls to an engine, what they wait for, and the scopes that operations have opened. Dumps
 //! and watchdogs read these.
 //!
 //! # Who may touch what
@@ -9,8 +9,8 @@
 //!   it for that long.
 //! * In a forked child: nothing, since a thread of the parent may have held the lock.
 //!
-//! Pointers to operations and to the counts of scopes are only compared. An entry is ignored once its wait is over, so
-//! the operation that its thread waits for is not complete. The module has no edges.
+//! Pointers to operations and to the counts of scopes are only compared. An entry is ignored once its wait is over. So
+//! the operation that the thread of any other entry waits for is not complete. The module has no edges.
 
 use std::{
     fmt,
@@ -59,7 +59,7 @@ pub struct Sleeper {
     /// The operations that run on the thread.
     pub ops: Ops,
     pub awaits: Awaits,
-    /// Whether it is known which operations it waits for.
+    /// Whether it is known which operations the thread waits for.
     pub has_goal: bool,
     pub time: Duration,
 }
@@ -99,10 +99,10 @@ struct Entry {
     thread: Thread,
     ops: Ops,
     awaits: Awaits,
-    /// Borrowed by the call of `during` that made the entry.
+    /// Borrowed by the call to `during` that made the entry.
     goal: Option<Goal<'static>>,
     since: Instant,
-    /// Borrowed by the call of `during` that made the entry.
+    /// Borrowed by the call to `during` that made the entry.
     is_over: NonNull<IsOver<'static>>,
 }
 
@@ -114,7 +114,7 @@ impl fmt::Debug for Entry {
 
 impl Entry {
     fn waits(&self) -> bool {
-        // SAFETY: the entry is in the list, so the call of `during` that borrows the function has not returned.
+        // SAFETY: the entry is in the list, so the call to `during` that borrows the function has not returned.
         let is_over = unsafe { self.is_over.as_ref() };
         !is_over()
     }

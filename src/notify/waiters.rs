@@ -93,7 +93,7 @@ impl Goal<'_> {
 pub enum Kind {
     /// Until the wait is over, or is refused.
     Refusable,
-    /// Until the wait is over or is refused, or a time limit passes, so other waits do not depend on this one forever.
+    /// Until the wait is over, is refused, or reaches its time limit. So other waits do not depend on it forever.
     Timed,
     /// Until the wait is over, whatever happens: the wait is at the end of a scope.
     Closing,
@@ -125,10 +125,10 @@ struct Entry {
     /// The engine that the thread waits for. The pointer is only compared.
     engine: NonNull<()>,
     inside: Inside,
-    /// Borrowed by the call of `during` that has added the entry.
+    /// Borrowed by the call to `during` that has added the entry.
     goal: Goal<'static>,
     kind: Kind,
-    /// Borrowed by the call of `during` that has added the entry.
+    /// Borrowed by the call to `during` that has added the entry.
     is_over: NonNull<IsOver<'static>>,
     is_suspended: bool,
 }
@@ -144,7 +144,7 @@ impl fmt::Debug for Entry {
 
 impl Entry {
     fn waits(&self) -> bool {
-        // SAFETY: the entry is in the list, so the call of `during` that has borrowed the function has not returned.
+        // SAFETY: the entry is in the list, so the call to `during` that has borrowed the function has not returned.
         let is_over = || unsafe { self.is_over.as_ref() }();
         !self.is_suspended && !is_over()
     }
@@ -154,7 +154,7 @@ impl Entry {
 // the function may be called on any thread.
 unsafe impl Send for Entry {}
 
-/// A waiter, which is in the list until the call of [`Waiters::during`] returns.
+/// A waiter, which is in the list until the call to [`Waiters::during`] returns.
 #[derive(Debug)]
 pub struct Waiter<'w> {
     waiters: &'w Waiters,
@@ -232,7 +232,7 @@ impl Waiters {
 }
 
 impl Waiter<'_> {
-    /// Returns the number of the waiter: later ones have higher numbers.
+    /// Returns the number of the waiter: later waiters have higher numbers.
     pub fn number(&self) -> u64 {
         self.number
     }

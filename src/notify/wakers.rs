@@ -1,6 +1,6 @@
 //! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is dropped.
 //!
-//! A waker is the program's code: its clone, its drop and its `wake` may do anything, including calls of this module.
+//! A waker is the program's code: its clone, its drop and its `wake` may do anything, including calls to this module.
 //! So none of them runs under a lock: [`poll`] clones the waker before it takes the lock, and every waker that is
 //! removed is returned, to be dropped or woken afterwards.
 

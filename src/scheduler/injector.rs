@@ -13,7 +13,7 @@
 //! other poppers take in the meantime overtake these; and if several poppers each hold a chain, the chain that is
 //! installed last is in front. An operation is held in this way only once, and only a popper that has found `ready`
 //! empty takes a chain. So once an operation is in `ready`, only two kinds of operations go before it: those that were
-//! in front of it there, and those of one chain for each popper that had found `ready` empty before.
+//! in front of it there, and the operations of one chain for each popper that had found `ready` empty before.
 //!
 //! # Edges
 //!
@@ -104,7 +104,8 @@ impl<T> Band<T> {
         }
     }
 
-    /// Prepends the chain from `first` to `last` to `ready`, where none of it has been before.
+    /// Prepends the chain `first..=last` to `ready`. In a lane of several workers, none of its operations may have been
+    /// in `ready` before.
     ///
     /// # Safety
     /// 1. The caller has the right to each operation of the chain, and gives it up.

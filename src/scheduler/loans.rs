@@ -44,9 +44,9 @@ use crate::{
 pub enum Stay {
     /// Nothing: the other idle workers cover the loans.
     None,
-    /// It has stayed idle until the other idle workers covered the loans.
+    /// The worker has stayed idle until the other idle workers covered the loans.
     Over,
-    /// It has stayed idle until the time limit passed.
+    /// The worker has stayed idle until the time limit passed.
     TimedOut,
 }
 

@@ -44,11 +44,11 @@ use crate::{
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// It keeps searching: lowest latency, but it occupies a whole core.
+    /// Keeps searching: the latency is lowest, but the worker occupies a whole core.
     Spin,
-    /// It keeps searching for this long and then sleeps. An engine that has been idle for longer uses no CPU time.
+    /// Keeps searching for this long, and then sleeps. An engine that has been idle for longer uses no CPU time.
     SpinThenPark(Duration),
-    /// It sleeps immediately.
+    /// Sleeps immediately.
     Park,
 }
 
@@ -82,20 +82,20 @@ const MAX_UNREPORTED: u32 = 3;
 /// How notifiers see a worker that searches for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchState {
-    /// It is not counted.
+    /// The worker is not counted.
     Inactive,
-    /// It is counted in `searchers`.
+    /// The worker is counted in `searchers`.
     Searching,
-    /// Its bit in `sleepers` is set.
+    /// The worker's bit in `sleepers` is set.
     Announced,
 }
 
 /// How an announced worker is going to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkKind {
-    /// Until it is woken.
+    /// Until a notifier wakes it.
     Untimed,
-    /// Until it is woken or a short time has passed.
+    /// Until a notifier wakes it or a short time has passed.
     Timed,
 }
 
@@ -104,7 +104,7 @@ pub enum ParkKind {
 struct Word {
     /// Set while the worker sleeps or is about to.
     sleepers: AtomicU64,
-    /// Set if the worker sleeps with a time limit, so that it searches again without a wake-up.
+    /// Set if the worker sleeps with a time limit, after which it searches again without a wake-up.
     timed_parkers: AtomicU64,
     /// Set if a thread that pushes work shares the worker's core.
     contended: AtomicU64,
@@ -131,7 +131,7 @@ pub struct Sleep {
     /// The worker that was last pinned to each core, or `NO_WORKER`. The index is the core's number modulo the length,
     /// which is a power of two.
     last_on_core: Box<[AtomicUsize]>,
-    /// Twice the number of calls of `find` by each worker, plus one if the last call has found nothing.
+    /// Twice the number of calls to `find` by each worker, plus one if the last call has found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
     /// How often a worker was woken.
@@ -181,7 +181,7 @@ impl Sleep {
         }
     }
 
-    /// Counts a call of `find` by `worker`, on the thread that runs it.
+    /// Counts a call to `find` by `worker`, on the thread that runs it.
     #[inline]
     pub fn count_find(&self, worker: usize) {
         if cfg!(raddle_loom) {
@@ -194,7 +194,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Withdraws the note that the last call of `find` by `worker` has found nothing, before the next call.
+    /// Withdraws the note that the last call to `find` by `worker` has found nothing, before the next call.
     pub fn note_busy(&self, worker: usize) {
         if removed(Step::NoteBusy) {
             return;
@@ -205,7 +205,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Notes that the last call of `find` by `worker` has found nothing, on the thread that runs it.
+    /// Notes that the last call to `find` by `worker` has found nothing, on the thread that runs it.
     pub fn note_idle(&self, worker: usize) {
         let finds = &self.finds[worker];
         // Relaxed: only this thread stores it, and other threads only compare values.
@@ -213,7 +213,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Returns the number of workers whose last call of `find` has found nothing.
+    /// Returns the number of workers whose last call to `find` has found nothing.
     pub fn count_idle(&self) -> usize {
         // Relaxed: ordered by the caller's fence.
         self.finds.iter().filter(|finds| finds.load(Relaxed) % 2 == 1).count()
@@ -225,7 +225,7 @@ impl Sleep {
         self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
     }
 
-    /// Returns a value that changes with each call of `find`, if the last call of each worker has found nothing.
+    /// Returns a value that changes with each call to `find`, if the last call by each worker has found nothing.
     pub fn idle_since(&self) -> Option<usize> {
         self.finds.iter().try_fold(0usize, |sum, finds| {
             // Relaxed: a snapshot; see `Lane::idle_since`.
@@ -234,7 +234,7 @@ impl Sleep {
         })
     }
 
-    /// Reports core contention: the calling thread, which runs none of the workers, pushes work, so the worker that is
+    /// Reports core contention: the calling thread, which runs none of the workers, is pushing work. The worker that is
     /// pinned to the same core should leave the core to this thread.
     #[inline]
     pub fn report_contention(&self) {
@@ -298,7 +298,7 @@ impl Sleep {
     #[must_use]
     pub fn stop_search(&self) -> bool {
         // Release: pairs with the decrement of the searcher that stops last, through the fence after that decrement. A
-        // notifier that comes after that fence sees that this worker is not announced.
+        // notifier whose fence comes after that one sees that this worker is not announced.
         let last = self.searchers.fetch_sub(1, Release) == 1;
         // SearchFence: pairs with NotifyFence.
         fence(SeqCst);
@@ -339,7 +339,7 @@ impl Sleep {
             word.timed_parkers.fetch_and(!bit, Relaxed);
         }
         // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
-        // in vain, but comes before the fence after that decrement (`README.md`, "What the notifier read").
+        // in vain, but its fence comes before the fence after that decrement (`README.md`, "What the notifier read").
         word.sleepers.fetch_and(!bit, Relaxed);
     }
 

@@ -61,7 +61,7 @@ const ROUNDS_PER_CLOCK: u32 = 8;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// The longest average time between two calls of `find`, over all workers of the lane, at which a worker still parks
+/// The longest average time between two calls to `find`, over all workers of the lane, at which a worker still parks
 /// with a time limit. Picked.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
@@ -104,10 +104,10 @@ pub struct Worker<T> {
     turn: Cell<Turn>,
     /// The number of rounds begun so far.
     rounds: Cell<u32>,
-    /// How many queue entries became stale, since the deque was last searched, because waiters on this worker took
-    /// their operations.
+    /// The number of queue entries that waiters on this worker have made stale, by taking their operations, since the
+    /// deque was last searched.
     stale: Cell<u32>,
-    /// Whether the worker has just stayed idle for [`LONGEST_STAY`], so that it works next.
+    /// Whether the worker has just stayed idle for [`LONGEST_STAY`]. If so, it works next.
     has_stayed: Cell<bool>,
     /// The worker at which the next sweep of stealing begins.
     victim: Cell<usize>,
@@ -559,8 +559,8 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Whether the workers of the lane have called `find` often recently, so that work that is pushed next need not
-    /// wait long.
+    /// Whether the workers of the lane have called `find` often recently. If so, work that is pushed next need not wait
+    /// long.
     fn is_lane_busy(&self) -> bool {
         let (now, finds) = (Instant::now(), self.lane.sleep().finds());
         let (then, before) = self.sample.replace((now, finds));

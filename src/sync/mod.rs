@@ -72,7 +72,7 @@ mod imp {
         /// Makes timed sleeps of the calling thread end on time. By default, Linux may delay them by 50 µs.
         pub(crate) fn sleep_sharply() {
             #[cfg(all(target_os = "linux", not(miri)))]
-            // SAFETY: the call changes nothing but the timers of the calling thread and of those that it starts.
+            // SAFETY: the call changes nothing but the timers of the calling thread and of threads that it starts.
             unsafe {
                 libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong);
             }

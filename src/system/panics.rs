@@ -15,7 +15,7 @@ pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
 }
 
 /// Calls a function of the engine that may call the program. The standard library knows this function by its name: from
-/// its caller outwards, a short backtrace, such as that of a panic, shows frames again. These are the program's.
+/// its caller outwards, a short backtrace, which a panic prints, shows frames again. These are the program's.
 #[inline(never)]
 pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     let result = f();

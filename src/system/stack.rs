@@ -2,12 +2,12 @@
 
 use std::{io, panic::resume_unwind, thread};
 
-/// The stack that must be left for a function of the program, in bytes, if the stack is large enough for that. Not
-/// tuned: functions that are written for stacks of two mebibytes, and that keep their buffers on the heap, need less.
+/// The number of bytes of stack that must be left for a function of the program, if the stack is that large. Not tuned:
+/// functions that are written for stacks of two mebibytes, and that keep their buffers on the heap, need less.
 const RESERVE: usize = 256 << 10;
 
-/// The stack that must be left however small the stack is, in bytes. Measured: the engine itself takes 34 KiB when it
-/// reclaims what other operations have retired.
+/// The number of bytes of stack that must always be left, however small the stack is. Measured: the engine itself takes
+/// 34 KiB when it reclaims what other operations have retired.
 const LEAST: usize = 96 << 10;
 
 /// The size of the other stack, in bytes. The stack is only mapped; unused pages take no memory.
@@ -23,7 +23,7 @@ pub(crate) fn is_short() -> Option<bool> {
     Some(left < (size / 4).clamp(LEAST, RESERVE))
 }
 
-/// Runs `f` on another stack, that of a new thread, and waits until it returns.
+/// Runs `f` on another stack, which belongs to a new thread, and waits until it returns.
 ///
 /// # Errors
 /// Returns the error of the operating system if it refuses to start a thread; then `f` has not run.

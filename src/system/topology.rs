@@ -84,7 +84,7 @@ pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
 
 /// Returns how many threads can compute simultaneously on `cores`, within the quota of the process's control group.
 pub(crate) fn parallelism(cores: &[usize]) -> usize {
-    // The standard library considers the calling thread's own cores, which may be only those of an engine's worker.
+    // The standard library counts the cores of the calling thread, which may be only the core of an engine's worker.
     let before = allowed();
     let _restored = (*before != *cores && keep_to(cores)).then(|| Restore(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)

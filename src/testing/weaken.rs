@@ -18,7 +18,7 @@ pub enum Step {
     CompletionReleases,
     /// A completion passes a reader's own right to read on to the next reader.
     ReadersPassOn,
-    /// A retired record is reclaimed after the epoch, not immediately.
+    /// A retired record is reclaimed only after the epoch has passed.
     ReclaimAfterEpoch,
     /// `Worker::search` searches once more after it has announced itself.
     SearchAgainBeforePark,

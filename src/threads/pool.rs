@@ -40,9 +40,9 @@ pub(crate) type BoxedWorker<T> = Box<Worker<T>>;
 /// Why a thread ended.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It was a spare for too long.
+    /// The thread was a spare for too long.
     Idle,
-    /// Its engine has ended.
+    /// The thread's engine has ended.
     Over,
 }
 
@@ -277,8 +277,8 @@ impl<T: Send + 'static> ThreadPool<T> {
     }
 
     /// Ends the threads that have run workers, and those that wait for a worker, unless the stop is
-    /// [cancelled](Self::cancel_stop) first. All workers must be aside. Returns the names of those that have not been
-    /// joined by the deadline.
+    /// [cancelled](Self::cancel_stop) first. All workers must be aside. Returns the names of the threads that have
+    /// not been joined by the deadline.
     pub(crate) fn end_passing(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         self.aside.while_requested(|| self.spares.pause());
         self.list.join_passing(deadline, || self.aside.is_requested())

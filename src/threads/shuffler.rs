@@ -141,7 +141,7 @@ impl<T> Shuffler<T> {
         waits || lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET)
     }
 
-    /// Ends all calls of [`wait`](Self::wait). Returns the entries that are left, whose operations waiters have taken.
+    /// Ends all calls to [`wait`](Self::wait). Returns the entries that are left, whose operations waiters have taken.
     #[must_use = "the entries have shares of their records"]
     pub fn end(&self) -> impl Iterator<Item = OpRef<T>> + use<T> {
         let _drawing = lock(&self.drawing);

@@ -4,7 +4,7 @@
 //! no thread that was added before still runs, not even in the destructor of a thread-local.
 //!
 //! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
-//! long as the program's destructors take: so no thread joins with a lock held, and a caller with a deadline has
+//! long as the program's destructors take. So no thread joins with a lock held, and a caller with a deadline has
 //! helpers join for it. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
 //! destructor, another one joins the other threads. If many threads that end on their own have not been joined, helpers
 //! join those as well.
@@ -39,9 +39,9 @@ pub(crate) const MANY: usize = 16;
 /// How long a thread stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stay {
-    /// It runs workers, and ends when there is no worker for it.
+    /// The thread runs workers, and ends when there is no worker for it.
     Passing,
-    /// It ends with the engine, or when its task is over.
+    /// The thread ends with the engine, or when its task is over.
     UntilTheEnd,
 }
 
@@ -211,8 +211,7 @@ impl ThreadList {
         result
     }
 
-    /// Marks that the calling thread, `number`, ends on its own, so a long time may pass before another thread joins
-    /// it.
+    /// Marks that the calling thread, `number`, ends on its own. A long time may pass before another thread joins it.
     ///
     /// The calling thread joins no others itself, since their destructors may wait for its own.
     pub(crate) fn leave(&self, number: u64) {
@@ -298,7 +297,7 @@ impl ThreadList {
             return Ok(());
         }
         let mut list = lock(&self.list);
-        // Whether no thread seems to join the joinable ones. Each join notifies this thread.
+        // Whether no thread seems to be joining the joinable threads. Each join notifies this thread.
         let mut stalled = true;
         while list.entries.iter().any(&wanted) {
             if stalled && list.wants_help() {

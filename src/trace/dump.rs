@@ -28,32 +28,33 @@ pub struct Dump {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingVar {
-    /// Its name, or its number if it has no name. A variable that replaces another one for the children of an operation
-    /// has the name of the variable that it replaces.
+    /// The variable's name, or its number if it has no name. A variable that replaces another one for the children of
+    /// an operation has the name of the variable that it replaces.
     pub name: String,
-    /// The operations that hold it, by their indices in [`Dump::ops`]: one that mutates it, or some that read it.
+    /// The operations that hold the variable, by their indices in [`Dump::ops`]: one that mutates it, or some that read
+    /// it.
     pub held_by: Vec<usize>,
-    /// The operations that wait for it, by their indices in [`Dump::ops`].
+    /// The operations that wait for the variable, by their indices in [`Dump::ops`].
     pub awaited_by: Vec<usize>,
 }
 
-/// A thread that waits in a call of the engine.
+/// A thread that waits in a call to the engine.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ThreadWait {
-    /// Later waits have higher numbers.
+    /// The number of the wait. Later waits have higher numbers.
     pub(crate) number: u64,
     /// The name of the thread, or its ID if it has no name.
     pub thread: String,
-    /// What it waits for.
+    /// What the thread waits for.
     pub kind: WaitKind,
-    /// How long it has been waiting.
+    /// How long the thread has been waiting.
     pub time: Duration,
     /// The operations whose functions run on the thread, by their indices in [`Dump::ops`]. Empty for a thread outside
     /// operations.
     pub inside: Vec<usize>,
-    /// The operations that it waits for, by their indices in [`Dump::ops`]. Empty if it waits for room, or if it is
-    /// outside operations and waits for all.
+    /// The operations that the thread waits for, by their indices in [`Dump::ops`]. Empty if it waits for room, or if
+    /// it is outside operations and waits for all.
     pub waits_for: Vec<usize>,
 }
 
@@ -67,7 +68,7 @@ pub enum WaitKind {
     Group,
     /// The end of a scope.
     Scope,
-    /// Room for an operation, since the engine or a group is full.
+    /// Room for an operation: the engine or a group is full.
     Room,
     /// An operation with a handle, or the internal operation of a wait for a variable.
     Operation,
@@ -91,31 +92,31 @@ impl fmt::Display for WaitKind {
 pub struct PendingOp {
     /// Identifies the operation in traces, if the engine is recorded, observed or watched.
     pub id: Option<OpId>,
-    /// Its name, which is empty if it has none.
+    /// The operation's name, which is empty if it has none.
     pub name: Name,
-    /// Where it was pushed.
+    /// Where the operation was pushed.
     pub location: &'static Location<'static>,
-    /// How far it has come.
+    /// How far the operation has come.
     pub state: OpState,
-    /// The device on which it runs.
+    /// The device on which the operation runs.
     pub device: Device,
-    /// The name of its lane.
+    /// The name of the operation's lane.
     pub lane: String,
-    /// Where it runs. Known only for engines with a [recorder](crate::EngineBuilder::recorder) or a
+    /// Where the operation runs. Known only for engines with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     pub place: Option<String>,
-    /// The time since its push. Known only for the same engines as `place`.
+    /// The time since the operation's push. Known only for the same engines as `place`.
     pub age: Option<Duration>,
-    /// Its priority, or the one closest to 0 among those that the engine treats as equal.
+    /// The operation's priority, or, of the priorities that the engine treats as equal to it, the one closest to 0.
     pub priority: i32,
-    /// Whether it ends when its completion is used, rather than when its function returns.
+    /// Whether the operation ends when its completion is used, rather than when its function returns.
     pub asynchronous: bool,
-    /// Whether it is one of the engine's own operations: a wait, a deletion, or the poll of a future.
+    /// Whether the operation is one of the engine's own: a wait, a deletion, or the poll of a future.
     pub internal: bool,
-    /// The variables that it names, except those that it has released.
+    /// The variables that the operation names, except those that it has released.
     pub accesses: Vec<PendingAccess>,
-    /// The operations that it waits for directly, by their indices in [`Dump::ops`]: those before it in the queue of a
-    /// variable, those that its function waits for, and its children.
+    /// The operations that this one waits for directly, by their indices in [`Dump::ops`]: those before it in the queue
+    /// of a variable, those that its function waits for, and its children.
     pub waits_for: Vec<usize>,
 }
 
@@ -135,19 +136,19 @@ pub struct PendingAccess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpState {
-    /// It waits for operations before it on its variables.
+    /// The operation waits for others before it on its variables.
     Waiting,
-    /// It is ready, and waits for a worker.
+    /// The operation is ready, and waits for a worker.
     Ready,
-    /// Its function has been called, and has not returned; or, for an asynchronous operation, its completion has not
-    /// been used.
+    /// The operation's function has been called, and has not returned; or, if it is asynchronous, its completion has
+    /// not been used.
     Running,
-    /// Its function waits for another operation, a group, or the end of a scope.
+    /// The operation's function waits for another operation, a group, or the end of a scope.
     WaitingInside,
-    /// Its function has returned, and it waits for its children.
+    /// The operation's function has returned, and the operation waits for its children.
     WaitingForChildren,
-    /// It has released its variables. Program code that belongs to its end is running or about to run, or a GPU has yet
-    /// to complete it.
+    /// The operation has released its variables. Program code that belongs to its end is running or about to run, or a
+    /// GPU has yet to complete it.
     Ending,
 }
 
@@ -189,7 +190,7 @@ impl Dump {
         &self.variables
     }
 
-    /// Returns the threads that wait in calls of the engine, roughly in the order in which they began to wait.
+    /// Returns the threads that wait in calls to the engine, roughly in the order in which they began to wait.
     /// Asynchronous tasks are not listed here; what they await is among the [operations](Self::ops).
     #[must_use]
     pub fn waits(&self) -> &[ThreadWait] {
@@ -405,7 +406,7 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// A name, escaped for output to people, so that it can neither begin a line nor control a terminal.
+/// A name, escaped for display: it can neither begin a line nor control a terminal.
 pub(super) struct Plain<'t>(pub(super) &'t str);
 
 impl fmt::Display for Plain<'_> {
@@ -427,7 +428,7 @@ fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
     found
 }
 
-/// The maximum number of operations from which searches begin, so that a large dump is printed quickly.
+/// The maximum number of operations from which searches begin. It bounds the time that printing a large dump takes.
 const MAX_STARTS: usize = 64;
 
 /// The maximum number of steps of a chain that are printed between its first and its last one.

@@ -48,11 +48,11 @@ impl fmt::Display for VarId {
 /// How an operation uses a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessMode {
-    /// It reads the variable.
+    /// Reads the variable.
     Read,
-    /// It mutates the variable.
+    /// Mutates the variable.
     Write,
-    /// It mutates the variable regardless of its state.
+    /// Mutates the variable regardless of its state.
     Overwrite,
 }
 
@@ -100,7 +100,7 @@ pub enum Place {
     Gpu {
         /// The number of the engine in the trace.
         engine: u16,
-        /// The number of the lane among those of all GPUs of the engine.
+        /// The lane's number among the lanes of all GPUs of the engine.
         lane: u8,
     },
     /// On the thread with this number in the trace, which has no worker.
@@ -137,11 +137,11 @@ impl Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It has succeeded.
+    /// The operation has succeeded.
     Succeeded,
-    /// It has failed, and was not skipped.
+    /// The operation has failed, and was not skipped.
     Failed,
-    /// It was skipped: a variable that it names had failed, or it was cancelled.
+    /// The operation was skipped: a variable that it names had failed, or it was cancelled.
     Skipped,
 }
 
@@ -171,9 +171,9 @@ pub(super) enum What {
     Pushed(Box<Pushed>),
     /// The operation, which was not ready when it was pushed, has become ready.
     Ready,
-    /// Its function is called.
+    /// The operation's function is called.
     Started(Place),
-    /// Its function has returned, although the operation has not ended.
+    /// The operation's function has returned, although the operation has not ended.
     Returned,
     Ended(Outcome),
     /// The operation has ended, but its function may still run on some thread. If so, [`Returned`](Self::Returned)
@@ -211,7 +211,7 @@ pub(crate) enum Short {
 /// The position of the lowest bit of the number of accesses in the head of a push.
 const COUNT_AT: u32 = 41;
 
-/// The maximum number of accesses of a push that is recorded.
+/// The maximum number of accesses recorded per push.
 pub(super) const MAX_ACCESSES: usize = (1 << (u64::BITS - COUNT_AT)) - 1;
 
 mod kind {
@@ -348,7 +348,7 @@ mod tests {
                 assert_eq!((pushed.name, pushed.location), (name, head.location));
                 assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
                 assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses));
-                // SAFETY: (1): the slots that are left are those of the other event.
+                // SAFETY: (1): the slots that are left belong to the other event.
                 let event = unsafe { read(|| slots.next()) }.expect("there is another event");
                 assert!(matches!(event.what, What::Ready) && slots.next().is_none());
             }

@@ -52,7 +52,7 @@ pub(super) struct Track {
     /// The number of the engine, or 0 for threads without a worker.
     pub(super) engine: u16,
     pub(super) name: String,
-    /// The position of the track among those of its engine.
+    /// The position of the track among the tracks of its engine.
     pub(super) rank: u32,
 }
 
@@ -99,7 +99,7 @@ impl<F: Format> Exporter<F> {
         })
     }
 
-    /// Writes the operations of the previous trace, and keeps those of `trace` that have ended.
+    /// Writes the operations kept from the previous trace, and keeps the operations of `trace` that have ended.
     pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let mut held: Vec<OpId> = self.held.iter().map(|op| op.id).collect();
         let ended = || trace.ops.iter().filter(|op| op.ended.is_some());
@@ -120,7 +120,7 @@ impl<F: Format> Exporter<F> {
         before.iter().try_for_each(|op| self.write(out, trace, op))
     }
 
-    /// Writes the remaining operations, including those of `last` that have not ended.
+    /// Writes the remaining operations, including the operations of `last` that have not ended.
     pub(super) fn end(mut self, out: &mut dyn Write, last: &Trace) -> io::Result<()> {
         let before = std::mem::take(&mut self.held);
         let open = last.ops.iter().filter(|op| op.ended.is_none());
@@ -230,16 +230,16 @@ impl Trace {
     /// ```
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn write_perfetto(&self, out: &mut dyn Write) -> io::Result<()> {
         self.write_as(super::perfetto::Perfetto::default(), out)
     }
 
     /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. The file shows
-    /// the same as that of [`write_perfetto`](Self::write_perfetto). It is larger, but is readable text.
+    /// the same as one from [`write_perfetto`](Self::write_perfetto). It is larger, but is readable text.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn write_chrome(&self, out: &mut dyn Write) -> io::Result<()> {
         self.write_as(super::chrome::Chrome::default(), out)
     }

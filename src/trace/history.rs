@@ -21,41 +21,41 @@ use crate::{scheduler::DEFAULT_BAND, values::name::Name};
 pub struct TracedOp {
     /// Identifies the operation in the traces of its recorder.
     pub id: OpId,
-    /// Its name, which is empty if it has none.
+    /// The operation's name, which is empty if it has none.
     pub name: Name,
-    /// Where it was pushed.
+    /// Where the operation was pushed.
     pub location: &'static Location<'static>,
-    /// The number of its engine in the trace.
+    /// The number of the operation's engine in the trace.
     pub engine: u16,
-    /// The number of its lane: see [`Trace::lane`].
+    /// The number of the operation's lane: see [`Trace::lane`].
     pub lane: u8,
-    /// Its priority, or the one closest to 0 among those that the engine treats as equal.
+    /// The operation's priority, or, of the priorities that the engine treats as equal to it, the one closest to 0.
     pub priority: i32,
-    /// Whether it is one of the engine's own operations: a wait, a deletion, or the poll of a future.
+    /// Whether the operation is one of the engine's own: a wait, a deletion, or the poll of a future.
     pub internal: bool,
-    /// The variables that it names.
+    /// The variables that the operation names.
     pub accesses: Vec<(VarId, AccessMode)>,
-    /// The number of the thread that pushed it.
+    /// The number of the thread that pushed the operation.
     pub pushed_by: u16,
-    /// The operation whose function pushed it. `None` for children, which are pushed after the function of their parent
-    /// has returned.
+    /// The operation whose function pushed this one. `None` for children, which are pushed after the function of their
+    /// parent has returned.
     pub parent: Option<OpId>,
-    /// When it was pushed.
+    /// When the operation was pushed.
     pub pushed: Duration,
-    /// When it became ready.
+    /// When the operation became ready.
     pub ready: Option<Duration>,
-    /// When its function was called. `None` if it never was, or if the trace ends before that.
+    /// When the operation's function was called. `None` if it never was, or if the trace ends before that.
     pub started: Option<Duration>,
-    /// When its function returned. For an operation of a GPU, when it had been issued.
+    /// When the operation's function returned. For an operation of a GPU, when it had been issued.
     pub returned: Option<Duration>,
-    /// When it ended: from then on, operations behind it could run. An operation of a GPU has ended when the GPU has
-    /// completed it.
+    /// When the operation ended: from then on, operations behind it could run. An operation of a GPU has ended when the
+    /// GPU has completed it.
     pub ended: Option<Duration>,
-    /// How it ended.
+    /// How the operation ended.
     pub outcome: Option<Outcome>,
-    /// Where and when its function ran. There are several runs if the function waited.
+    /// Where and when the operation's function ran. There are several runs if the function waited.
     pub runs: Vec<Run>,
-    /// The operations in the trace that came before it on its variables, and that it had to wait for.
+    /// The operations in the trace that came before this one on its variables, and that it had to wait for.
     pub depends_on: Vec<OpId>,
 }
 
@@ -63,7 +63,7 @@ pub struct TracedOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Run {
-    /// Where it ran.
+    /// Where the function ran.
     pub place: Place,
     /// When the period began.
     pub from: Duration,
@@ -78,7 +78,7 @@ impl TracedOp {
         self.runs.iter().map(|run| run.to.saturating_sub(run.from)).sum()
     }
 
-    /// Returns the time between the push and the call of the function.
+    /// Returns the time between the push and the call to the function.
     #[must_use]
     pub fn waited(&self) -> Option<Duration> {
         self.started.map(|started| started.saturating_sub(self.pushed))
@@ -218,7 +218,7 @@ pub(super) struct History {
     lost_to_export: u64,
     /// The number of events lost since the recorder was made.
     pub(super) all_lost: u64,
-    /// Whether events were lost, so that operations that have ended may still be in `open`.
+    /// Whether events were lost. If so, operations that have ended may still be in `open`.
     pub(super) has_losses: bool,
     /// Operations that were open, but that the last search did not find pending.
     missing: HashSet<OpId>,
@@ -252,8 +252,7 @@ struct Variable {
     readers: Vec<OpId>,
 }
 
-/// The maximum number of readers of a variable that are remembered, so that the memory for a variable that is never
-/// mutated is bounded.
+/// The maximum number of readers remembered per variable. It bounds the memory for a variable that is never mutated.
 const MAX_READERS: usize = 1024;
 
 /// The maximum number of ended operations that are kept until the program takes them. Not tuned: some 300 MB.
@@ -263,8 +262,8 @@ const MAX_ENDED: usize = 1 << 20;
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
-    /// Adds a thread, and returns its number. If all numbers are taken, it reuses that of a thread that has ended, or
-    /// returns `None` if there is no such thread.
+    /// Adds a thread, and returns its number. If all numbers are taken, it reuses the number of a thread that has
+    /// ended, or returns `None` if there is no such thread.
     pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<u16> {
         let is_full = self.threads.len() == max_threads();
         let number = if is_full { self.ended_threads.pop_front()? } else { self.threads.len() as u16 };
@@ -524,7 +523,7 @@ impl Variable {
     }
 }
 
-/// Returns the priority closest to 0 among those of a band.
+/// Returns the priority closest to 0 in a band.
 pub(crate) fn priority_of(band: u8) -> i32 {
     let level = i32::from(band) - i32::from(DEFAULT_BAND);
     let magnitude = if level.abs() < 8 { level.abs() } else { 1 << (level.abs() - 5) };

@@ -73,13 +73,13 @@ pub trait Observer: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ObservedOp<'a> {
-    /// Identifies the operation among those of its engine, and in traces of the engine's recorder.
+    /// Identifies the operation within its engine, and in traces of the engine's recorder.
     pub id: OpId,
-    /// Its name, which is empty if it has none.
+    /// The operation's name, which is empty if it has none.
     pub name: &'a str,
-    /// Where it was pushed.
+    /// Where the operation was pushed.
     pub location: &'static Location<'static>,
-    /// Whether it is one of the engine's own operations: a wait, a deletion, or the poll of a future.
+    /// Whether the operation is one of the engine's own: a wait, a deletion, or the poll of a future.
     pub internal: bool,
     pub(crate) recorder: &'a Recorder,
 }

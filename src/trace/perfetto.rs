@@ -1,6 +1,6 @@
 //! Perfetto's binary format of traces: packets in the wire format of protocol buffers.
 //!
-//! The numbers of the fields are those of `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
+//! The numbers of the fields come from `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
 //! `debug_annotation.proto` in the sources of Perfetto.
 
 use std::{
@@ -69,7 +69,7 @@ fn packet(out: &mut dyn Write, fill: impl FnOnce(&mut Message)) -> io::Result<()
     out.write_all(&trace.0)
 }
 
-/// Returns the number of the track that contains those of an engine.
+/// Returns the number of the track that contains the tracks of an engine.
 fn engine_track(engine: u16) -> u64 {
     1 << 32 | u64::from(engine)
 }

@@ -200,7 +200,7 @@ impl Recorder {
     }
 
     /// Takes the trace of everything since the last call, or since the recorder was made. Operations that have not
-    /// ended are in this trace as far as they have come, and in the next one as a whole.
+    /// ended appear in this trace with what has happened so far, and in the next one as a whole.
     ///
     /// This may be called at any time, even while operations run. The first call on a recorder that is younger than 10
     /// ms sleeps until the recorder is that old, to measure how fast the processor's clock is.
@@ -492,7 +492,7 @@ impl State {
         ended.into_iter().filter(|&thread| thread != NO_NUMBER).for_each(|thread| self.history.end_thread(thread));
     }
 
-    /// Forgets operations that a search before the last reading did not find among the `pending` ones.
+    /// Forgets operations that are not among the `pending` ones, which a search before the last reading has found.
     fn forget_others(&mut self, pending: Option<(HashSet<OpId>, Duration)>) {
         if let Some((pending, searched)) = pending {
             self.history.forget_others(&pending, searched);

@@ -1,4 +1,4 @@
-//! Reports: a trace as one page for a browser.
+//! Reports: renders a trace as a single HTML page.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -28,7 +28,7 @@ const MAX_DRAWN: usize = 50_000;
 pub struct CriticalStep {
     /// The operation.
     pub op: OpId,
-    /// The time from the end of what the operation waited for until its push.
+    /// The time from the end of the operations that it waited for until its push.
     pub unpushed: Duration,
     /// How long it was ready and waited for a worker.
     pub queued: Duration,
@@ -91,9 +91,9 @@ impl Trace {
         path
     }
 
-    /// Writes a page for a browser that shows the trace: what bounds the time and the latency, a timeline, how busy
-    /// each worker was, how long operations of each name waited and ran, and how they depend on each other. The page is
-    /// a single file, and loads nothing else.
+    /// Writes the trace as a single HTML page, which loads nothing else. The page shows what bounds the time and the
+    /// latency, a timeline, how busy each worker was, how long operations of each name waited and ran, and how they
+    /// depend on each other.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -108,7 +108,7 @@ impl Trace {
     /// ```
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn write_report(&self, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let (head, tail) = PAGE.split_once(DATA).expect("the page has a place for the data");
         // In a script, `</script` would end it, and `<!--` with `<script` would let it continue past its end. The data

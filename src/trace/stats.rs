@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use super::{event::Outcome, history::TracedOp};
 use crate::values::name::Name;
 
-/// The precision of percentiles: two digits, so that a histogram takes a few kilobytes.
+/// The precision of percentiles: two digits, with which a histogram takes a few kilobytes.
 const DIGITS: u8 = 2;
 
 /// The maximum number of names for which statistics are kept; operations with other names are counted together.
@@ -64,11 +64,11 @@ pub struct WorkerStats {
     pub parks: u64,
 }
 
-/// Statistics of the operations with one name, or of those without a name that were pushed at one place.
+/// Statistics of the operations with one name, or of those without a name that were pushed at one source location.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpStats {
-    /// The name of the operations, or the place of their pushes.
+    /// The name of the operations, or the source location of their pushes.
     pub name: String,
     /// The number of operations that have ended.
     pub count: u64,

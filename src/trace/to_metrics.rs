@@ -27,7 +27,7 @@ use super::{
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // The program first installs an exporter, such as that of `metrics-exporter-prometheus`.
+/// // The program first installs an exporter, such as the one in `metrics-exporter-prometheus`.
 /// let engine = raddle::Engine::builder().workers(1).observer(raddle::MetricsObserver::new()).build()?;
 /// engine.op("load").push((), |()| {})?;
 /// engine.wait_for_all()?;
@@ -52,8 +52,8 @@ thread_local! {
     static RUNNING: RefCell<Vec<(OpId, Instant)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Removes the function of an operation from those that run on this thread, and returns how long it has run. Returns
-/// `None` if it does not run here.
+/// Removes the function of an operation from the functions that run on this thread, and returns how long it has run.
+/// Returns `None` if it does not run here.
 fn leave(op: OpId) -> Option<Duration> {
     let started = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();

@@ -85,7 +85,7 @@ impl Watchdog {
     }
 
     /// Reports operations that wait for others, or for a worker, for longer than `limit`, and threads that wait for
-    /// longer in calls of the engine: for an operation, a variable, a group, the end of a scope, all operations, or
+    /// longer in calls to the engine: for an operation, a variable, a group, the end of a scope, all operations, or
     /// room.
     pub fn waiting(mut self, limit: Duration) -> Self {
         self.waiting = Some(limit);
@@ -98,8 +98,8 @@ impl Watchdog {
         self
     }
 
-    /// Reports lanes of devices that have issued operations, but have completed none for `limit`, as far as the engine
-    /// knows: it may learn of several completions at the same time.
+    /// Reports GPU lanes that have operations in flight but have completed none for `limit`, as far as the engine
+    /// knows: it may learn of completions late, and of several at once.
     pub fn device(mut self, limit: Duration) -> Self {
         self.device = Some(limit);
         self
@@ -137,30 +137,30 @@ pub struct WatchdogReport {
 pub enum Problem {
     /// An operation has been running for too long.
     Running {
-        /// Its index in the dump.
+        /// The operation's index in the dump.
         op: usize,
-        /// How long it has been seen running.
+        /// How long the operation has been seen running.
         time: Duration,
     },
     /// An operation has been waiting for too long.
     Waiting {
-        /// Its index in the dump.
+        /// The operation's index in the dump.
         op: usize,
-        /// How long it has been seen waiting.
+        /// How long the operation has been seen waiting.
         time: Duration,
     },
-    /// A thread has been waiting for too long in a call of the engine.
+    /// A thread has been waiting for too long in a call to the engine.
     Wait {
-        /// Its index in [`Dump::waits`].
+        /// The index of the thread's wait in [`Dump::waits`].
         wait: usize,
-        /// How long it has been waiting.
+        /// How long the thread has been waiting.
         time: Duration,
     },
     /// A lane of a device has completed nothing for too long.
     Device {
-        /// The index in the dump of an operation that was issued there.
+        /// The index in the dump of an operation that was issued to the lane.
         op: usize,
-        /// How long it has completed nothing.
+        /// How long the lane has completed nothing.
         time: Duration,
     },
     /// No operation has started or ended for too long.
@@ -170,7 +170,7 @@ pub enum Problem {
     },
     /// Operations wait for each other in a cycle.
     Cycle {
-        /// Their indices in the dump.
+        /// The operations' indices in the dump.
         ops: Vec<usize>,
     },
 }

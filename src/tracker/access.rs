@@ -282,7 +282,7 @@ impl<T> Access<T> {
     pub(super) fn adopt_deferred(&self) -> u32 {
         self.assert_alive();
         // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
-        // with the tail or with `registered`. It does not need those of an access that it linked itself.
+        // with the tail or with `registered`. It needs no such edge for an access that it linked itself.
         self.grant(usize::from(self.deferred.load(Relaxed)))
     }
 
@@ -317,7 +317,7 @@ impl<T> Access<T> {
                 // Relaxed: an access that the caller knows to be behind `other` was linked before, so it is seen here.
                 std::ptr::eq(word.as_raw(), other) && other.word.load(Relaxed, unprotected()).is_null()
             });
-        // If the operation is registered, an operation that the caller pushes from now on comes behind this access.
+        // If the operation is registered, an operation that the caller pushes from now on goes behind this access.
         (is_last || removed(Step::JoinOnlyTheLast))
             && (satisfied_as_well || !self.is_satisfied_by(word.tag()))
             && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))

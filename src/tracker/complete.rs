@@ -26,7 +26,7 @@ pub(super) enum Spent {
 }
 
 /// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns a hold on the record,
-/// with the owner's share and those of the accesses that this call has spent.
+/// with the owner's share and the shares of the accesses that this call has spent.
 ///
 /// Needs no guard: every access that it touches is kept alive by a step that this thread has not taken yet.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {

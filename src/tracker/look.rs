@@ -12,11 +12,11 @@ use crate::{
 /// The state of an access, as seen from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It waits for accesses before it.
+    /// The access waits for others before it.
     Waits,
-    /// Its operation holds the variable.
+    /// The access's operation holds the variable.
     Holds,
-    /// Its operation is done with the variable.
+    /// The access's operation is done with the variable.
     Done,
 }
 

@@ -27,10 +27,10 @@
 //! retires the record. Most operations have one access and, when they end, one holder, which then leaves the record to
 //! the access ([`end`]): the thread that finds that access spent retires the record without counting shares.
 //!
-//! Each flag reaches an access in exactly one way. If it was grantable when the access was linked, the operation's
-//! pusher sets it, or a helper *defers* it and the pusher adopts it. If it became grantable later, the completion that
-//! made it grantable propagates it. Only `READ_OK` may be granted twice, which has no effect. Since `WRITE_OK` is
-//! granted only once, a completion may walk down a queue without a guard: the access whose `WRITE_OK` it is about to
+//! `READ_OK` and `WRITE_OK` reach an access by one of two routes. If the flag was grantable when the access was linked,
+//! the operation's pusher sets it, or a helper *defers* it and the pusher adopts it. If it became grantable later, the
+//! completion that made it grantable propagates it. `READ_OK` may be granted twice, which has no effect; `WRITE_OK` is
+//! granted only once, so a completion may walk down a queue without a guard: the access whose `WRITE_OK` it is about to
 //! set cannot have that flag yet.
 //!
 //! To the tracker, a device operation is done once it has been issued; the work that the device has yet to do is
@@ -126,8 +126,8 @@
 //! finish. So if A stands before B in any queue, A was in all its queues before B was in that one, and the order in
 //! which operations become fully registered is one total order that every queue agrees with. It respects each thread's
 //! program order and real time, because a push returns only after its operation is fully registered. The order has no
-//! cycle, hence there is no deadlock. Pushes of a single access help as well, since otherwise they would break this
-//! order; they never need help, because they are in all their queues once they are in one.
+//! cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would break this order;
+//! they never need help, because they are in all their queues once they are in one.
 //!
 //! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was
 //! already in its queue when the word was read, it was no longer the last one, as `insert` has checked. So another

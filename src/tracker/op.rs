@@ -30,8 +30,8 @@ pub const INLINE_ACCESSES: usize = 4;
 /// Set in `registered` if a variable turned out to be deleted.
 const REJECTED: u32 = 1 << 31;
 
-/// One operation's record. It lives from [`OpRef::new_with`] until all shares of it, those of its holders and of its
-/// accesses, have ended and the epoch has passed.
+/// One operation's record. It lives from [`OpRef::new_with`] until the shares of its holders and accesses have ended
+/// and the epoch has passed.
 ///
 /// The head is followed by the accesses, as many as there are, and then by the task, so that an operation uses no more
 /// cache lines than it needs. Most operations have one access, which shares a line with the head if the pool has
@@ -576,8 +576,8 @@ impl<T> OpRef<T> {
         Hold { op: self.0, shares: 1 }
     }
 
-    /// Returns the owner's share of the record when the operation is complete, and those of the `spent` accesses that
-    /// the caller must retire.
+    /// Returns the owner's share of the record when the operation is complete, and the shares of the `spent` accesses
+    /// that the caller must retire.
     #[inline]
     pub(super) fn completed(self, spent: u32) -> Hold<T> {
         Hold { op: self.0, shares: 1 + spent }

@@ -20,7 +20,7 @@ use crate::{
 pub struct Pushed<T> {
     /// The operation, if it is ready. Otherwise a later [`complete`](super::complete()) returns it.
     pub ready: Option<OpRef<T>>,
-    /// Whether a variable was already deleted, so that the operation must do nothing when it runs.
+    /// Whether a variable was already deleted. If so, the operation must do nothing when it runs.
     pub rejected: bool,
 }
 
@@ -122,7 +122,7 @@ pub(super) enum Inserter {
 pub(super) enum Insertion<'g, T> {
     /// The caller has linked the access.
     Linked,
-    /// Another thread had already linked it.
+    /// Another thread had already linked the access.
     AlreadyLinked,
     /// The caller must help this operation first.
     Behind(&'g Op<T>),
@@ -221,7 +221,7 @@ impl<T> Stalled<T> {
     }
 }
 
-/// Inserts the remaining accesses of another thread's operation, or those of an operation in its way. Returns as soon
+/// Inserts the remaining accesses of another thread's operation, or of an operation in its way. Returns as soon
 /// as one of the helped operations is registered; the caller then retries its own insertion.
 #[cold]
 pub(super) fn help<'g, T>(mut target: &'g Op<T>, guard: &'g Guard) {

@@ -21,8 +21,8 @@ use std::fmt;
 #[non_exhaustive]
 pub enum EngineKind {
     /// No threads: an operation runs inside its push, on the pushing thread, in order. For debugging, and as the
-    /// baseline for the other kinds. An operation that cannot run yet, because it conflicts with one that is running
-    /// (an asynchronous one, one of another pushing thread, or the one that pushes it), runs as soon as that one
+    /// baseline for the other kinds. An operation that cannot run yet, because it conflicts with a running operation
+    /// (an asynchronous one, one of another pushing thread, or the one that pushes it), runs as soon as that operation
     /// completes, on the thread that completes it; so does an operation pushed by the function of a device operation.
     ///
     /// Operations that push operations run nested while the thread's stack has room. A push that is nested too deeply

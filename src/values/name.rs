@@ -23,7 +23,7 @@ use std::{
 #[derive(Clone)]
 pub struct Name(Repr);
 
-/// Two words, since every operation's record has a place for a name.
+/// Two words, since every operation's record has room for a name.
 #[derive(Clone)]
 enum Repr {
     Static(&'static str),
@@ -90,12 +90,12 @@ impl Name {
     /// 1. The words came from `into_words`, and this is called once with them.
     pub(crate) unsafe fn from_words([start, len]: [usize; 2]) -> Self {
         if len == SHARED {
-            // SAFETY: by (1) the pointer is that of an `Arc` that the words own.
+            // SAFETY: by (1) the pointer came from an `Arc`, which the words own.
             return Self(Repr::Shared(unsafe { Arc::from_raw(ptr::with_exposed_provenance(start)) }));
         }
         // SAFETY: by (1) `start` is the start of a static string of this length.
         let bytes = unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(start), len) };
-        // SAFETY: by (1) the bytes are those of a string.
+        // SAFETY: by (1) the bytes came from a string.
         Self(Repr::Static(unsafe { std::str::from_utf8_unchecked(bytes) }))
     }
 

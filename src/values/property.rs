@@ -20,7 +20,8 @@
 /// | `CopyFromGpu` | the thread for copies from devices | the copy thread | the pushing thread |
 /// | `CpuPrioritized`, `GpuPrioritized` | the workers for prioritised operations | the workers, at the maximum priority | the pushing thread |
 ///
-/// These are the `FnProperty`s of `MXNet` that name a lane. For the others, raddle has builder methods:
+/// These properties are the `FnProperty`s of `MXNet` that name a lane. For the other `FnProperty`s, raddle has builder
+/// methods:
 ///
 /// | `MXNet` | raddle |
 /// |---|---|
@@ -44,9 +45,11 @@ pub enum Property {
     /// Ordinary work. `MXNet`'s `kNormal`.
     #[default]
     Normal,
-    /// A copy from a device, on a thread of its own, so that it overlaps with computation. `MXNet`'s `kCopyFromGPU`.
+    /// A copy from a device. Such copies have a thread of their own, and overlap with computation. `MXNet`'s
+    /// `kCopyFromGPU`.
     CopyFromGpu,
-    /// A copy to a device, on a thread of its own, so that it overlaps with computation. `MXNet`'s `kCopyToGPU`.
+    /// A copy to a device. Such copies have a thread of their own, and overlap with computation. `MXNet`'s
+    /// `kCopyToGPU`.
     CopyToGpu,
     /// Work that must start even if all workers are busy. `MXNet`'s `kCPUPrioritized`.
     CpuPrioritized,

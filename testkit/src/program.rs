@@ -4,8 +4,8 @@
 //! waits. [`run`] runs a program on an engine and returns its [`History`]. Two checks use only the contract of the
 //! engine:
 //!
-//! * [`check_serial`], for one pushing thread: all results must be those of a serial run in push order. The operations
-//!   of these programs may fail on purpose.
+//! * [`check_serial`], for one pushing thread: all results must equal those of a serial run in push order. The
+//!   operations of these programs may fail on purpose.
 //! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. These
 //!   orders, the order of each thread, the order of pushes that did not overlap in time, and the order of each
 //!   operation before its children must together have no cycle. The check then replays all operations in one common
@@ -423,8 +423,8 @@ pub struct Model {
     failed: Vec<Vec<Id>>,
     /// Operations whose failure no wait has returned.
     unreported: BTreeSet<Id>,
-    /// Operations whose failure has perhaps not been returned by a wait. It was possibly the failure of a variable that
-    /// has been cleared.
+    /// Operations whose failure may already count as reported: it was one of the possible failures of a variable that
+    /// was cleared.
     maybe_unreported: BTreeSet<Id>,
     /// The values that each operation has seen, if it ran.
     seen: Vec<Option<u64>>,
@@ -862,8 +862,8 @@ impl World {
 
     // ------------------------------------------------------------------- what operations do ----
 
-    /// Begins the access of an operation to its variables, and folds the values that it sees into one number. `typed`
-    /// has the values of its typed variables.
+    /// Begins the operation's accesses to its variables, and folds the values that it sees into one number. `typed` has
+    /// the values of its typed variables.
     fn enter(&self, id: Id, mut typed: Option<impl Iterator<Item = u64>>) -> u64 {
         let operation = self.program.operation(id);
         for &(variable, access) in &operation.accesses {

@@ -126,8 +126,8 @@ fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
     }
 }
 
-/// Each operation of a chain pushes the next one in another lane, so that few are pending at a time. A shutdown must
-/// not miss them, however often it checks.
+/// Each operation of a chain pushes the next one to another lane, so few are pending at a time. A shutdown must miss
+/// none of them, however often it checks.
 #[test]
 fn a_drain_sees_a_single_pending_operation() {
     const LENGTH: usize = 2000;

@@ -1,5 +1,5 @@
 //! Random programs of CPU and device operations, compared with a serial model; and one such program with a fault at
-//! each place in turn.
+//! each point in turn.
 //!
 //! A program runs on two GPUs that pick their commands at random. Without faults there is one correct result: what
 //! each operation saw, and every value, version and failure. With a fault, operations that do not fail must still be

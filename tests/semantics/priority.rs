@@ -5,7 +5,7 @@ fn ready_operations_run_in_the_order_of_their_priorities() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
-        // These are all priorities with a band of their own, and some that share a band, shuffled by a step that is
+        // All priorities with a band of their own, and some that share a band. They are shuffled by a step that is
         // coprime to their number.
         let mut priorities: Vec<i32> = (-7..=7).flat_map(|priority| [priority; 3]).collect();
         priorities.extend([8, 16, 32, 64, 1000, 1 << 20, i32::MAX, -8, -16, -1000, i32::MIN]);

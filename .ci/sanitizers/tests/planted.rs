@@ -24,7 +24,7 @@ impl Hole {
     }
 }
 
-/// Two operations without a common variable write one value. They meet through relaxed accesses, so that both have
+/// Two operations without a common variable write the same value. They meet through relaxed accesses, so that both have
 /// started before either writes.
 #[test]
 #[ignore = "a data race, for ThreadSanitizer"]
@@ -52,7 +52,7 @@ fn data_race() {
 
 /// The same two operations with a declared variable: the engine orders them, and there is no report.
 #[test]
-#[ignore = "the counterpart of `data_race`, in which nothing is to be found"]
+#[ignore = "the counterpart of `data_race`, in which a sanitizer must find nothing"]
 fn no_data_race() {
     let engine = engine();
     let hole = Arc::new(Hole(UnsafeCell::new(0)));
@@ -91,7 +91,7 @@ fn leak() {
 
 /// The same values, dropped.
 #[test]
-#[ignore = "the counterpart of `leak`, in which nothing is to be found"]
+#[ignore = "the counterpart of `leak`, in which a sanitizer must find nothing"]
 fn no_leak() {
     capture(drop);
 }
@@ -133,7 +133,7 @@ fn uninitialised_read() {
 
 /// The same read of a value that an earlier operation has written: there is no report.
 #[test]
-#[ignore = "the counterpart of `uninitialised_read`, in which nothing is to be found"]
+#[ignore = "the counterpart of `uninitialised_read`, in which a sanitizer must find nothing"]
 fn no_uninitialised_read() {
     let engine = engine();
     let value = engine.var(MaybeUninit::<u64>::uninit());

@@ -1,7 +1,7 @@
 //! The overhead of the engine on a GPU: per operation, for a change of streams, and from the device back to the CPU; to
 //! what extent copies and kernels overlap; how soon a lost device is reported.
 //!
-//! The simulated device is always measured. Its times are invented, so the figures are those of the engine and of the
+//! The simulated device is always measured. Its times are invented, so the figures measure only the engine and the
 //! simulated driver. With the feature `cuda`, the same is measured on a real GPU if there is one, next to cudarc and a
 //! program without an engine.
 
@@ -120,7 +120,7 @@ fn per(time: Duration, count: usize) -> f64 {
     time.as_secs_f64() * 1e9 / count as f64
 }
 
-/// Measures each figure several times, in turn. The first round is not counted.
+/// Measures the figures in turn, for several rounds. The first round is not counted.
 fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<Vec<f64>> {
     let mut all = vec![vec![]; figures.len()];
     for round in 0..=rounds {
@@ -351,8 +351,8 @@ fn pushers(bed: &Bed, report: &mut Report) {
 struct Buffers {
     host: Var<PinnedVec<u32>>,
     device: Var<DeviceWords>,
-    /// Used in turn: a copy to host memory waits until the host knows that the last copy to the same place is complete,
-    /// and that wait must not be measured.
+    /// Used in turn: a copy to host memory waits until the host knows that the last copy to the same buffer is
+    /// complete, and that wait must not be measured.
     back: [Var<PinnedVec<u32>>; 8],
 }
 

@@ -123,7 +123,7 @@ pub struct Batch {
     pub classes: Array,
 }
 
-/// A place for one batch.
+/// Room for one batch.
 #[derive(Debug)]
 struct Slot {
     decoded: Array,

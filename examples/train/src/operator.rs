@@ -1,8 +1,9 @@
 //! Operators: what a layer computes, and what the engine must know about it.
 //!
-//! An [`Operator`] has no variables. It tells which shapes are valid, what its gradients depend on, which outputs may
-//! take the place of an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe operations
-//! on arrays that are pushed once; an [`Executor`](crate::Executor) creates operations that are pushed often.
+//! An [`Operator`] has no variables. It specifies which shapes are valid, what its gradients depend on, which outputs
+//! may take the place of an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe
+//! operations on arrays that are pushed once; an [`Executor`](crate::Executor) creates operations that are pushed
+//! often.
 
 use std::{fmt, sync::Arc};
 
@@ -30,7 +31,7 @@ pub use softmax::SoftmaxCrossEntropy;
 pub enum Pass {
     /// From inputs to outputs.
     Forward,
-    /// From the gradient of the first output to those of the inputs.
+    /// From the gradient of the first output to the gradients of the inputs.
     Backward,
 }
 
@@ -67,7 +68,7 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
         self.arguments().len()
     }
 
-    /// Fills in the shapes of inputs that follow from those of other inputs, and returns the shapes of the outputs.
+    /// Fills in the shapes of inputs that follow from other inputs' shapes, and returns the shapes of the outputs.
     ///
     /// # Errors
     /// The shapes do not match.
@@ -128,8 +129,8 @@ pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], 
     [gradient].into_iter().chain(inputs).chain(outputs).collect()
 }
 
-/// Describes the backward pass of an operator: `ins` and `outs` are those of the forward pass, `gradient` is that of
-/// its first output, and `gradients` are those of the inputs.
+/// Describes the backward pass of an operator: `ins` and `outs` are the arrays of the forward pass, `gradient` belongs
+/// to its first output, and `gradients` belong to the inputs.
 pub fn backward_task<'a>(
     name: impl Into<raddle::Name>,
     operator: &dyn Operator,

@@ -2,14 +2,14 @@
 //! overwrites an input in place.
 //!
 //! The plan is made before anything runs. Values that share a buffer share its variable, so the engine keeps the order:
-//! an operation that writes a buffer runs after all operations that read its previous value, including those of the
-//! previous training step.
+//! an operation that writes a buffer runs after all operations that read its previous value, including operations of
+//! the previous training step.
 
 /// The values that an operation of a graph uses, by number.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) reads: Vec<usize>,
-    /// Each with whether the operation is the first to write the value.
+    /// The values that the operation writes, each with whether it is the first to write that value.
     pub(crate) writes: Vec<(usize, bool)>,
     /// The pairs of an index into `reads` and an index into `writes` whose values may share memory.
     pub(crate) in_place: Vec<(usize, usize)>,

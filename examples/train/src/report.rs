@@ -90,7 +90,7 @@ pub struct Overlap {
     pub example: Option<(String, String)>,
 }
 
-/// Counts the operations that `is_counted` selects by name, and those of them that ran while an operation of a backward
+/// Counts the operations that `is_counted` selects by name, and how many of them ran while an operation of a backward
 /// pass ran elsewhere. The time of a future includes the time for which it waits.
 pub fn overlap(trace: &Trace, is_counted: impl Fn(&str) -> bool) -> Overlap {
     let backward: Vec<_> = trace.ops().iter().filter(|op| op.label().ends_with(" backward")).collect();

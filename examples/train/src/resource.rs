@@ -1,8 +1,8 @@
 //! Random generators and temporary space: what operations need besides arrays.
 //!
-//! Each is a variable that operations *mutate*. So two operations never use the same one at the same time, and push
-//! order decides which numbers each operation draws: results do not depend on the number of workers. There are several
-//! of each kind, which are handed out in turn, so that operations need not wait for each other.
+//! Each of these resources is a variable that operations *mutate*. So two operations never use the same one at the same
+//! time, and push order decides which numbers each operation draws: results do not depend on the number of workers.
+//! There are several of each kind, which are handed out in turn, so that operations need not wait for each other.
 
 use std::sync::{
     Arc, Mutex, PoisonError,

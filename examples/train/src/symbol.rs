@@ -64,7 +64,7 @@ impl Symbol {
         Graph::of(&[self]).variables().map(|(_, name)| name.into()).collect()
     }
 
-    /// Infers the shapes of all variables from those of some.
+    /// Infers the shapes of all variables from the shapes of some.
     ///
     /// # Errors
     /// A name is not a variable; shapes do not match; the shapes of some variables cannot be inferred.
@@ -120,7 +120,7 @@ impl Graph {
         variables.map(|(index, node)| (index, node.name.as_str()))
     }
 
-    /// Returns an error if a name is not that of a variable.
+    /// Returns an error if a name does not belong to a variable.
     pub(crate) fn check_names<'n>(&self, names: impl IntoIterator<Item = &'n String>) -> Result<(), Error> {
         let known: Vec<String> = self.variables().map(|(_, name)| name.into()).collect();
         match names.into_iter().find(|name| !known.contains(name)) {

@@ -123,7 +123,7 @@ pub struct Views<'a> {
 /// An operation on arrays.
 #[derive(Debug)]
 pub struct Task<'a> {
-    /// Its name, for traces and errors.
+    /// The operation's name, for traces and errors.
     pub name: Name,
     /// The arrays that it reads.
     pub ins: Vec<&'a Array>,
@@ -135,10 +135,10 @@ pub struct Task<'a> {
     pub random: bool,
     /// Whether it is a part of training.
     pub training: bool,
-    /// Its priority in the engine.
+    /// The operation's priority in the engine.
     pub priority: i32,
-    /// Tokens that it reads, so that earlier operations that mutate them run first. If a token has failed, this
-    /// operation does not run.
+    /// Tokens that it reads: earlier operations that mutate them run first. If a token has failed, this operation does
+    /// not run.
     pub after: Vec<&'a Token>,
 }
 
@@ -151,19 +151,19 @@ enum Place {
     Held,
 }
 
-/// The places of an operation's slices in its chunks.
+/// The positions of an operation's slices in its chunks.
 #[derive(Debug, Default)]
 struct Layout {
     ins: Vec<(Place, Range<usize>, Shape)>,
     outs: Vec<(Mode, Shape)>,
-    /// For each chunk that is mutated, the outputs in it, in the order of their places. The index after that of the
-    /// last output stands for the temporary space.
+    /// For each chunk that is mutated, the outputs in it, in the order of their positions. The index after the last
+    /// output's stands for the temporary space.
     cuts: Vec<Vec<(usize, Range<usize>)>>,
     training: bool,
 }
 
 impl Layout {
-    /// Calls `f` with the slices of an operation in the chunks that it reads and those that it mutates.
+    /// Calls `f` with an operation's slices of the chunks that it reads and of the chunks that it mutates.
     fn call(&self, reads: &[&[f32]], writes: Vec<&mut [f32]>, random: Random, f: &impl Fn(Views<'_>)) {
         let copies: Vec<Vec<f32>> = (self.ins.iter())
             .map(|(place, range, _)| match *place {
@@ -259,7 +259,7 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
 struct Plan {
     layout: Layout,
     reads: Vec<Arc<Chunk>>,
-    /// Each with whether its old contents are not needed.
+    /// The chunks that are mutated, each with whether its old contents are not needed.
     writes: Vec<(Arc<Chunk>, bool)>,
     random: Option<Var<Random>>,
 }

@@ -346,7 +346,7 @@ impl Trainer {
     }
 
     /// Returns the error for a failed step. For a loss that is not finite, finds the first layer whose result is not
-    /// finite. The updates of the step did not run, so the parameters are those from which the loss was computed.
+    /// finite. The updates of the step did not run, so the loss was computed from the present parameters.
     fn explain(&self, epoch: usize, step: usize, error: WaitError) -> Error {
         if !matches!(&error, WaitError::Failed(failed) if failed.name() == CHECK) {
             return Error::Wait(error);

@@ -66,7 +66,7 @@ pub(crate) struct Completion {
     pub(crate) at: At,
     /// The variable whose access is being completed.
     variable: u8,
-    /// How many of the operation's accesses are spent, so that this thread must end their shares.
+    /// How many of the operation's accesses are spent. This thread must end their shares.
     spent: u8,
     /// Whether the function has returned, and the first access is done.
     begun: bool,

@@ -104,7 +104,7 @@ impl Tracker {
         Step::ALL.into_iter().filter(|&step| taken & 1 << step as u32 == 0).collect()
     }
 
-    /// Returns the final states, in which no step was left.
+    /// Returns the final states, in which no step is left.
     ///
     /// # Panics
     /// If a thread has panicked while it held the lock.
@@ -206,8 +206,8 @@ impl Tracker {
         })
     }
 
-    /// Whether all operations are complete and their records are retired, except records that are last in a queue and
-    /// whose only remaining shares are those of these accesses.
+    /// Whether all operations are complete and their records are retired, except records with accesses that are last in
+    /// a queue; these accesses have the only shares left.
     fn is_complete(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_complete = |op: OpId| {
@@ -246,9 +246,9 @@ impl Tracker {
 
     /// Whether each thread at the head of a loop, if it runs alone, changes shared memory or finishes.
     ///
-    /// Shared memory only moves forward, so it is the same in all states of a cycle. In such a cycle, each thread reads
-    /// the same values again and again, whatever the others do, so it would also loop forever if it ran alone. If no
-    /// thread would, there is no cycle, and every execution of a program ends.
+    /// Shared memory never returns to an earlier value, so it is the same in all states of a cycle. In such a cycle,
+    /// each thread reads the same values again and again, whatever the others do, so it would also loop forever if it
+    /// ran alone. If no thread would, there is no cycle, and every execution of a program ends.
     fn gets_on(&self, state: &State) -> bool {
         Self::all().all(|who| {
             let is_at_head = match who {

@@ -10,7 +10,7 @@ use crate::{
 /// What a thread that pushes does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum At {
-    /// All its pushes are over.
+    /// All pushes of the thread are over.
     Over,
     /// `push`: pins the thread.
     Pin,
@@ -50,7 +50,7 @@ pub(crate) enum At {
     EndRegistration,
     /// `adopt_deferred`: loads the deferred flags.
     LoadAdopted { index: u8 },
-    /// `adopt_deferred`: sets them.
+    /// `adopt_deferred`: sets the adopted flags.
     Adopt { index: u8, flags: u8 },
     /// `finish_push`: subtracts this thread's part from `wait` (edge `ready`).
     Decrement,

@@ -107,7 +107,7 @@ pub enum Wrong {
     RetiredTwice,
     /// An operation became ready twice.
     ReadyTwice,
-    /// An operation became ready before it was in all its queues, or before those that it has to wait for were done.
+    /// An operation became ready before it was in all its queues, or before the operations ahead of it were done.
     ReadyTooEarly,
     /// A push returned before all its accesses were in their queues.
     ReturnedTooEarly,
@@ -364,7 +364,7 @@ impl World<'_> {
         was
     }
 
-    /// Notes that `op` has become ready, so that a thread owns it and may run it.
+    /// Notes that `op` has become ready: from now on a thread owns it and may run it.
     pub(crate) fn becomes_ready(&mut self, op: OpId) {
         if self.state.completions[op as usize] != Completion::WAITING {
             self.goes_wrong(Wrong::ReadyTwice);

@@ -1,5 +1,5 @@
-//! The names of the actions, one for each atomic access of the tracker. Each doc comment names the function and, if the
-//! access is one side of an edge, the edge, as the module docs of `src/tracker/mod.rs` do.
+//! The names of the actions, one for each atomic access of the tracker. Each doc comment names the function that makes
+//! the access and, if the access is a side of one of the edges listed in `src/tracker/mod.rs`, that edge.
 
 /// An atomic access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

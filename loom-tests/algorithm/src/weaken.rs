@@ -44,7 +44,7 @@ pub enum Rule {
     PutOffSatisfy,
     /// A push pins its thread.
     PinPushes,
-    /// A retired record is reclaimed after the epoch.
+    /// A retired record is reclaimed only after the epoch has passed.
     ReclaimAfterEpoch,
     /// A record is retired only with its last share.
     CountShares,

@@ -417,7 +417,7 @@ fn memory_is_limited_and_free_blocks_are_released_when_it_runs_out() {
     assert!(!error.is_lost() && error.code() == 2, "{error:?}");
     assert_eq!(pinned(&gpu, &[1; 2000]).len(), 2000, "pinned memory is the host's");
     drop(all);
-    // These do not fit the size class of the free block, so that block must be released.
+    // These vectors do not fit the size class of the free block, so that block must be released.
     let less: Vec<_> = (0..8).map(|_| on_device(&gpu, 128)).collect();
     let counts = gpu.counts();
     drop(less);

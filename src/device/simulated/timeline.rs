@@ -72,7 +72,7 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// A kernel that has not run. Its captures are dropped behind a barrier against panics.
+/// A kernel that has not run. Panics in the drop of its captures are caught.
 pub(super) struct Kernel(Option<Box<dyn FnOnce() + Send>>);
 
 impl Kernel {
@@ -112,9 +112,9 @@ impl Work {
     fn execute(self) -> Result<(), DeviceError> {
         match self {
             Self::Copy { from, to, bytes, .. } => {
-                // SAFETY: the caller that issued the copy promised that both places hold `bytes` bytes until a mark
-                // behind the copy has passed, which cannot happen before this returns, and that nothing else uses them
-                // until then. They may overlap.
+                // SAFETY: the caller that issued the copy promised that `from` and `to` have `bytes` bytes each until a
+                // mark behind the copy has passed, which cannot happen before this returns, and that nothing else uses
+                // them until then. They may overlap.
                 unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
                 Ok(())
             }
@@ -144,7 +144,7 @@ pub(super) enum Call {
 
 struct Issued {
     command: Command,
-    /// The command's number among those of all streams.
+    /// The command's number among the commands of all streams.
     number: u64,
     /// The earliest time at which the command may start.
     earliest: Duration,
@@ -231,7 +231,7 @@ struct Step {
 #[must_use]
 pub(super) struct Leftovers(#[allow(dead_code, reason = "for its drop")] Vec<Issued>);
 
-/// Counts down, and returns whether the count was 1, so that this call or command is the selected one.
+/// Counts down. Returns whether the count was 1, that is, whether this call or command is the selected one.
 fn is_it(countdown: &mut u64) -> bool {
     let it = *countdown == 1;
     *countdown = countdown.saturating_sub(1);
@@ -442,7 +442,7 @@ impl State {
         }
     }
 
-    /// Returns the step that the device takes next, among those that are possible by now.
+    /// Returns the step that the device takes next, among the steps that are possible by now.
     fn next_step(&mut self) -> Option<Step> {
         if self.stalled {
             return None;

@@ -400,7 +400,7 @@ impl World {
                             return Ok(());
                         }
                         world.body(id, Some((cx, &inside)));
-                        // Dropped before the completion is used, because the program may end as soon as it is used.
+                        // Dropped first, because the program may end as soon as the completion is used.
                         drop(drop_once);
                         if kind == Kind::Elsewhere {
                             elsewhere(move || use_completion(done, ends));
@@ -764,8 +764,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         // From here on each engine ends when its last handle is dropped, which may happen inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // The drop runs on another thread, because it may wait, and this thread must use the completions that operations
-    // have left.
+    // Dropped on another thread: the drop may wait for operations whose completions only this thread uses.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {
@@ -777,7 +776,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         handles.extend(thread.join().map_err(|_| "a thread of the program panicked")?);
     }
     let Hands { engines, variables, operators } = hands;
-    // The engines end on another thread, while this one uses the completions that operations have left.
+    // The engines end on another thread, while this thread uses the completions that operations have left.
     let own = Arc::clone(world);
     let waits_first = world.program.waits_first;
     let ending = thread::spawn(move || {

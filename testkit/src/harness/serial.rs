@@ -3,9 +3,9 @@
 //! With one pushing thread every result is determined: the values that each operation saw, every final value and
 //! version, every failure with its cause, and every refusal. Two rules are not promised but hold on all engines, so the
 //! model has them as well: an operation over several failed variables propagates the failure of the oldest variable,
-//! and a failed variable keeps its failure. `push` has mostly operations over tokens and all ways to complete them, and
-//! `typed` has mostly operations over typed variables in many shapes, some of them aliased. In a third of the programs
-//! the engine and the group have a limit on pending operations, which changes no result.
+//! and a failed variable keeps its failure. In `push`, most operations are over tokens, and they complete in every
+//! possible way. In `typed`, most are over typed variables in many shapes, some of them aliased. In a third of the
+//! programs the engine and the group have a limit on pending operations, which changes no result.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -93,8 +93,8 @@ enum Bound {
     /// A parent of its own, which declares the same variables and pushes the operation as its child. In most cases it
     /// first pushes another child, which fills a variable of the family.
     Parent,
-    /// Its handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise it may start
-    /// first.
+    /// The operation's handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise
+    /// it may start first.
     Handle(Cancel),
 }
 
@@ -859,14 +859,14 @@ impl Handle {
     pub fn narrow(&self) -> &Var<Narrow> {
         match self {
             Self::Narrow(variable) => variable,
-            _ => unreachable!("each place of a shape has a variable of its class"),
+            _ => unreachable!("each position of a shape has a variable of its class"),
         }
     }
 
     pub fn wide(&self) -> &Var<Wide> {
         match self {
             Self::Wide(variable) => variable,
-            _ => unreachable!("each place of a shape has a variable of its class"),
+            _ => unreachable!("each position of a shape has a variable of its class"),
         }
     }
 }
@@ -1002,7 +1002,7 @@ impl Run {
         let rest = move || {
             self.leave(seen);
             let id = self.id;
-            // Dropped before the completion is used, because the program may end as soon as it is used.
+            // Dropped first, because the program may end as soon as the completion is used.
             drop(self);
             match ends {
                 Ends::Well => done.complete(),

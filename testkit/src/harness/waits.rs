@@ -1,7 +1,7 @@
-//! The target `waits`: operations wait for handles, variables, groups and scopes, also for what stands behind them. Each
-//! program ends, and a wait is refused only on a cycle.
+//! The target `waits`: operations wait for handles, variables, groups and scopes, even for what is queued behind them.
+//! Each program ends, and a wait is refused only if it is part of a cycle.
 //!
-//! A program is known before it runs, so that all waits that can ever occur are known as well: see [`Program::graph`].
+//! A program is known before it runs, so all waits that can ever occur are known as well: see [`Program::graph`].
 
 use std::{
     fmt,
@@ -51,7 +51,7 @@ enum Step {
 struct Program {
     variables: usize,
     groups: usize,
-    /// Whether no operation starts before all those of the program's own thread were pushed.
+    /// Whether no operation starts before all operations of the program's own thread were pushed.
     is_held: bool,
     operations: Vec<Operation>,
     /// The number of operations, including those that other operations push.
@@ -119,7 +119,7 @@ impl Program {
                 });
                 let accesses = narrowed.collect();
                 let child = self.operation(accesses, depth + 1, true, bytes);
-                // It belongs to the groups of its parent.
+                // The child belongs to the groups of its parent.
                 Step::Child(Operation { group: None, ..child })
             }
             6 => {
@@ -216,8 +216,9 @@ impl Program {
         self.operations.iter().for_each(|operation| descend(operation, Origin::Program, visit));
     }
 
-    /// Returns all waits that may occur in any run. Where the order of two pushes depends on the run, both count. A naive
-    /// engine completes a ready operation inside its push, so there the pusher's function may wait for it.
+    /// Returns all waits that may occur in any run. Where the order of two pushes depends on the run, both orders
+    /// count. A naive engine completes a ready operation inside its push, so there the pusher's function may wait for
+    /// it.
     fn graph(&self, is_naive: bool) -> Graph {
         let mut all: Vec<(&Operation, Origin)> = Vec::new();
         self.each(&mut |operation, origin| all.push((operation, origin)));
@@ -265,7 +266,7 @@ impl Program {
         graph
     }
 
-    /// Whether the push of one of two operations that conflict may come after that of the other.
+    /// Whether, of two operations that conflict, `late` may be pushed after `early`.
     fn may_stand_behind(&self, late: (Id, Origin), early: (Id, Origin)) -> bool {
         match (late.1, early.1) {
             // Children stand in a queue of their own.
@@ -308,7 +309,7 @@ impl World {
     }
 
     fn describe<'e>(&'e self, mut builder: OpBuilder<'e>, operation: &Operation) -> OpBuilder<'e> {
-        // A refused scope cancels what is in it, which fails the variables.
+        // A refused scope cancels its operations, so the variables fail.
         builder = builder.run_always();
         for &(variable, access) in &operation.accesses {
             let token = &self.variables[variable].token;
@@ -498,7 +499,7 @@ pub fn waits(data: &[u8]) {
             };
             done.complete();
         }
-        // Failures are those of scopes that were refused. Operations that others have pushed may still be pending.
+        // Failures come from scopes that were refused. Operations that others have pushed may still be pending.
         while engine.wait_for_all().is_err() || engine.pending() != 0 {}
         let checked = world.check(&program, engine.kind() == EngineKind::Naive);
         drop((world, engine));

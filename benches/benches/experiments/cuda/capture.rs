@@ -1,4 +1,4 @@
-//! How do the recording of a graph on one thread and the calls of other threads affect each other?
+//! How do the recording of a graph on one thread and calls from other threads affect each other?
 
 use std::{
     ptr,
@@ -26,9 +26,9 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "capture",
-    about: "while one thread records a graph in the mode GLOBAL and a kernel of 50 ms runs: what calls of another \
-            thread return, in the modes GLOBAL and RELAXED, and whether the recording survives; the same with an \
-            engine at work",
+    about: "while one thread records a graph in the mode GLOBAL and a kernel of 50 ms runs: what calls from \
+            another thread return, in the modes GLOBAL and RELAXED, and whether the recording survives; the same \
+            with an engine at work",
     run,
     part,
 };

@@ -22,8 +22,8 @@ use super::{
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "clock",
-    about: "the resolution of %globaltimer; the time from the end of a kernel of 2 ms, which a spinning thread \
-            observes, until the CPU operation behind it starts, with workers that spin and by default; and until a \
+    about: "the resolution of %globaltimer; the time from the end of a kernel of 2 ms, as seen by a spinning \
+            thread, until the CPU operation behind it starts, with spinning workers and with default ones; and until a \
             thread that polls every 50 µs sees the end, with the timer slack that lanes have and with the default one",
     run,
     part,

@@ -217,7 +217,7 @@ fn by_hand() {
         (launches, beside.join().expect("the thread ends"))
     });
     hand::must("all end", stream.synchronize());
-    // The driver may make room for one launch at a time or for many, so that a few launches may take all of the time.
+    // The driver may make room for one launch at a time or for many, so a few launches may take all of the time.
     let is_slow = |launches: &[Launch]| {
         let all: Duration = launches.iter().map(|launch| launch.1).sum();
         launches[0].1 > KERNEL / 4 && all / RUN > KERNEL / 4

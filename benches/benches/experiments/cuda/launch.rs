@@ -84,8 +84,8 @@ fn count() -> usize {
     machine::choose(20_480, 1_024)
 }
 
-/// Returns a thread's time per call, and the time in which all threads launch divided by the total number of launches,
-/// in ns.
+/// Returns two times in ns: that of one call on a thread, and the whole time divided by the number of launches of all
+/// threads.
 fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     let barrier = Barrier::new(threads);
     let found: Vec<Duration> = thread::scope(|scope| {

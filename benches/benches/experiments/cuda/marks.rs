@@ -56,7 +56,7 @@ fn run() -> Outcome {
         ));
     }
     let good = if good.is_empty() { "nothing".to_owned() } else { good.join("; ") };
-    Ok(format!("WRONG: {}; correct: {good}; what is wrong must not be the default", bad.join("; ")))
+    Ok(format!("WRONG: {}; correct: {good}; a wrong kind must not be the default", bad.join("; ")))
 }
 
 fn fault(part: &Part, checks: f64, wrong: f64) -> Option<String> {
@@ -99,7 +99,7 @@ struct Check<'a> {
 type Words = Var<DeviceVec<u32>>;
 
 impl Check<'_> {
-    /// Makes all checks. Returns their number, and the number of failed ones.
+    /// Makes all checks. Returns how many there are, and how many have failed.
     fn all(mut self, seed: u32) -> (u32, u32) {
         hand::bind(self.gpu);
         for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
