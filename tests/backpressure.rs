@@ -95,14 +95,14 @@ fn a_producer_that_is_faster_than_the_workers_keeps_to_the_limit() {
     for limit in [1, 2, 7, 100] {
         on_limited(&THREADED, 1, limit, move |engine| {
             let total = engine.var(0);
-            let (mut most, count) = (0, fewer(3_000));
+            let (mut most, count) = (0, fewer(1_500));
             for _ in 0..count {
                 engine
                     .op("add")
                     .push(total.write(), |total| {
                         *total += 1;
                         let start = Instant::now();
-                        while start.elapsed() < Duration::from_micros(10) {
+                        while start.elapsed() < Duration::from_micros(50) {
                             std::hint::spin_loop();
                         }
                     })

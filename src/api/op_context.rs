@@ -184,7 +184,7 @@ impl OpContext<'_> {
     ///     })?;
     ///     Ok(())
     /// })?;
-    /// assert_eq!(engine.get(&longest)?, "weft");
+    /// assert_eq!(engine.get(&longest)?, "warp");
     /// # Ok(())
     /// # }
     /// ```

@@ -44,6 +44,12 @@ pub struct FamilyCount {
     open: AtomicU64,
 }
 
+impl Default for FamilyCount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl FamilyCount {
     /// Creates the counts of a parent whose function is about to be called.
     #[must_use]

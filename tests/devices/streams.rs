@@ -184,7 +184,7 @@ fn a_stream_of_another_device_is_refused_before_the_function() {
                 (result, *lock(&called))
             };
             let (refused, called) = try_on(GPU);
-            assert!(failure(refused).to_string().contains("belongs to another device"), "{kind}");
+            assert!(failure(refused).to_string().contains("belongs to a device other than"), "{kind}");
             assert!(!called, "{kind}");
             let (done, called) = try_on(OTHER);
             assert!(done.is_ok() && called, "{kind}: {done:?}");

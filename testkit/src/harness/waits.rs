@@ -114,10 +114,12 @@ impl Program {
             3 => Step::WaitFor(bytes.below(MOST)),
             4 => Step::WaitForGroup(bytes.below(self.groups)),
             5 if may_have_children => {
-                let narrowed = held.iter().filter_map(|&(variable, access)| {
-                    bytes.one_in(2).then(|| (variable, bytes.pick(&[access, Access::Read])))
-                });
-                let accesses = narrowed.collect();
+                let mut accesses = Vec::new();
+                for &(variable, access) in held {
+                    if bytes.one_in(2) {
+                        accesses.push((variable, bytes.pick(&[access, Access::Read])));
+                    }
+                }
                 let child = self.operation(accesses, depth + 1, true, bytes);
                 // The child belongs to the groups of its parent.
                 Step::Child(Operation { group: None, ..child })
