@@ -4,8 +4,8 @@
 //! cargo run --release --example requests
 //! ```
 //!
-//! Each request is a group of operations. A client waits for 20 ms, and then cancels its request: operations that have
-//! not started never start, and a running search stops early. Other requests are not affected.
+//! Each request is a group of operations. A client that has no answer after 20 ms cancels its request: operations that
+//! have not started never start, and a running search stops early. Other requests are not affected.
 
 use std::{
     error::Error,

@@ -27,24 +27,25 @@
 //! # What is promised
 //!
 //! * Two operations that name the same variable run one after the other, in push order, if at least one mutates it.
-//! * Any number of threads may push at once, operations included. A push is atomic over all its variables: there is one
-//!   order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No set
-//!   of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) says what is not covered.
+//! * Any number of threads may push at once, even inside operations. A push is atomic over all its variables: there is
+//!   one order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No
+//!   set of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) says what is not
+//!   covered.
 //! * The writes of an operation are visible to every operation that must run after it, and to every thread that has
 //!   waited for it.
-//! * An operation that fails, by an error, a panic or a lost [`Completion`], makes the variables that it mutates
-//!   *failed*. Operations that name a failed variable are skipped and pass the same [`OpError`] on, until
-//!   [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for such a variable returns
-//!   the error.
+//! * An operation that fails, for example by an error, a panic or a lost [`Completion`], makes the variables that it
+//!   mutates *failed*. Later operations that name a failed variable are skipped by default, and pass the same
+//!   [`OpError`] on, until [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for
+//!   such a variable returns the error.
 //! * Every function that is pushed either runs once, or is dropped once without having run.
 //!
 //! # Levels
 //!
-//! Through [`Var`]s, operations receive references to values, and the compiler checks how these are used. [`Token`]s
-//! order operations on things outside the engine. One operation may name both. [`cx()`] among the accesses declares
-//! that the function receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push. [`Operator`]s are
-//! created once and pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on GPUs, over
-//! [`DeviceVec`] and [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
+//! Through [`Var`]s, operations receive references to values, and the compiler checks how the references are used.
+//! [`Token`]s order operations on things outside the engine. One operation may name both. [`cx()`] among the accesses
+//! declares that the function receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push.
+//! [`Operator`]s are created once and pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on
+//! GPUs, over [`DeviceVec`] and [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
 
 mod api;
 mod device;

@@ -72,7 +72,7 @@ fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
 }
 
 /// A thread hands its worker to another thread when an operation waits. Afterwards, each thread runs on the core of its
-/// worker.
+/// worker, if that worker is pinned.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
@@ -132,8 +132,8 @@ fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
     });
 }
 
-/// All threads of an engine have the affinity mask of the thread that built it, including those that other threads
-/// start later.
+/// All threads of an engine stay on the cores of the thread that built the engine, even those that other threads start
+/// later.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {

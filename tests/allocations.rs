@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The number of operations in a round, for the common ways to push (`MANY`) and for the others (`SOME`).
+/// The number of operations in a round: `MANY` for the common ways to push, and `SOME` for the others.
 const MANY: usize = 200_000;
 const SOME: usize = 50_000;
 

@@ -29,14 +29,14 @@ use raddle::{
     Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, SimulatedGpu, cx,
 };
 
-/// The number of operations by which one thread may exceed a limit, as documented.
+/// The number of operations by which one thread may exceed a limit. The documentation says 32.
 const EXCESS: u64 = 33;
 
 fn limited(kind: EngineKind, workers: usize, limit: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).max_pending(limit).build().expect("the engine is built")
 }
 
-/// Runs `f` for an engine of each of `kinds`, with `workers` workers and this limit, under the watchdog.
+/// Runs `f` under the watchdog, for an engine of each of `kinds` with `workers` workers and the limit `limit`.
 #[track_caller]
 fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
     for &kind in kinds {
@@ -393,8 +393,7 @@ fn an_operation_that_runs_in_a_push_may_wait_push_and_panic() {
                 .push((), move |()| {
                     assert_ne!(n, 7, "as planned");
                     let added = inner.op("add").submit(its.write(), |value| *value += 1).unwrap();
-                    // The operation is not waited for, since the gate may keep the worker that runs it busy until
-                    // later.
+                    // This does not wait for `add`: the worker that is to run it may be busy until the gate opens.
                     drop(added);
                 })
                 .unwrap();
@@ -695,7 +694,7 @@ fn a_woken_future_that_is_dropped_wakes_the_next_one() {
         assert_eq!((wakes[1].count(), wakes[2].count()), (0, 0));
         drop(rooms.remove(0));
         eventually("the second future is woken", || wakes[1].count() == 1);
-        // The second future finds room, which is not used.
+        // The second future finds room, but no push uses it.
         let waker = Waker::from(Arc::clone(&wakes[1]));
         assert!(matches!(rooms[0].as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(_))));
         eventually("the third future is woken", || wakes[2].count() == 1);
@@ -1127,7 +1126,7 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// For `time`, pushes operations as fast as possible, each of which captures a kilobyte.
+/// Pushes operations as fast as possible for `time`. Each captures a kilobyte.
 fn overload(engine: &Engine, limit: usize, time: Duration) {
     let start = Instant::now();
     let values: Vec<_> = (0..4).map(|_| engine.var(0u64)).collect();

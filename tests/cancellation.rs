@@ -222,7 +222,7 @@ fn a_cancelled_handle_wakes_its_waiters() {
     });
 }
 
-/// The drop of the function may use the engine. If it panics, `cancel` panics, after it has completed its work.
+/// The drop of the function may use the engine. If the drop panics, `cancel` first completes its work and then panics.
 #[test]
 fn the_drop_of_a_cancelled_function_is_program_code() {
     struct Uses(Engine);
@@ -440,7 +440,7 @@ fn a_group_reports_the_failure_that_was_pushed_first_and_only_its_own() {
         group.wait().expect("each failure is reported once");
         assert_eq!(failure(engine.wait_for_all()).name(), "outside");
         engine.wait_for_all().expect("the group's failures were reported");
-        // A skipped operation fails with the failure that it was skipped for.
+        // A skipped operation fails with the failure that caused the skip.
         group.op("skipped").push(outside.read(), |_| unreachable!("it is skipped")).unwrap();
         assert_eq!(failure(group.wait()).name(), "outside");
     });
@@ -601,7 +601,7 @@ fn asynchronous_members_are_counted_until_their_completion() {
     });
 }
 
-/// A wait for a group returns only after the captures and the results of its operations were dropped.
+/// A wait for a group returns only after the captures and the results of its operations have been dropped.
 #[test]
 fn a_member_is_counted_until_its_result_was_dropped() {
     on_kinds(&KINDS, 2, |engine| {
@@ -743,7 +743,7 @@ fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
             let _: &raddle::OpHandle<()> = &handle;
             assert!(engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)).is_err(), "{kind}: an operation runs");
             let ending = thread::spawn(move || drop(engine));
-            // The drop begins to drain, and waits for the operation that runs.
+            // The drop starts a drain, and waits for the operation that runs.
             thread::sleep(MOMENT);
             gate.open();
             assert!(is_cancelled(&failure(handle.wait())), "{kind}");

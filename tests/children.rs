@@ -829,7 +829,7 @@ fn each_run_of_an_operator_has_its_own_children() {
         double.submit().unwrap().wait().unwrap();
         slow.submit().unwrap().wait().unwrap();
         group.wait().unwrap();
-        // The value is 1 at first, then five times 2n + 1, then 2n, and then n + 1.
+        // The value starts at 1. Each of five rounds makes it 2n + 1; then it becomes 2n, and then n + 1.
         assert_eq!((engine.get(&value).unwrap(), value.version()), (63 * 2 + 1, 12));
         fails.store(true, Relaxed);
         assert_eq!(failure(slow.submit().unwrap().wait()).name(), "add");

@@ -96,8 +96,8 @@ impl Kernels {
         let mut arguments = stream.launch_builder(&self.affine);
         arguments.arg(&at).arg(&count).arg(&factor).arg(&term);
         let (grid_dim, block_dim) = ((count.div_ceil(BLOCK), 1, 1), (BLOCK, 1, 1));
-        // SAFETY: the arguments match the kernel's parameters. It writes `count` values, all inside the vector. The
-        // operation that launches it has exclusive access to the vector until the device has completed the kernel.
+        // SAFETY: the arguments match the kernel's parameters. The kernel uses `count` values, all inside the vector.
+        // The operation that launches it has exclusive access to the vector until the device has completed the kernel.
         unsafe { arguments.launch(LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 }) }.map(drop)
     }
 
@@ -126,7 +126,7 @@ impl Kernels {
         assert!(!values.is_empty(), "the kernel needs a first value");
         let mut arguments = stream.launch_builder(&self.late);
         arguments.arg(&at).arg(&nanos).arg(&factor).arg(&term);
-        // SAFETY: the arguments match the kernel's parameters. It writes only the first value, which exists. The
+        // SAFETY: the arguments match the kernel's parameters. The kernel uses only the first value, which exists. The
         // operation that launches it has exclusive access to that value until the device has completed the kernel.
         unsafe { arguments.launch(one_thread()) }.map(drop)
     }
@@ -134,8 +134,8 @@ impl Kernels {
     /// Launches a kernel whose invalid write makes the device unusable for this process.
     fn poison(&self, stream: &mut GpuStream) -> Result<(), DriverError> {
         let stream = stream.cuda().expect("a stream of a CUDA device");
-        // SAFETY: the kernel has no parameters. It writes to an unmapped address, which the device reports as a fault;
-        // no memory changes.
+        // SAFETY: the kernel has no parameters. It writes to an unmapped address: the device reports a fault, and no
+        // memory changes.
         unsafe { stream.launch_builder(&self.poison).launch(one_thread()) }.map(drop)
     }
 }
@@ -225,8 +225,8 @@ fn copies_of_every_size_preserve_the_bytes() {
     });
 }
 
-/// Compares random operations on the lanes for ordinary kernels, urgent kernels and copies, some of them slow, with a
-/// serial run of the same operations in push order.
+/// Pushes random operations to the lanes for ordinary kernels, urgent kernels and copies, and compares the values with
+/// those of a serial run in push order. Some of the kernels are slow.
 #[test]
 fn operations_of_several_streams_take_effect_in_push_order() {
     const VARS: usize = 4;
@@ -291,7 +291,7 @@ fn a_result_is_ready_when_its_kernel_has_completed_and_not_when_it_was_launched(
                 kernels.late(stream, values, 1, 1).map(|()| begin)
             };
             let begin = engine.op("late").on(GPU).submit_launch_any(device.write(), launch).unwrap().wait().unwrap();
-            // Half of the time is enough, since the resolution of the device's clock is not documented.
+            // Only half of the time is required, since the resolution of the device's clock is not documented.
             assert!(begin.elapsed() >= AWHILE / 2, "round {round}: {:?}", begin.elapsed());
         }
         assert_eq!(values(&engine, &device, 1), [50]);
@@ -436,8 +436,8 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
     });
 }
 
-/// Makes every kind of driver call that an engine makes, to be used while another thread captures: allocations of
-/// device and pinned memory, new lanes, copies, kernels that the host waits for, and queries of busy streams.
+/// Makes an engine call the driver in many ways while another thread captures: it allocates device and pinned memory,
+/// opens lanes, copies, launches kernels that the host waits for, and queries busy streams.
 fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
     let var = zeros(engine, len);
     let mut expected = 0;
@@ -535,7 +535,7 @@ fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb
                 });
                 has_begun.recv().expect("the recording begins");
                 let done = done;
-                // The engine's streams are created and destroyed while the other thread captures.
+                // The streams of this engine are created and destroyed while the other thread captures.
                 let engine = engine(kind, gpu);
                 make_every_kind_of_driver_call(&engine, kernels, len);
                 drop(engine);

@@ -295,8 +295,8 @@ fn a_cycle_through_a_child_that_is_held_back_is_found() {
 
 // -------------------------------------------------------------------------------------------------------- scopes ----
 
-/// The wait at the end of a scope cannot be refused. So the wait of the other operation is refused, even if it is the
-/// older one.
+/// The wait at the end of a scope must not return early. So the wait of the other operation is refused, even if it is
+/// the older one.
 #[test]
 fn a_cycle_through_the_end_of_a_scope_ends_because_the_other_wait_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -390,7 +390,7 @@ fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
                     let outer = move |_: &mut i32| {
                         let mut seen = -1;
                         meeting.join();
-                        // In turn if `round` is 0, and otherwise all at once.
+                        // The scopes open one after another if `round` is 0, and otherwise all at once.
                         thread::sleep(index as u32 * (1 - round) * MOMENT);
                         let result = inner.scope(|s| {
                             let seen = s.lend(&mut seen);

@@ -230,7 +230,6 @@ fn waits_may_nest_a_hundred_deep_on_a_single_worker() {
     });
 }
 
-/// The nesting is deeper than the stack of a test's thread allows on a naive engine.
 #[test]
 fn waits_may_nest_three_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
@@ -346,7 +345,7 @@ fn operations_of_two_engines_may_wait_for_each_other() {
     }
 }
 
-/// More operations wait than the engine may have spare threads. Each wait succeeds or immediately returns an error.
+/// More operations wait than there can be spare threads. Each wait succeeds, or returns an error immediately.
 #[test]
 #[cfg_attr(miri, ignore = "starts 1,024 threads")]
 fn too_many_concurrent_waits_return_an_error() {
@@ -544,7 +543,7 @@ fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
     watched(|| {
         let (here, there) = (engine(EngineKind::Pooled, 1), engine(EngineKind::Pooled, 1));
         let (queued, shutdown_started) = (Gate::new(), Gate::new());
-        // An operation of the other engine needs one of this engine, queued behind the one that shuts down.
+        // An operation of `there` needs one of `here`, which is queued behind the operation that shuts `there` down.
         let (inner_queued, inner_here) = (queued.clone(), here.clone());
         there
             .op("needs")
@@ -852,7 +851,7 @@ fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
         let ran = Arc::new(AtomicUsize::new(0));
         let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
         let pushes = move |_: &OpContext<'_>| {
-            // All are deferred during one pin, while none of them can run; later pins of other threads run them.
+            // All are deferred during one pin, while none of them can run. Later pins, of any thread, run them.
             let guard = epoch::pin();
             for _ in 0..200 {
                 guard.defer(|| {
@@ -896,8 +895,7 @@ fn in_a_child_deferred_functions_panic() {
         let end = Instant::now() + Duration::from_secs(20);
         while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
             let on_workers = Arc::clone(&on_workers);
-            // The workers should run the function, so this thread does not pin again before they have had time to do
-            // so.
+            // Any thread that pins may run the function, which panics only on a worker. So this is repeated.
             epoch::pin().defer(move || {
                 if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
                     on_workers.fetch_add(1, SeqCst);
@@ -1099,7 +1097,8 @@ fn the_last_of_the_operations_that_wait_for_each_other_is_refused() {
         for _ in 0..5 {
             let (a, b) = (engine.var(0), engine.var(0));
             let meeting = Meeting::new(2);
-            // Each operation holds one variable, and waits for an operation that stands behind the other one.
+            // Each of the two holds a variable, and waits for an operation that stands behind the holder of the other
+            // variable.
             let crossing = |name: &'static str, own: &raddle::Var<i32>, other: &raddle::Var<i32>, pause: u64| {
                 let (inner, other, meeting) = (engine.downgrade(), other.clone(), meeting.clone());
                 engine.op(name).submit(own.write(), move |_| {
@@ -1265,7 +1264,7 @@ fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_it_holds_bac
         let around = engine.op("around").submit(value.write(), move |_| {
             let inner = &inner;
             let again = &again;
-            // The closing wait of the scope waits on this thread, or runs the operation in place.
+            // The wait at the end of the scope blocks this thread, or runs the operation in place.
             inner.scope(|s| {
                 let waits = s.op("inside").submit((), move |()| {
                     let behind = inner.op("behind").submit(again.read(), |value| *value).unwrap();
@@ -1279,7 +1278,7 @@ fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_it_holds_bac
                 assert_eq!(deadlock(behind), ("inside".into(), "behind".into()));
                 assert_eq!(deadlock(held).0, "inside");
             }
-            // The closing wait began last.
+            // The wait at the end of the scope began last.
             refused => assert_eq!(deadlock(refused.map(drop)), ("around".into(), "inside".into())),
         }
         engine.wait_for_all().unwrap();

@@ -104,9 +104,9 @@ impl Chains {
         pushed.expect("the engine is open");
     }
 
-    /// Pushes an operation from outside, with at most `others` before it in the injector. The worker that runs the
-    /// operation may need one round for it and one for each of the others. If the operation is in the deque of a
-    /// preempted worker, another worker must steal it, and may have to steal operations of the chains before it. A
+    /// Pushes an operation from outside, with at most `others` operations ahead of it in the injector. The worker that
+    /// runs the operation may need one round for it and one for each of those ahead. If the operation is in the deque
+    /// of a preempted worker, another worker must steal it, and may have to steal operations of the chains first. A
     /// worker visits another deque only once in [`ROUNDS_PER_VISIT`] rounds.
     #[track_caller]
     fn assert_one_from_outside_starts(self: &Arc<Self>, engine: &Engine, others: usize) {
@@ -165,7 +165,7 @@ fn an_operation_pushed_from_outside_starts_despite_chains_of_the_same_low_priori
     assert_outside_operations_start(-5);
 }
 
-/// Each operation that was pushed from outside earlier may take one round.
+/// Each operation that was pushed from outside earlier may delay the last one by one round.
 #[test]
 fn an_operation_pushed_from_outside_starts_after_a_bounded_wait_behind_others() {
     const OTHERS: usize = 20;

@@ -90,9 +90,9 @@ struct World {
 
 /// The phase before everything that the stopped thread does.
 const EARLIER: u8 = 0;
-/// The phase of operations that do not depend on the operation of the stopped thread.
+/// The phase of operations that do not depend on a stopped push.
 const BESIDE: u8 = 1;
-/// The phase of the operation of the stopped thread.
+/// The phase of a stopped push, between [`EARLIER`] and [`BEHIND`].
 const STOPPED: u8 = 2;
 const BEHIND: u8 = 3;
 
@@ -413,7 +413,7 @@ fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
 const SEEDS: u64 = 6;
 
 /// One thread is stopped in a push, and another one where it helps that push or makes its own. Both delay only
-/// operations on their variables.
+/// operations on the variables of these pushes.
 #[test]
 fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
@@ -463,7 +463,7 @@ fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
     assert_all_reached(&reached, &[Point::PUSH, Point::HELP]);
 }
 
-/// Threads that push crossing operations as fast as they can do help each other, and no operation is lost.
+/// Threads that push crossing operations at full speed help each other, and no operation is lost.
 #[test]
 fn threads_that_push_concurrently_help_each_other() {
     const PUSHERS: usize = 4;
@@ -867,7 +867,7 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
     }
 }
 
-/// Each point is in a list that one of the tests above covers, and these tests fail if a point is not reached.
+/// Each point is in a list that the tests above cover, and these tests fail if a point is not reached.
 #[test]
 fn every_point_belongs_to_a_test() {
     let lists = [
@@ -882,7 +882,7 @@ fn every_point_belongs_to_a_test() {
     ];
     let listed: HashSet<_> = lists.into_iter().flatten().collect();
     assert_eq!(listed.len(), Point::ALL.len());
-    // `PENDING` is the only list that no test covers as a whole.
+    // No single test covers the whole list `PENDING`.
     assert_eq!(
         Point::PENDING,
         [Point::PendingBeforeEnter, Point::PendingEntered, Point::PendingBeforeLeave, Point::PendingLeft]

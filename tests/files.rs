@@ -1,5 +1,5 @@
-//! Traces, reports and dumps with names that try to break their formats. `.ci/run files` checks the files with readers
-//! from elsewhere: Perfetto's schema, a JSON parser, Graphviz and a browser.
+//! Traces, reports and dumps with names that try to break their formats. `.ci/run files` has other programs read the
+//! files: Perfetto's schema, a JSON parser, Graphviz and a browser.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -23,7 +23,7 @@ const HOSTILE: [&str; 9] = [
     "'",
 ];
 
-/// The folder for the files: `RADDLE_FILES`, or a temporary one, which is removed at the end.
+/// The folder for the files: `RADDLE_FILES`, or a temporary folder, which is removed at the end.
 struct Folder(PathBuf, bool);
 
 impl Folder {

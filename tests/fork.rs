@@ -883,7 +883,7 @@ impl Forker {
         Self { kind, children: Arc::default() }
     }
 
-    /// Forks. The child checks the engines, and then continues from here.
+    /// Forks. The child checks the engines before it returns from this function, as the parent does.
     fn fork(&self, engine: &Engine) {
         if let Some(child) = fork() {
             lock(&self.children).push(child);

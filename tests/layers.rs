@@ -15,7 +15,7 @@ const MAX_CIRCLE: usize = 3;
 /// The path of a module, such as `engine::push`. Empty for the root of the crate.
 type Module = String;
 
-/// Returns the source files by module, without modules of tests.
+/// Returns the source files by module, without test modules.
 fn sources() -> BTreeMap<Module, String> {
     fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {

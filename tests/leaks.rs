@@ -1,5 +1,5 @@
 //! Every function, captured value, variable's value and result is dropped exactly once: after success, failure,
-//! skips, refusals and cancellation, and in every order in which engines and handles are dropped.
+//! skips, refusals and cancellation, and however the engine ends.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;

@@ -26,8 +26,7 @@ fn engine(workers: usize) -> Engine {
     common::engine(EngineKind::PerDevice, workers)
 }
 
-/// The wait must not run in place a member that was pushed after the wait began, since it would be buried under that
-/// member.
+/// A member that was pushed after the wait began must not run in place, since the wait would be buried under it.
 #[test]
 fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     watched_for(LIMIT, || {
@@ -65,7 +64,8 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     });
 }
 
-/// A wait that ran in place what another operation awaits *with a time limit* could last longer than that limit.
+/// A wait must not run in place what another operation awaits *with a time limit*, since it could then last longer than
+/// that limit.
 #[test]
 fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     watched_for(LIMIT, || {

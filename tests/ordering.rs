@@ -85,7 +85,7 @@ fn many_seeds_equal_the_serial_run() {
         let engines = all_engines();
         for seed in 0..fewer(120) as u64 {
             let (label, engine) = &engines[seed as usize % engines.len()];
-            // There are from two variables, where most operations conflict, to a hundred.
+            // The number of variables varies from 2, where most operations conflict, to 100.
             let variables = [2, 3, 5, 10, 30, 100][seed as usize % 6];
             let shape = Shape { variables, operations: fewer(600), ..Shape::default() };
             serial(engine, label, &shape, seed, if seed % 2 == 0 { Watch::NOTHING } else { Watch::EVERYTHING });
@@ -192,7 +192,7 @@ fn pushes_that_always_conflict_are_explained_by_some_order() {
 
 // ------------------------------------------------------------------------------------------ tests of the checks ----
 
-/// The generator produces every way to push, every property, and one to eight variables in all modes.
+/// Generated operations are pushed in every way, have every property, and access one to eight variables in all modes.
 #[test]
 fn generated_programs_cover_every_kind_of_operation() {
     let shape = Shape { operations: 10_000, threads: 2, children: true, ..Shape::default() };

@@ -30,7 +30,7 @@ struct Computing {
 }
 
 impl Computing {
-    /// Computes for a while. Counts it as too many if `most` other functions are computing already.
+    /// Computes for a while. Adds one to `too_many` if at least `most` other functions are already computing.
     fn compute(&self, most: usize) {
         if self.now.fetch_add(1, Relaxed) >= most {
             self.too_many.fetch_add(1, Relaxed);
@@ -43,7 +43,7 @@ impl Computing {
     }
 }
 
-/// Pushes operations that compute, call `wait`, and compute again. Returns how often too many of them computed.
+/// Pushes operations that compute, call `wait`, and compute again. Returns how often too many of them were computing.
 fn overlaps(
     engine: &Engine,
     workers: usize,
@@ -319,7 +319,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     }
 }
 
-/// A poll runs what its thread has deferred. Here the stack is short, so another thread runs it.
+/// A poll runs what its thread has deferred, here on another thread, since little of the stack is left.
 #[test]
 fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     for kind in THREADED {
@@ -343,7 +343,7 @@ fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     }
 }
 
-/// A stop waits for the wakers that are called when its own operations end.
+/// A stop pushes operations of its own. It also waits for the wakers that are called when these operations end.
 #[test]
 fn no_waker_runs_after_a_stop() {
     struct Computes(AtomicUsize);

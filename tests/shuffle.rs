@@ -128,7 +128,7 @@ fn conflicting_operations_run_in_the_order_of_their_pushes() {
     });
 }
 
-/// Runs a program whose second operation reads what the first one writes, but does not declare it. Returns whether the
+/// Runs a program whose second operation reads what the first one writes, without declaring it. Returns whether the
 /// second operation ran first.
 fn reads_before_it_is_written(seed: u64) -> bool {
     let engine = shuffled(EngineKind::PerDevice, 1, seed);

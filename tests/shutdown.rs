@@ -60,7 +60,8 @@ fn block_at_the_end(gate: Gate) {
     LOCAL.set(Some(Blocks(gate)));
 }
 
-/// Pushes an asynchronous operation that completes while its function keeps running until the returned gate is opened.
+/// Pushes an asynchronous operation that completes while its function runs. The function returns only when the returned
+/// gate is opened.
 fn start_long_function(engine: &Engine) -> Gate {
     let gate = Gate::new();
     let inside = gate.clone();
@@ -251,7 +252,8 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                 };
                 let (first, uncounted) = thread::spawn(ends).join().expect("the thread does not panic");
                 assert_eq!(first, Ok(()), "{what}");
-                // Inside the logger, a shutdown continues in the background. At a program thread's end, it completes.
+                // A shutdown inside the logger returns `InsideOperation` and continues in the background. One at the
+                // end of a program thread, in the destructor of a thread-local, waits and returns `Ok`.
                 for result in received {
                     assert!(matches!(result, Ok(()) | Err(ShutdownError::InsideOperation)), "{what}: {result:?}");
                 }

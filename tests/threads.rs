@@ -145,7 +145,7 @@ fn in_a_child_the_logger_waits() {
 }
 
 /// No thread can be started to run the worker of a waiting operation. The operation has regained its worker by the time
-/// it logs this, so a wait in the logger is refused as well, and does not hang.
+/// the logger is told of this, so a wait in the logger is refused as well, and does not hang.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {

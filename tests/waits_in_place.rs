@@ -467,7 +467,7 @@ fn blocking_is_allowed_everywhere() {
 /// What `first` does in a test of [`beside`].
 type First = fn(&Engine, &Var<i32>, OpHandle<i32>) -> Result<i32, WaitError>;
 
-/// Pushes three operations that become ready together, and on a naive engine run on one thread: `first` mutates a
+/// Pushes three operations that become ready together, and that run on one thread on a naive engine: `first` mutates a
 /// variable and runs `f`, `second` waits for that variable, and `third` returns 3. Returns what `first` has returned.
 fn beside(engine: &Engine, f: First) -> Result<i32, WaitError> {
     let (gate, value) = (engine.token(), engine.var(0));
@@ -483,7 +483,7 @@ fn beside(engine: &Engine, f: First) -> Result<i32, WaitError> {
     *lock(&kept) = Some(engine.op("third").reads([&gate]).submit((), |()| 3).unwrap());
     held.open();
     let first = first.unwrap().wait().unwrap();
-    // It waits for `first`, and must not run on top of it.
+    // `second` waits for `first`, and must not run on top of it.
     second.unwrap().wait().unwrap().unwrap();
     engine.wait_for_all().unwrap();
     first
@@ -554,7 +554,7 @@ fn a_child_may_wait_for_a_later_child() {
     });
 }
 
-/// On a naive engine, `behind` becomes ready while the parent's children are started, and runs before that is over.
+/// On a naive engine, `behind` becomes ready while the parent's children are being started, and runs in between.
 #[test]
 fn an_operation_that_runs_between_children_may_wait_for_the_parent() {
     on_kinds(&KINDS, 1, |engine| {

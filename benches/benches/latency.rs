@@ -144,7 +144,8 @@ struct Notes {
 }
 
 impl Notes {
-    /// Creates the slots, which are never freed: a process has few of them, and operations can keep references to them.
+    /// Creates the slots. They are never freed, so that operations can keep references to them; a process creates slots
+    /// only about a hundred times.
     fn new(count: usize) -> Self {
         let start = Instant::now() + Duration::from_millis(2);
         Self { start, slots: Box::leak((0..count).map(|_| AtomicU64::new(0)).collect()) }
@@ -329,7 +330,7 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
 // ----------------------------------------------------------------------------------------------------- saturation ----
 
 /// Measures the latencies of operations of a kind while every worker has a backlog: `fillers` operations that run
-/// `iterations` each have been pushed when the first measured operation is due.
+/// `iterations` each are pushed before the first measured operation is due.
 fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(due.len());
     let full = Arc::new(AtomicBool::new(false));

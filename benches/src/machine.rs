@@ -21,8 +21,8 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Whether each benchmark should only check that it runs: `RADDLE_BENCH_QUICK` is set to a value other than `0`, or
-/// `--test` is among the arguments.
+/// Whether each benchmark should only check that it runs. This is so if `RADDLE_BENCH_QUICK` is set and is neither
+/// empty nor `0`, or if `--test` is among the arguments.
 #[must_use]
 pub fn quick() -> bool {
     env::var_os("RADDLE_BENCH_QUICK").is_some_and(|value| !value.is_empty() && value != "0")
@@ -90,8 +90,8 @@ fn cpu() -> String {
     format!("{}, family {} model {}", field("model name"), field("cpu family"), field("model\t"))
 }
 
-/// Returns the commit of the sources, with a mark if any file except the results differs from it. `RADDLE_COMMIT`, if
-/// it is set, names the commit instead, for machines without the sources.
+/// Returns the commit of the sources, with a mark if the sources of the engine or of the benchmarks differ from that
+/// commit. If `RADDLE_COMMIT` is set, it is returned instead, for machines without the sources.
 #[must_use]
 pub fn commit() -> String {
     if let Ok(commit) = env::var("RADDLE_COMMIT") {
@@ -154,8 +154,8 @@ pub fn settle() {
 static TRIPS: Mutex<Vec<f64>> = Mutex::new(vec![]);
 
 /// Measures how long a word takes from the first core to the last one and back, in ns: the cost of a message and an
-/// answer between two threads, which every engine pays. It varies tenfold with the host's placement of virtual cores.
-/// Returns `None` if there is only one core.
+/// answer between two threads, which every engine with threads pays. This time varies tenfold with the host's placement
+/// of virtual cores. Returns `None` if there is only one core.
 fn round_trip() -> Option<f64> {
     const COUNT: u32 = 1000;
     if cores() < 2 {

@@ -1,10 +1,10 @@
 //! METG(50%): the smallest granularity of operations at which the cores do half of the work that they could do.
 //!
 //! The kernel's iterations grow by a quarter at a time. *Efficiency* is the serial time of the operations without an
-//! engine, divided by the number of cores and by the measured time. METG is the size above which efficiency stays over
-//! 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as it is for the
-//! peers outside Rust. The paper uses the cores' time per operation instead, which includes the overhead and is
-//! therefore twice as large at 50 %.
+//! engine, divided by the number of cores and by the measured time. METG is the size from which efficiency does not
+//! fall below 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as it
+//! is for the peers outside Rust. The paper uses the cores' time per operation instead, which includes the overhead and
+//! is therefore twice as large at 50 %.
 
 use crate::{
     kernel::{Kernel, serial_ns},

@@ -84,7 +84,7 @@ impl Raddle {
     }
 }
 
-/// Keeps the only worker of an engine busy until the sender is dropped.
+/// Keeps the only worker of an engine busy until the returned sender is dropped.
 ///
 /// # Panics
 /// If the engine is shut down.
@@ -156,7 +156,7 @@ impl Runtime for Raddle {
 
 // ---------------------------------------------------------------------------------------------------- bookkeeping ----
 
-/// The last writer of a variable, and its readers since.
+/// The last writer of a variable, and the readers since then.
 #[derive(Clone, Debug)]
 struct History<T> {
     writer: Option<T>,

@@ -9,9 +9,10 @@ use syn::{
 
 /// Lets a struct declare the accesses of an operation, whose function then receives a struct of references.
 ///
-/// Every field must itself be an access: `Read`, `Write`, `Cx`, a tuple, an array or a `Vec` of accesses, or another
-/// struct with this derive. For a struct `Step`, the function of the operation receives a `StepRefs` with the same
-/// fields and the same visibility. A struct cannot be more public than the types of its fields.
+/// Every field must itself be a declaration: a `Read`, a `Write`, a `Cx`, a tuple, an array or a `Vec` of declarations,
+/// or another struct with this derive. For a struct `Step`, the function of the operation receives a `StepRefs` with
+/// the same fields and the same visibility, and acquiring a `Step` returns a `StepGuards`. A struct cannot be more
+/// public than the types of its fields.
 #[proc_macro_derive(Accesses)]
 pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -100,7 +101,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         }
 
         #[automatically_derived]
-        // SAFETY: every method of the implementation below forwards to the same method of each field.
+        // SAFETY: `declare`, `capture`, `refs` and `guards` below forward to the method of the same name of each field.
         unsafe impl #impl_generics ::raddle::__derive::Derived for #name #ty_generics #where_clause {}
 
         #[automatically_derived]
@@ -132,16 +133,16 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
                 Self: #call,
             {
                 #refs {
-                    // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured
-                    // with this struct's.
+                    // SAFETY: the caller's obligations hold for each field, since its accesses were declared and
+                    // captured with the struct.
                     #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::refs(&captured.#places, cx) },)*
                 }
             }
 
             unsafe fn guards(captured: &Self::Captured, share: &::raddle::__derive::Share) -> Self::Guards {
                 #guards {
-                    // SAFETY: the caller's obligations hold for each field, whose accesses were declared and captured
-                    // with this struct's.
+                    // SAFETY: the caller's obligations hold for each field, since its accesses were declared and
+                    // captured with the struct.
                     #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::guards(&captured.#places, share) },)*
                 }
             }

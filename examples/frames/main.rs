@@ -397,8 +397,8 @@ impl Setup<'_> {
 /// Separates the loss of a frame, which the program expects, from all other failures, which end the program. The inner
 /// error is the message of the loss.
 ///
-/// A wait for the last operation of a frame returns the error of the frame's first operation, because the engine
-/// propagates the error through the graph.
+/// If a frame is lost, a wait for its last operation returns the error of its first, because the engine propagates the
+/// error through the graph.
 fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, WaitError> {
     match result {
         Ok(value) => Ok(Ok(value)),

@@ -10,8 +10,8 @@
 //! `kernels.ptx` the same for CUDA. This file contains the options, the timing and the report.
 //!
 //! The program first runs the work of each lane alone: capture and comparison, copies in, kernels, copies out. Then it
-//! runs all lanes together, which at best takes as long as the slowest lane alone. Each chunk must equal the CPU's
-//! result, byte for byte, or the example fails.
+//! runs all lanes together, which at best takes as long as the slowest lane alone. The result of each chunk must equal
+//! the CPU's, byte for byte, or the example fails.
 //!
 //! Without an NVIDIA GPU the example uses the simulated one, whose results are real and whose times are invented.
 

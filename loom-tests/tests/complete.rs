@@ -351,7 +351,7 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     });
 }
 
-/// A completion that finds the tail lagging behind moves it, and hands over the access to which it moves the tail.
+/// A completion that finds the tail lagging behind moves the tail on, and hands over the access that the tail reaches.
 #[test]
 fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {

@@ -1,8 +1,8 @@
 //! A deleted variable accepts no operation: a push comes before the deletion, or is rejected and reports the rejection.
 //!
-//! At its end the world checks that each operation that ran after the deletion was rejected, that each operation's push
-//! and run agree on whether it was rejected, and that each operation pushed after the deletion's push had returned was
-//! rejected.
+//! At the end of a model, the world checks that each operation that ran after the deletion was rejected, that each
+//! operation's push and run agree on whether it was rejected, and that each operation pushed after the deletion's push
+//! had returned was rejected.
 
 #![cfg(raddle_loom)]
 

@@ -209,7 +209,8 @@ impl Device {
     }
 
     /// Ends the operation in flight on a lane that finds the device lost with `error`. The operation fails with the
-    /// failure of the one before it, or else with `error`. Returns the failure that is reported for the operation.
+    /// failure of the one before it or, if that one has none, with `error`. Returns the failure that is reported for
+    /// the operation.
     fn ends(&self, lane: usize, error: u32) -> u32 {
         let failure = self.fault_lock.with(|| {
             // SAFETY: it is this lane's turn, so no other lane uses the failure.

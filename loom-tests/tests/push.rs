@@ -2,9 +2,9 @@
 //! interleave, and a stalled pusher delays only the operations behind its own.
 //!
 //! An operation's accesses are sorted by variable, so no thread can insert them in a different order. In these models
-//! every access may be inserted by its own pusher, or by any thread that finds it in the way. Unless a model says
-//! otherwise, threads only push, and ready operations run after the threads are joined. So interleavings differ only in
-//! the steps of pushes, and a bound covers more of these.
+//! every access may be inserted by its own pusher, or by any thread that finds its operation in the way. Unless a model
+//! says otherwise, threads only push, and ready operations run after the threads are joined. So interleavings differ
+//! only in the steps of pushes, and a bound covers more of these.
 
 #![cfg(raddle_loom)]
 
@@ -166,8 +166,8 @@ fn an_access_inserted_by_two_helpers_is_counted_once() {
     });
 }
 
-/// A thread that moves the tail to an access linked by another thread hands over the access: a thread that finds it
-/// at the tail may use it.
+/// A thread that moves the tail to an access linked by another thread hands over the access: a thread that finds it at
+/// the tail may use it.
 #[test]
 fn the_tail_hands_over_the_access_it_points_to() {
     model(2, Contract, || {

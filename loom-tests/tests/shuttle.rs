@@ -253,7 +253,7 @@ fn workers_that_take_one_operation_each() {
         .map(|worker| {
             thread::spawn(move || {
                 worker.lane().sleep().set_thread(worker.index());
-                // The worker may have others in its deque, for other workers to steal.
+                // The worker may have further operations in its deque, for other workers to steal.
                 (take(&worker).unwrap(), worker)
             })
         })

@@ -56,7 +56,7 @@ fn spawn_workers<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>)
     workers.into_iter().map(spawn).collect()
 }
 
-/// Takes exactly one operation. The worker may have others in its deque, for other workers to steal.
+/// Takes exactly one operation. The worker may have further ones in its deque, for other workers to steal.
 fn take_one(worker: Worker<Number>) -> (Number, Worker<Number>) {
     (take(&worker).unwrap(), worker)
 }

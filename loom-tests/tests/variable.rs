@@ -1,4 +1,4 @@
-//! The happens-before edges that a variable adds: by its version, and by the count of its handles.
+//! The happens-before edges that a variable adds: through its version, and through the count of its handles.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;

@@ -174,9 +174,9 @@ pub(crate) mod sealed {
     /// A marker that `#[derive(Accesses)]` implements in addition to [`ScopedAccesses`](super::ScopedAccesses).
     ///
     /// # Safety
-    /// 1. `declare` and `capture` call the function of the same name of each field, in the same order, and do nothing
+    /// 1. `declare` and `capture` call the function of the same name for each field, in the same order, and do nothing
     ///    else.
-    /// 2. `refs` and `guards` call the function of the same name of each field once, with the pointers that the field
+    /// 2. `refs` and `guards` call the function of the same name once for each field, with the pointers that the field
     ///    has captured.
     pub unsafe trait Derived {}
 
@@ -193,8 +193,8 @@ pub(crate) mod sealed {
 #[doc(hidden)]
 pub struct Captured<T>(NonNull<VarCell>, PhantomData<fn(T) -> T>);
 
-// SAFETY: only the operation uses the pointer, and the tracker orders the operation with all others that use the value.
-// `Var::read` requires `T: Sync`, and every variable requires `T: Send`.
+// SAFETY: only the operation uses the pointer, and the tracker orders all conflicting uses of the value. `Var::read`
+// requires `T: Sync`, and every variable requires `T: Send`.
 unsafe impl<T> Send for Captured<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Captured<T> {}
@@ -478,8 +478,8 @@ impl ScopedAccesses for Cx {
         cx
     }
 
-    /// Returns a context that futures and owners of guards can use after the call has ended, and the [`OpContext`] with
-    /// it.
+    /// Returns a context that futures and owners of guards can use after the call, and with it the [`OpContext`], has
+    /// ended.
     unsafe fn guards((): &(), share: &sealed::Share) -> FutureContext {
         FutureContext::new(share)
     }

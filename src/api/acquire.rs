@@ -31,13 +31,13 @@ use crate::{
 impl Engine {
     /// Acquires variables for code outside operations, such as a task of an asynchronous runtime: returns a future that
     /// resolves to guards when the call's turn has come. The program uses the values through the guards, and later
-    /// operations on the variables wait until the guards are dropped.
+    /// operations that conflict with this use wait until the guards are dropped.
     ///
     /// The call takes its place in the order of pushes at once, before the future is polled, like the push of an
     /// operation with these accesses. The future runs on any executor and needs no worker. If it is dropped before it
-    /// resolves, nothing happens when its turn comes: no variable fails, and no mutation is counted.
+    /// resolves, nothing happens when the call's turn comes: no variable fails, and no mutation is counted.
     ///
-    /// For each access there is a guard: a [`ReadGuard`](crate::ReadGuard) for [`Var::read`](crate::Var::read), and a
+    /// Each access has a guard: a [`ReadGuard`](crate::ReadGuard) for [`Var::read`](crate::Var::read), and a
     /// [`WriteGuard`](crate::WriteGuard) for [`Var::write`](crate::Var::write) and
     /// [`Var::overwrite`](crate::Var::overwrite); tuples and arrays of guards for tuples and arrays, and a `Vec` for
     /// `Vec`s and slices. For [`cx()`](crate::cx) there is a [`FutureContext`](crate::FutureContext).
@@ -66,7 +66,7 @@ impl Engine {
     /// that would have been mutated fail as well. It resolves to [`WaitError::WouldDeadlock`] if the operation that
     /// makes the call holds one of the variables, and to [`WaitError::Refused`] if the push was refused.
     ///
-    /// A task that holds guards and awaits another acquisition of the same variables waits forever. Acquire what
+    /// A task that holds guards and awaits a conflicting acquisition of the same variables waits forever. Acquire what
     /// belongs together in one call.
     #[track_caller]
     pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
@@ -176,8 +176,8 @@ impl<G> Drop for Acquire<G> {
         }
         let acquiring: &Arc<Acquiring<G>> = waiter.oneshot();
         acquiring.beside().cancel(Cancel::Quietly);
-        // If the operation has started, its guards are dropped untaken, either here or on the thread that would set
-        // them.
+        // If the operation has started, its guards are dropped untaken, either here or on the thread that would have
+        // passed them to this future.
         drop(acquiring.abandon());
     }
 }

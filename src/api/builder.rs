@@ -25,7 +25,7 @@ use crate::{
     values::kind::EngineKind,
 };
 
-/// The most workers that a lane may have.
+/// The maximum number of workers in a lane.
 const MAX_WORKERS: usize = 1024;
 
 impl Engine {
@@ -174,9 +174,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether each worker is pinned to a core of its own. Default: `true`. If the operating system refuses, the
-    /// worker runs unpinned, [`Engine::placements`] reports it, and a warning is logged. The threads of a GPU run on
-    /// the cores near it, if Linux reports which cores these are.
+    /// Sets whether each worker for ordinary operations is pinned to a core of its own. Default: `true`. If the
+    /// operating system refuses, the worker runs unpinned, [`Engine::placements`] reports it, and a warning is logged.
+    /// The threads of a GPU run on the cores near it, if Linux reports which cores these are.
     ///
     /// An engine may use the cores on which the thread that builds it may run at that moment, or, if that thread
     /// belongs to another engine, all cores of that engine. All of its threads stay on these cores. The engine pins its
@@ -230,15 +230,16 @@ impl EngineBuilder {
     /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an
     /// operation waits for inside its function: that operation may run inside the push. [`OpBuilder::if_room`] never
     /// blocks and runs nothing: if there is no room, it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for
-    /// asynchronous code. Both keep the limit in case 2 as well. A shutdown ends every wait for room with
-    /// [`PushError::ShutDown`].
+    /// asynchronous code. Both respect the limit in case 2 as well. A shutdown ends every wait for room with
+    /// [`PushError::ShutDown`]. While the engine is [stopped](Engine::stop), a push that finds it full returns
+    /// [`PushError::Full`].
     ///
     /// Pushes from operations, from polls of their futures, and from all other code that an engine calls, such as
     /// wakers and destructors, count towards the limit, but are never held back. [`Engine::acquire`] and waits are not
     /// held back either.
     ///
-    /// The limit is approximate. A thread that is the only one to push does not exceed it. If several threads push,
-    /// each may exceed it by up to 32 operations, or by a few if the limit is small.
+    /// The limit is approximate. Apart from case 2, a thread that is the only one to push does not exceed it. If
+    /// several threads push, each may exceed it by up to 32 operations, or by a few if the limit is small.
     ///
     /// Pushes on an engine without a limit cost nothing extra. See [`Group::max_pending`](crate::Group::max_pending)
     /// for the operations of one group, and the [guide](crate::guide::bounding_work) for other ways to bound work.
@@ -269,7 +270,8 @@ impl EngineBuilder {
     /// the recorder. Several engines may share a recorder. Only the last call counts.
     ///
     /// With a recorder, a push takes some 25 ns more, and a run some 40 ns more, of which each reading of the clock
-    /// takes 10 ns. An engine without a recorder or an [observer](Self::observer) pays for only one test in each push.
+    /// takes 10 ns. An engine with neither a recorder nor an [observer](Self::observer) pays only for one test in each
+    /// push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -372,7 +374,7 @@ impl EngineBuilder {
     }
 
     /// Adds a GPU. Operations name it [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs added
-    /// before it. Its threads start with the first operation for it.
+    /// before it. The thread of each of its lanes starts with the first operation for that lane.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -401,8 +403,8 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` is unknown, the
-    /// value of `RADDLE_SHUFFLE` is not a number, a profile cannot be written, or a thread could not be started.
+    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` names no kind of engine,
+    /// the value of `RADDLE_SHUFFLE` is not a number, a profile cannot be written, or a thread could not be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,

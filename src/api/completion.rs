@@ -23,14 +23,15 @@ use crate::{
 /// A handle that completes an asynchronous operation, from any thread. If the operation's function has references to
 /// values, the operation is complete only when the function has returned as well.
 ///
-/// A completion that is dropped unused fails its operation immediately, with [`Cause::LostCompletion`]: a forgotten
-/// completion is an error, not a hang. This also happens if the operation's own function returns an error early and
-/// thereby drops the completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports the function's
-/// error. Pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the completion, the
-/// operation fails with the panic. A completion that is leaked, for example by [`std::mem::forget`], never completes
-/// its operation: the operations behind it wait forever.
+/// A completion that is dropped unused fails its operation with [`Cause::LostCompletion`]: a forgotten completion is an
+/// error, not a hang. This also happens if a function without references to values returns an error early and thereby
+/// drops its completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports the function's error. Such
+/// a function should pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the completion,
+/// the operation fails with the panic. A completion that is leaked, for example by [`std::mem::forget`], never
+/// completes its operation: the operations behind it wait forever.
 ///
-/// Everything that a thread wrote before it used the completion is visible to the operations that wait for this one.
+/// Everything that a thread wrote before it used the completion is visible to the operations that depend on the
+/// completed one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -241,7 +242,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     }
 }
 
-/// Returns the function of an asynchronous operation that is pushed once.
+/// Returns the job of an asynchronous operation that is pushed once.
 ///
 /// # Safety
 /// 1. `captured` came from `A::capture`. The operation that runs the returned job declares the accesses of that `A`,

@@ -61,15 +61,15 @@ pub enum Shutdown {
     Cancel,
 }
 
-/// A dependency engine. Programs push operations that name the variables they read and mutate. Conflicting operations
-/// run in push order, and all others in parallel.
+/// A dependency engine. A program pushes operations, each with the variables that it reads and mutates. Conflicting
+/// operations run in push order, and all others in parallel.
 ///
 /// Any number of threads may push concurrently, even inside operations. Each push is atomic over all its variables:
 /// there is a single order of all pushes, and the queue of every variable follows it. That order respects the order in
-/// which each thread pushes, and real time. A push never waits for other operations, unless the engine has a
-/// [limit](crate::EngineBuilder::max_pending). Only three kinds of operations run inside a push: all of a
-/// [`Naive`](EngineKind::Naive) engine, [eager](crate::OpBuilder::eager) ones that are ready, and ready ones of an
-/// engine that is full.
+/// which each thread pushes, and real time. A push waits for other operations only if a
+/// [limit](crate::EngineBuilder::max_pending) holds it back. A push runs operations only on a
+/// [`Naive`](EngineKind::Naive) engine, if its own operation is [eager](crate::OpBuilder::eager) and ready, or while a
+/// limit holds it back.
 ///
 /// Clones are handles to the same engine. Dropping the last handle drains the engine: the drop waits for the pending
 /// operations and ends the threads. Inside an operation of any engine, and in other code that an engine calls, the drop
@@ -106,8 +106,8 @@ pub enum Shutdown {
 /// function returns. A child cannot use the GPUs of its parent: simulated ones are lost there, and CUDA does not work
 /// in a child of a process that has used it.
 ///
-/// Forks on other systems, and `clone` without `fork`, are not detected. In these cases the child must not use the
-/// engines of its parent.
+/// Forks on other systems, and children created by the system call `clone` without `fork`, are not detected. In these
+/// cases the child must not use the engines of its parent.
 pub struct Engine {
     core: Arc<Core>,
     /// Whether this handle keeps the engine open.
@@ -163,10 +163,10 @@ impl Engine {
     /// Returns a handle that can push and wait, but does not keep the engine open: the engine drains when the last
     /// handle that keeps it open is dropped, and later pushes are refused with [`PushError::ShutDown`].
     ///
-    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So a closure
-    /// should capture a downgraded handle. A captured clone of the engine itself keeps the engine open until the
-    /// closure is dropped, and nothing waits for the engine's work when `main` returns. Clones of a downgraded handle
-    /// do not keep the engine open either.
+    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So the
+    /// function of an operation should capture a downgraded handle. A captured clone of the engine itself keeps the
+    /// engine open until the function is dropped, so dropping `engine` in `main` does not wait. Clones of a downgraded
+    /// handle do not keep the engine open either.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -302,14 +302,14 @@ impl Engine {
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
     }
 
-    /// Creates a variable for a stream that the program has imported, for operations that issue work on it through
-    /// [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has the stream to
-    /// itself. Operations of the stream's device that mutate the variable run in push order, and the host waits for
+    /// Creates a variable for a stream that the program has imported. Operations name it to issue work on the stream
+    /// through [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has the stream
+    /// to itself. Operations of the stream's device that mutate the variable run in push order, and the host waits for
     /// none of them.
     ///
     /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
-    /// the one before it has failed. The success of the operation then clears the error of this variable, so operations
-    /// should also mutate the variables that hold their data.
+    /// the one before it has failed. A success then clears the error of this variable, so an operation should also
+    /// mutate the variables that hold its data: these keep the error.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
@@ -341,10 +341,10 @@ impl Engine {
         Token::typed(&self.core, ())
     }
 
-    /// Deletes a variable: after every operation that was pushed on it before, its value is dropped, and then `f` runs.
-    /// Later pushes on the variable are refused, and later waits for it return once it is deleted. The deletion runs on
-    /// the calling thread if no operation is pending on the variable. It runs even if the variable has failed, or the
-    /// engine is shut down.
+    /// Deletes a variable: once every operation that was pushed on it before is complete, its value is dropped, and
+    /// then `f` runs. Later pushes on the variable are refused, and later waits for it return once it is deleted. The
+    /// deletion runs on the calling thread if no operation is pending on the variable. It runs even if the variable has
+    /// failed, or the engine is shut down.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -358,8 +358,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`], or [`PushError::DeletedVariable`] if the variable was deleted before. In either
-    /// case `f` does not run.
+    /// [`PushError::ForeignVariable`], [`PushError::DeletedVariable`] if the variable was deleted before, or
+    /// [`PushError::Forked`]. If there is an error, `f` does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -369,8 +369,8 @@ impl Engine {
         self.core.delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
     }
 
-    /// Clears the variable's error, in push order: operations that were pushed before this call are still skipped, and
-    /// those pushed after it run.
+    /// Clears the variable's error, in push order: operations on the variable that were pushed before this call are
+    /// still skipped, and those pushed after it run.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -386,7 +386,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`] or [`PushError::DeletedVariable`].
+    /// [`PushError::ForeignVariable`], [`PushError::DeletedVariable`] or [`PushError::Forked`].
     #[track_caller]
     pub fn clear_error(&self, variable: impl AsRef<Token>) -> Result<(), PushError> {
         self.core.clear_error(variable.as_ref().var(), Location::caller())
@@ -420,8 +420,8 @@ impl Engine {
 
     /// Waits for every operation on the variable that was pushed before the call.
     ///
-    /// Any thread may wait. An operation that waits runs what the wait depends on, if that is ready, or else hands its
-    /// worker over to another thread; see [`blocking`](crate::blocking).
+    /// Any thread may wait. Before it waits, an operation runs what the wait depends on, as far as its worker finds
+    /// that ready, and hands the worker over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -434,10 +434,13 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the wait would never return,
-    /// for example because the calling operation names the variable, [`WaitError::TooManyWaiting`], or
-    /// [`WaitError::Refused`] if the variable belongs to another engine. Where waits are forbidden,
-    /// [`WaitError::OnDevice`] or [`WaitError::InDeletion`], even if no operation is pending.
+    /// * [`WaitError::Failed`]: the variable has failed.
+    /// * [`WaitError::WouldDeadlock`]: the wait would never return, for example because the calling operation names the
+    ///   variable.
+    /// * [`WaitError::TooManyWaiting`]: no thread could take over the worker.
+    /// * [`WaitError::Refused`]: the variable belongs to another engine, or this is a forked child.
+    /// * [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::InObserver`]: waits are forbidden here,
+    ///   even if no operation is pending.
     #[track_caller]
     pub fn wait_for_var(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::All, None)
@@ -581,11 +584,12 @@ impl Engine {
     /// [`WaitError::Failed`] with the earliest error that has not been reported: no wait and no handle has returned it,
     /// and it was not cleared on a variable by [`clear_error`](Self::clear_error) or by an overwriting operation. This
     /// call reports it. Call it again for the next error, or call [`clear_errors`](Self::clear_errors) to discard all
-    /// that are left. The engine keeps 4,096 errors and counts further ones; after the last one that it keeps, one
-    /// error states how many were only counted.
+    /// that are left. The engine keeps at most 4,096 errors, and only counts further ones. After the last error that it
+    /// keeps, one error states how many were only counted.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself. Where waits are
-    /// forbidden, [`WaitError::OnDevice`] or [`WaitError::InDeletion`].
+    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself.
+    /// [`WaitError::TooManyWaiting`]. Where waits are forbidden, [`WaitError::OnDevice`], [`WaitError::InDeletion`] or
+    /// [`WaitError::InObserver`]. [`WaitError::Refused`] in a forked child.
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }
@@ -629,8 +633,8 @@ impl Engine {
 
     /// Returns what is pending at the moment, what each operation waits for, which operations hold each variable, and
     /// which threads wait. The call stops nothing, and may be made at any time and on any thread, even inside an
-    /// operation: it takes no lock that an operation's code could hold. Where operations run and how old they are is
-    /// known only with a [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
+    /// operation: it takes no lock that an operation's code could hold. A dump says where operations run, and how old
+    /// they are, only with a [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
     ///
     /// A function that waits for an operation may run it on its own stack. Both operations are then running, and the
     /// dump does not say that one waits for the other, unless the wait is the end of a scope.
@@ -660,7 +664,7 @@ impl Engine {
     }
 
     /// Returns statistics about the engine: what its workers have done, and how long the operations of each name took.
-    /// How long they took is known only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// The latter is known only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
     /// The counts are read one after the other, while the engine continues.
@@ -747,15 +751,16 @@ impl Engine {
     /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads that the error names had not ended.
     ///   A further call waits again.
     /// * [`ShutdownError::InsideOperation`]: the caller must not wait, for example because the shutdown would have to
-    ///   wait for it; or no thread could take its worker over. The shutdown continues in the background.
+    ///   wait for it; or no thread could take over its worker. The shutdown continues in the background.
+    /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown(deadline(timeout))
     }
 
     /// Begins a shutdown, and returns a future that resolves when no operation is pending and the threads have been
-    /// told to end. Neither the call nor the future ever blocks, so they suit tasks of an asynchronous runtime. The
-    /// threads end soon after; dropping the last handle to the engine waits for them.
+    /// told to end. Neither the call nor the future blocks, so they suit tasks of an asynchronous runtime. The threads
+    /// end soon after; dropping the last handle to the engine waits for them.
     ///
     /// The shutdown continues if the future is dropped. For a time limit, use a timer of the runtime: when it expires,
     /// make a second call, with [`Cancel`](Shutdown::Cancel), to cancel what has not started.
@@ -774,7 +779,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`ShutdownError::InsideOperation`] if an operation makes the call, and [`ShutdownError::Forked`].
+    /// [`ShutdownError::InsideOperation`] if an operation of this engine makes the call, and [`ShutdownError::Forked`].
     pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown_async()
@@ -784,10 +789,11 @@ impl Engine {
     /// threads again.
     ///
     /// Functions that have started run to completion, and the call waits for them; while one of them waits, the workers
-    /// run what it may be waiting for. Operations that have not started stay where they are. Pushes are accepted, and
-    /// their operations stay pending too, except that the engine's own deletions and [eager](crate::OpBuilder::eager)
-    /// operations that are ready run on the pushing thread. Waits return only after a start. If a function still runs
-    /// when the `timeout` has passed, the call gives up, and the engine continues to run.
+    /// run what it may be waiting for. Operations that have not started stay where they are. Pushes are accepted,
+    /// unless a [limit](crate::EngineBuilder::max_pending) leaves no room, and their operations stay pending too. But
+    /// deletions and [eager](crate::OpBuilder::eager) operations that are ready run on the pushing thread. A wait for
+    /// an operation that stays pending returns only after a start, or at its time limit. If a function still runs when
+    /// the `timeout` has passed, the call gives up, and the engine continues to run.
     ///
     /// The threads of devices keep running: what was issued on a device completes, and operations of devices run. The
     /// stream of a lane, and what the program binds to it, belong to the lane's thread, which must watch the stream
@@ -812,8 +818,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`ShutdownError::TimedOut`] if a function still runs; [`ShutdownError::ThreadsLeft`] if the engine is stopped,
-    /// but threads have not ended yet; [`ShutdownError::InsideOperation`] where the call would wait for itself; and
-    /// [`ShutdownError::Forked`].
+    /// but threads have not ended yet; [`ShutdownError::InsideOperation`] in the same cases as for
+    /// [`shutdown`](Self::shutdown); and [`ShutdownError::Forked`].
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.stop(deadline(timeout))
     }
@@ -852,7 +858,7 @@ impl Engine {
     }
 }
 
-/// Returns the time `timeout` from now, or `None` if the wait is unlimited or the time cannot be represented.
+/// Returns the instant `timeout` from now, or `None` if the wait is unlimited or the instant cannot be represented.
 pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }

@@ -11,8 +11,9 @@ use crate::{
 /// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to
 /// the engine, and what the operation needs to push children.
 ///
-/// The future receives it if the operation declares [`cx()`](crate::cx) among its accesses. It dereferences to a handle
-/// to the engine that does not keep the engine open; see [`Engine::downgrade`]. It may outlive the operation.
+/// An operation that declares [`cx()`](crate::cx) among its accesses receives the context together with its guards. The
+/// context dereferences to a handle that does not keep the engine open; see [`Engine::downgrade`]. It may outlive the
+/// operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

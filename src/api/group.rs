@@ -38,11 +38,11 @@ impl Engine {
 /// A group of operations that are waited for, counted and cancelled together; from [`Engine::group`].
 ///
 /// Clones are handles to the same group. Groups form a tree: the operations of a [group inside](Self::group) a group
-/// belong to both. Neither dropping its handles nor waiting ends a group. A group does not order its operations, and
-/// does not keep the engine open, so the function of an operation may capture it and push to it.
+/// belong to both. Neither the drop of a handle nor a wait closes a group. A group does not order its operations, and
+/// does not keep the engine open, so the function of an operation may capture a handle and push through it.
 ///
 /// Operations of one group may be pushed by any number of threads. When a wait has returned, everything that the
-/// operations it covers have done is visible.
+/// awaited operations have done is visible.
 ///
 /// A group takes about 3 KiB of memory, and an operation in it takes about 100 ns longer than others.
 ///
@@ -137,9 +137,9 @@ impl Group {
         self
     }
 
-    /// Waits for every operation that any thread pushed to the group before the call. An operation that waits runs what
-    /// the wait depends on, if that is ready, or else hands its worker over to another thread; see
-    /// [`blocking`](crate::blocking).
+    /// Waits for every operation that any thread pushed to the group before the call. Before it waits, an operation
+    /// runs what the wait depends on, as far as its worker finds that ready, and hands the worker over to another
+    /// thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -153,13 +153,13 @@ impl Group {
     ///
     /// # Errors
     /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those that have failed
-    /// since the last wait. All of these failures then count as reported: neither a later wait for the group nor
-    /// [`Engine::wait_for_all`] returns them. An operation that was skipped has failed with the failure that caused the
-    /// skip.
+    /// since the last wait. A later wait for the group returns none of these failures, and [`Engine::wait_for_all`]
+    /// returns neither the one returned here nor others that began in the group. An operation that was skipped has
+    /// failed with the failure that caused the skip.
     ///
     /// [`WaitError::WouldDeadlock`] inside an operation of the group, or inside one that an operation of the group
-    /// waits for. [`WaitError::TooManyWaiting`]. Where waits are forbidden, [`WaitError::OnDevice`] or
-    /// [`WaitError::InDeletion`].
+    /// waits for. [`WaitError::TooManyWaiting`]. Where waits are forbidden, [`WaitError::OnDevice`],
+    /// [`WaitError::InDeletion`] or [`WaitError::InObserver`]. [`WaitError::Refused`] in a forked child.
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }
@@ -224,7 +224,7 @@ impl Group {
 
     /// Cancels all operations of the group, and of the groups inside it, that have not started, including those that
     /// are pushed later. Each of them fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and
-    /// its function is dropped then. Running operations can find out through
+    /// its function is dropped then. Running operations can learn of the cancellation through
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled). [Clean-ups](OpBuilder::cleanup) still run.
     ///
     /// ```

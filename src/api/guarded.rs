@@ -1,4 +1,4 @@
-//! Values that only operations that have declared them may use.
+//! Values that check whether an operation has declared its use of them.
 
 use std::{
     fmt,
@@ -20,15 +20,15 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// A value that belongs to a [`Token`]. Code that has not declared the token receives an error when it uses the value.
+/// A value that belongs to a [`Token`], and that can check whether the code that uses it has declared the token.
 ///
 /// The engine does not know what a token stands for, so it cannot check that operations use only what they have
 /// declared. A guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
 /// return an error unless the caller belongs to an operation that has declared the token. The error names the caller's
-/// operation and the last one that used the value. In every build they return an error if another thread is using the
-/// value in a conflicting way. So conflicting uses never happen at the same time. Tests find an operation that has
-/// forgotten to declare a token even if that operation happens to run at the right time;
-/// [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
+/// operation and the last one that used the value. In every build, both return an error if the value is being used in a
+/// conflicting way, so conflicting uses never happen at the same time. Tests find an operation that has forgotten to
+/// declare a token even if that operation happens to run at the right time; [shuffling](crate::EngineBuilder::shuffle)
+/// makes it run at other times.
 ///
 /// A [`Var`](crate::Var) needs none of this, since its operations receive references. Prefer it when the value can live
 /// in the engine.
@@ -218,8 +218,8 @@ impl<T> fmt::Debug for Guarded<T> {
     }
 }
 
-/// A reference to a [`Guarded`] value. It should be dropped before the operation ends; until then, operations that
-/// change the value receive [`UseErrorKind::InUse`].
+/// A reference to a [`Guarded`] value. It should be dropped before the operation ends. As long as it exists, operations
+/// that try to change the value receive [`UseErrorKind::InUse`].
 #[must_use = "the value is in use until this is dropped"]
 pub struct GuardedRef<'g, T>(RwLockReadGuard<'g, T>);
 
@@ -237,8 +237,8 @@ impl<T: fmt::Debug> fmt::Debug for GuardedRef<'_, T> {
     }
 }
 
-/// A mutable reference to a [`Guarded`] value. It should be dropped before the operation ends; until then, operations
-/// that use the value receive [`UseErrorKind::InUse`].
+/// A mutable reference to a [`Guarded`] value. It should be dropped before the operation ends. As long as it exists,
+/// operations that try to use the value receive [`UseErrorKind::InUse`].
 #[must_use = "the value is in use until this is dropped"]
 pub struct GuardedMut<'g, T>(RwLockWriteGuard<'g, T>);
 

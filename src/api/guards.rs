@@ -13,10 +13,10 @@ use crate::engine::held::Share;
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, and
 /// mutations wait.
 ///
-/// The guards of one operation belong together. When the last of them is dropped, on any thread, the operation is
-/// complete. A guard that is leaked, for example by [`std::mem::forget`], holds all variables of its operation for
-/// good, and later operations on these variables wait forever. A guard can be sent to other threads and shared between
-/// them.
+/// The guards of one operation belong together. The operation is complete when the last of them has been dropped, on
+/// any thread, and its future, if it is one, has ended. A guard that is leaked, for example by [`std::mem::forget`],
+/// holds all variables of its operation for good, and later operations on these variables wait forever. A guard can be
+/// sent to other threads and shared between them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -76,9 +76,9 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, no other operation uses the
 /// variable.
 ///
-/// The guards of one operation belong together, as [`ReadGuard`] says. When the last of them is dropped, a mutation is
-/// counted for each variable that the operation mutates, whether or not its value was changed. If a panic drops one of
-/// the guards, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
+/// The guards of one operation belong together, as [`ReadGuard`] says. When the operation completes, a mutation is
+/// counted for each variable that it mutates, whether or not the value was changed. If a panic drops one of the guards,
+/// these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

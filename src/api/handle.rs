@@ -72,8 +72,8 @@ impl<R> OpHandle<R> {
 
     /// Waits for the operation and takes its result.
     ///
-    /// Inside an operation, a worker that waits for a ready operation of its lane runs that operation on its own stack.
-    /// Otherwise another thread runs the worker during the wait.
+    /// Before it waits, an operation runs what the wait depends on, as far as its worker finds that ready, and hands
+    /// the worker over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -86,7 +86,9 @@ impl<R> OpHandle<R> {
     ///
     /// # Errors
     /// Returns [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if the wait
-    /// would never return, or [`WaitError::TooManyWaiting`].
+    /// would never return, or [`WaitError::TooManyWaiting`]. Where waits are forbidden, returns
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
+    /// [`WaitError::Refused`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
@@ -119,7 +121,7 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    /// Drops the handle, and marks a failure that it would return as reported:
+    /// Drops the handle. A failure that the handle would have returned counts as reported:
     /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and the
     /// variables that it fails stay failed.
     ///
@@ -150,8 +152,8 @@ impl<R> OpHandle<R> {
     ///
     /// A cancelled operation never runs. Before this call returns, its function is dropped, and waits for the handle
     /// return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables stay as they are until its turn comes; then
-    /// the mutated ones fail with the same error, and later operations that name one of these are skipped. If no other
-    /// wait returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
+    /// the mutated ones fail with the same error, and later operations that name one of these are skipped. If nothing
+    /// else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
     /// An operation that has started runs to completion, and can find out through
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. But if it is a
@@ -265,7 +267,7 @@ pub struct VarWait {
 
 enum Waited {
     For(Waiter<()>),
-    /// No operation was pending.
+    /// There was nothing to wait for.
     Not,
     Refused(WaitError),
 }

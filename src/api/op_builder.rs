@@ -69,7 +69,7 @@ impl Engine {
 
 impl OpContext<'_> {
     /// Returns a builder for a child of this operation, which must have been pushed
-    /// [`with_children`](OpBuilder::with_children). The operation is complete when its children are.
+    /// [`with_children`](OpBuilder::with_children). The operation is complete only when its children are.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -90,7 +90,8 @@ impl OpContext<'_> {
     /// ```
     ///
     /// A push through the builder returns [`PushError::NotHeld`] for a variable that this operation does not hold, or
-    /// that it only reads and the child mutates, and [`PushError::NotAParent`] in an operation without children.
+    /// that it only reads and the child mutates, and [`PushError::NotAParent`] if this operation was pushed without
+    /// `with_children`.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.frame().engine(), name.into(), Family::of(self.frame()))
     }
@@ -99,7 +100,7 @@ impl OpContext<'_> {
 impl FutureContext {
     /// Returns a builder for a child of this operation, which must have been pushed
     /// [`with_children`](crate::OpBuilder::with_children). Children start once the future has ended and its guards have
-    /// been dropped; the operation is complete when they are.
+    /// been dropped. The operation is complete when its children are.
     ///
     /// A future must not await its children: inside the future, the handle of a child returns
     /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
@@ -122,7 +123,7 @@ impl FutureContext {
     /// ```
     ///
     /// A push through the builder returns the errors that [`OpContext::child`](crate::OpContext::child) names, and
-    /// [`PushError::ParentEnded`] when the future has ended and its guards have been dropped.
+    /// [`PushError::ParentEnded`] once the future has ended and its guards have been dropped.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.engine().core(), name.into(), self.family())
     }
@@ -145,13 +146,14 @@ impl FutureContext {
 /// | runs on a worker | [`push`](Self::push) | [`try_push`](Self::try_push) | [`submit`](Self::submit) | [`try_submit`](Self::try_submit) |
 /// | issues work on a device | [`launch`](Self::launch) | [`try_launch`](Self::try_launch) | [`submit_launch`](Self::submit_launch) | [`try_submit_launch`](Self::try_submit_launch) |
 /// | is a future | [`push_future`](Self::push_future) | [`try_push_future`](Self::try_push_future) | [`submit_future`](Self::submit_future) | [`try_submit_future`](Self::try_submit_future) |
-/// | is completed by a [`Completion`] | [`push_async`](Self::push_async) | [`try_push_async`](Self::try_push_async) | | |
+/// | receives a [`Completion`] | [`push_async`](Self::push_async) | [`try_push_async`](Self::try_push_async) | | |
 /// | runs once per push of an [`Operator`] | [`operator`](Self::operator) | [`try_operator`](Self::try_operator) | | |
 /// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
-/// | the same, by a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
+/// | the same, with a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
 ///
-/// A function that may fail returns `Result<_, BoxError>`, so that `?` takes any error. Only these calls turn an `Err`
-/// into a failure of the operation; [`submit`](Self::submit) returns it as a value like any other.
+/// A function that may fail returns `Result<_, BoxError>`, so that `?` accepts any error. Only the calls for such
+/// functions turn an `Err` into a failure of the operation. [`submit`](Self::submit) returns an `Err` as a value like
+/// any other.
 ///
 /// The builder borrows the variables that are declared on it:
 ///
@@ -204,7 +206,8 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    /// Returns a builder for a child of the operation with this family, if it has one.
+    /// Returns a builder for a child of the operation with this family. If there is no family, pushes through the
+    /// builder are refused.
     pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
         let mut builder = Self::new(core, name);
         builder.spec.flags |= flag::CLAIMS;
@@ -236,8 +239,8 @@ impl<'e> OpBuilder<'e> {
     ///
     /// A worker that becomes free takes a ready operation of the highest band in its lane, except that it may first
     /// finish a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond
-    /// that each doubling shares one (8 to 15, 16 to 31, ...). Operations of one band run in no particular order, and
-    /// none starves.
+    /// that, each doubling shares a band (8 to 15, 16 to 31, ...). The [guide](crate::guide::promises#turns) describes
+    /// the order within a band, in which no operation starves.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -292,8 +295,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Marks the operation as one that releases a resource: it has the highest priority, it runs even if a variable
-    /// that it names has failed, and [`Shutdown::Cancel`](crate::Shutdown::Cancel) does not cancel it. It keeps the
-    /// lane of its [property](Self::property). `MXNet` calls it `kDeleteVar`.
+    /// that it names has failed, and it is never cancelled, not even by [`Shutdown::Cancel`](crate::Shutdown::Cancel).
+    /// It keeps the lane of its [property](Self::property). `MXNet` calls it `kDeleteVar`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -392,28 +395,28 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Lets the operation have children, which its function pushes through [`OpContext::child`]. The operation is
-    /// complete when its function has returned and all its children are complete, including children of children,
-    /// without a wait in any function. Until then it holds its variables.
+    /// complete when its function has returned and all its children, with their own children, are complete. No function
+    /// has to wait for this. Until then the operation holds its variables.
     ///
     /// If the operation is completed by a [`Completion`], that must have been used as well. If the operation is a
     /// future, the future must have ended and its guards must have been dropped; it pushes children through
     /// [`FutureContext::child`](crate::FutureContext::child). An [`Operator`] may have children in each of its runs.
     ///
-    /// Children name variables that their parent holds: they mutate what it mutates, and read what it reads or mutates.
-    /// They also name [variables of their own](OpContext::child_var), which end with the parent. They take the parent's
-    /// place in the order, so no other operation comes between them, and they are ordered among themselves like any
-    /// other operations. They start after the function of their parent has returned. If the parent is a future, they
-    /// start after the future has ended and its guards have been dropped. So a function or a future must not wait for
-    /// its children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may
-    /// be used before or after the children run.
+    /// Children may name variables that their parent holds: they may mutate what it mutates, and read what it reads or
+    /// mutates. They may also name [variables of their own](OpContext::child_var), which end with the parent. They take
+    /// the parent's place in the order, so no other operation comes between them, and they are ordered among themselves
+    /// like any other operations. They start after the function of their parent has returned. If the parent is a
+    /// future, they start after the future has ended and its guards have been dropped. So a function or a future must
+    /// not wait for its children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A
+    /// completion may be used before or after the children run.
     ///
-    /// If the function fails, everything that it mutates fails, for its children as well: children that name it are
-    /// skipped. If a child fails, and no later one has cleared the failure, the parent fails with it; if there are
-    /// several such failures, it fails with the one whose child was pushed first. The version of each variable that
-    /// the parent mutates rises by one, however many children mutate it. Children have the priority, the deadline and
-    /// the group of their parent, unless they set their own priority or deadline, and children of
-    /// a [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started;
-    /// cancelling the parent through its handle does not, once the parent has started.
+    /// If the function fails, the variables that the parent mutates fail, for its children as well: children that name
+    /// one of them are skipped. If a child fails, and no later one has cleared the failure, the parent fails with it;
+    /// if there are several such failures, it fails with the one whose child was pushed first. The version of each
+    /// variable that the parent mutates rises by one, however many children mutate it. Children have the priority, the
+    /// deadline and the group of their parent, unless they set their own priority or deadline, and children of a
+    /// [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started; cancelling
+    /// the parent through its handle does not, once the parent has started.
     ///
     /// Each push of a child costs time and memory for each family that it is in, so families should not nest hundreds
     /// deep.
@@ -518,11 +521,11 @@ impl<'e> OpBuilder<'e> {
 
     /// Sets the device that the operation runs on. Default: [`Device::Cpu`].
     ///
-    /// The function of a device operation is called on the thread of the device's lane for its
-    /// [property](Self::property): one lane for copies in each direction, one for urgent work
-    /// ([`GpuPrioritized`](Property::GpuPrioritized)), and one for all other work. [`launch`](Self::launch) and its
-    /// siblings pass it the lane's stream; operations pushed by other calls have none, and run once their dependencies
-    /// are complete, as on the CPU.
+    /// The function of a device operation is called on the thread of a lane of that device. The operation's
+    /// [property](Self::property) decides which: in a [`PerDevice`](crate::EngineKind::PerDevice) engine, a device has
+    /// one lane for copies in each direction, one for urgent work ([`GpuPrioritized`](Property::GpuPrioritized)), and
+    /// one for all other work. [`launch`](Self::launch) and its siblings pass the lane's stream to the function.
+    /// Operations pushed by other calls receive no stream, and run once their dependencies are complete, as on the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self.has_more = true;
@@ -610,7 +613,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     #[inline]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
@@ -646,7 +649,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     #[inline]
     pub fn try_push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
@@ -680,7 +683,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -713,7 +716,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn try_submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -756,7 +759,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -797,7 +800,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn try_launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -848,7 +851,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn submit_launch<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -881,7 +884,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn try_submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -906,7 +909,7 @@ impl<'e> OpBuilder<'e> {
     /// set, the copy goes to the lane for copies to the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn copy_to_device<T: Pod + Send + Sync>(
         self,
@@ -923,7 +926,7 @@ impl<'e> OpBuilder<'e> {
     /// is set, the copy goes to the lane for copies from the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn copy_from_device<T: Pod + Send + Sync>(
         self,
@@ -941,7 +944,7 @@ impl<'e> OpBuilder<'e> {
     /// device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn copy_peer<T: Pod + Send + Sync>(
         self,
@@ -959,7 +962,8 @@ impl<'e> OpBuilder<'e> {
     /// Pushes an asynchronous operation: it is complete when its [`Completion`] is used, not when its function returns.
     ///
     /// If `accesses` declares references to values, the operation is complete only when the function has returned and
-    /// the completion was used. So no other operation can use the values while the function runs.
+    /// the completion was used. So the references stay valid until the function returns, even if the completion is used
+    /// earlier.
     ///
     /// If the function panics, the operation fails with that panic once its completion is used. If the completion was
     /// used before the panic, [`Engine::wait_for_all`] reports the panic. If the function has references to values, the
@@ -979,7 +983,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1019,7 +1023,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued.
+    /// See [`PushError`]. If there is an error, the operation never runs.
     #[track_caller]
     pub fn try_push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1044,12 +1048,11 @@ impl<'e> OpBuilder<'e> {
     /// while the engine drains, and it must not wait for a variable of the operation. A future that waits by blocking
     /// hands over its worker like other functions; one that awaits does not need to.
     ///
-    /// If the future panics, each variable that the operation mutates fails. They also fail, with
-    /// [`Cause::LostFuture`], if all wakers of the future were dropped, so that it can never be woken again. If the
-    /// operation is cancelled after it has started, through its handle or its group, the next poll drops the future,
-    /// and the operation fails.
+    /// If the future panics, the variables that the operation mutates fail. They also fail, with [`Cause::LostFuture`],
+    /// if all wakers of the future have been dropped, so that nothing can wake it again. If the operation is cancelled
+    /// after it has started, through its handle or its group, the next poll drops the future, and the operation fails.
     ///
-    /// The [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and then inside the wake.
+    /// A [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and later inside each wake.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1067,7 +1070,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued. A device is refused with
+    /// See [`PushError`]. If there is an error, the operation never runs. An operation of a device is refused with
     /// [`PushError::FutureOnDevice`].
     #[track_caller]
     pub fn push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
@@ -1173,7 +1176,7 @@ impl<'e> OpBuilder<'e> {
 
     // -------------------------------------------------------------------------------------------------- operators ----
 
-    /// Creates an operator whose function returns nothing. An operator is an operation that can be pushed often.
+    /// Creates an operator whose function returns nothing. An operator is an operation that can be pushed repeatedly.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -98,9 +98,9 @@ impl<'a> OpContext<'a> {
         worker_thread::worker_index()
     }
 
-    /// Returns whether the operation should stop: its handle was cancelled after it had started, its group was
-    /// cancelled, or a shutdown is cancelling operations that have not started. A long-running function may check this
-    /// from time to time and return early; it decides whether that is a failure. Always returns `false` in a
+    /// Returns whether the operation should stop: it was cancelled through its handle after it had started, its group
+    /// was cancelled, or a shutdown is cancelling operations that have not started. A long-running function may check
+    /// this from time to time and return early; it decides whether that is a failure. Always returns `false` in a
     /// [clean-up](crate::OpBuilder::cleanup).
     ///
     /// ```
@@ -127,12 +127,12 @@ impl<'a> OpContext<'a> {
         self.frame.is_stopping() || !self.frame.is_kept() && self.frame.engine().is_cancelling()
     }
 
-    /// Returns a handle to the engine that pushes and waits, but does not keep the engine open; see
+    /// Returns a handle to the engine. It can push and wait, but does not keep the engine open; see
     /// [`Engine::downgrade`].
     ///
-    /// Operations that are pushed through it inside an operation are never lost: when the program drops its last
-    /// handle, the drop waits for them as well. A captured clone of [`Engine`] keeps the engine open instead, so
-    /// nothing waits for the work when `main` returns.
+    /// Operations that are pushed through it inside an operation are not lost: when the program drops its last handle,
+    /// the drop waits for them as well. A captured clone of [`Engine`] keeps the engine open instead, so the drop in
+    /// `main` does not wait.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -158,12 +158,13 @@ impl<'a> OpContext<'a> {
 /// Children.
 impl OpContext<'_> {
     /// Creates a variable for the children of this operation, which must have been pushed
-    /// [`with_children`](crate::OpBuilder::with_children). Only these children can name it, and the children of a child
-    /// that names it.
+    /// [`with_children`](crate::OpBuilder::with_children). Only these children can name it, and, if one of them does,
+    /// that child's own children.
     ///
     /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if
-    /// the program still has handles. If a child that mutates it fails, so does the operation, unless a later child
-    /// [overwrites](Var::overwrite) the variable. If the operation's function fails, the variable fails with it.
+    /// the program still has handles to the variable. If a child that mutates it fails, so does the operation, unless a
+    /// later child [overwrites](Var::overwrite) the variable. If the operation's function fails, the variable fails
+    /// with it.
     ///
     /// All other calls with the variable, such as a wait for it, return [`PushError::FamilyVariable`].
     ///
@@ -190,7 +191,8 @@ impl OpContext<'_> {
     /// ```
     ///
     /// # Errors
-    /// Returns [`PushError::NotAParent`] in an operation without children, and [`PushError::Forked`] in a forked child.
+    /// Returns [`PushError::NotAParent`] if this operation was pushed without `with_children`, and
+    /// [`PushError::Forked`] in a forked child.
     pub fn child_var<T: Send + 'static>(&self, value: T) -> Result<Var<T>, PushError> {
         Token::of_family(Family::of(self.frame), value).map(Var::new)
     }

@@ -34,7 +34,7 @@ struct Inner {
     /// The entries, which have passed `Core::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
-    /// Whether the property decides the priority.
+    /// Whether the priority is fixed, because the property decides it or the operator is a clean-up.
     fixed_priority: bool,
     /// The group and the deadline of each run. Used only with `flag::CLAIMS`.
     limits: (Option<Arc<Group>>, Option<Instant>),
@@ -45,8 +45,8 @@ unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
 
-/// The state that the handles of an operator share. Runs over variables hold no count of the state. An operation behind
-/// them in the queues drops the state.
+/// The state that the handles of an operator share. Synchronous runs over variables hold no count of the state. An
+/// operation behind them in the queues drops the state.
 struct Owner {
     /// A pointer from a box. It is raw, since runs use the state as well, even while the `Owner` is being dropped.
     inner: NonNull<Inner>,
@@ -74,8 +74,8 @@ unsafe impl Send for Remains {}
 
 impl Drop for Remains {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from a box. The owner is gone, and all runs are complete, as the constructors of
-        // this type ensure.
+        // SAFETY: the pointer came from a box. The owner is gone, and all runs are complete: the drop of the `Owner`
+        // ensures this.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -144,8 +144,8 @@ impl Own {
 }
 
 /// An operation that is created once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its
-/// siblings. Its variables are sorted and its function is stored once, so pushing it is cheaper than pushing a
-/// new operation.
+/// siblings. Its variables are sorted and its function is stored once, so pushing it is cheaper than pushing a new
+/// operation.
 ///
 /// An operator may be pushed again while it is pending. Its variables order the runs like any other operations. Clones
 /// are handles to the same operator. An operator keeps its variables alive. When the last handle has been dropped, the
@@ -215,14 +215,14 @@ impl Operator {
     /// ```
     ///
     /// # Errors
-    /// Returns [`PushError::DeletedVariable`] or [`PushError::ShutDown`].
+    /// Returns [`PushError::DeletedVariable`], [`PushError::ShutDown`] or another [`PushError`].
     #[track_caller]
     pub fn push(&self) -> Result<(), PushError> {
         self.push_with_priority(self.inner().spec.priority)
     }
 
     /// Pushes a run of the operator with a priority other than the one it was created with. The priority has no effect
-    /// on operators whose property decides the priority.
+    /// on [clean-ups](crate::OpBuilder::cleanup), and on operators whose property decides the priority.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -432,7 +432,7 @@ impl Operator {
     }
 }
 
-/// An operator that has room for a run, from [`Operator::if_room`] and [`Operator::when_room`]: a push through this is
+/// An operator that has room for a run, from [`Operator::if_room`] and [`Operator::when_room`]: a push through it is
 /// not held back.
 ///
 /// ```
@@ -448,7 +448,7 @@ impl Operator {
 pub struct Admitted<'o>(&'o Operator);
 
 impl Admitted<'_> {
-    /// Does the same as [`Operator::push`], and never blocks.
+    /// Does the same as [`Operator::push`], but is never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].
@@ -457,7 +457,7 @@ impl Admitted<'_> {
         self.0.push_run::<true>(self.0.inner().spec.priority, Location::caller())
     }
 
-    /// Does the same as [`Operator::push_with_priority`], and never blocks.
+    /// Does the same as [`Operator::push_with_priority`], but is never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].
@@ -466,7 +466,7 @@ impl Admitted<'_> {
         self.0.push_run::<true>(priority, Location::caller())
     }
 
-    /// Does the same as [`Operator::submit`], and never blocks.
+    /// Does the same as [`Operator::submit`], but is never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].

@@ -8,8 +8,8 @@ use crate::engine::frame;
 /// line to standard error with the operation's name, the source location of its push, and the seed if the engine
 /// [shuffles](crate::EngineBuilder::shuffle). Then the panic hook that was set before runs.
 ///
-/// A program calls this function when it starts. Further calls, and calls on a panicking thread, do nothing. A hook
-/// that is set later replaces this one. The error of a failed operation contains the name and the location in any case.
+/// Call this function when the program starts. Further calls, and calls on a panicking thread, do nothing. A hook that
+/// is set later replaces this one. The error of a failed operation contains the name and the location in any case.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -52,7 +52,7 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// Operations that conflict must name a common variable: one of the scope, or any other of the engine:
+    /// Operations that conflict must name a common variable, which may belong to the scope or to the engine:
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -101,15 +101,14 @@ impl Engine {
     ///
     /// # Errors
     /// [`WaitError::Failed`] with the failure of the operation that was pushed first among the failed ones of the
-    /// scope, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then
-    /// dropped.
+    /// scope, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then dropped.
     ///
     /// [`WaitError::WouldDeadlock`] if the call is in a cycle of waits, so that operations of the scope could start
     /// only after it has returned, and every wait in the cycle is the end of a scope. These operations are cancelled,
     /// and the variables that they mutate fail.
     ///
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::WouldDeadlock`] where the calling thread
-    /// must not wait; `f` is then not called. [`WaitError::Refused`] in a forked child.
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`], [`WaitError::InObserver`] and [`WaitError::WouldDeadlock`]
+    /// where the calling thread must not wait; `f` is then not called. [`WaitError::Refused`] in a forked child.
     ///
     /// # Panics
     /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic in an
@@ -125,7 +124,8 @@ impl Engine {
         let mut panicked = result.is_err();
         let mut payload = None;
         loop {
-            // SAFETY: (1): the scope was closed, `f` has ended, and nothing else can push to the scope.
+            // SAFETY: (1): the scope was closed after `f` had ended, so only operations of the scope and drops of its
+            // values can push to it.
             match unsafe { scope.scoped.drop_values() } {
                 Ok(false) => break,
                 Ok(true) => {}
@@ -362,8 +362,8 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, nothing is enqueued. [`PushError::HeldAroundScope`] if the operation
-    /// that has opened the scope holds one of the variables.
+    /// See [`PushError`]. If there is an error, the operation never runs. The error is [`PushError::HeldAroundScope`]
+    /// if the operation that has opened the scope holds one of the variables.
     #[track_caller]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -465,7 +465,7 @@ impl<'scope> ScopedOp<'scope> {
             // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
-        // SAFETY: (1): `Engine::scope` returns when the operation has ended, and its function was dropped before that.
+        // SAFETY: (1): the function is dropped before the operation ends, and `Engine::scope` returns only after that.
         let f = unsafe { erase(Box::new(f)) };
         self.builder.enqueue_scoped(location, accesses, self.scoped, f)
     }
@@ -491,7 +491,7 @@ impl<'scope> ScopedOp<'scope> {
             *lock(&for_op) = Some(value);
             Ok(())
         };
-        // SAFETY: (1): `Engine::scope` returns when the operation has ended, and its function was dropped before that.
+        // SAFETY: (1): the function is dropped before the operation ends, and `Engine::scope` returns only after that.
         let f = unsafe { erase(Box::new(f)) };
         let mut builder = self.builder;
         let handle = builder.submit_scoped(location, accesses, self.scoped, f)?;

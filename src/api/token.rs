@@ -57,7 +57,7 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Creates a variable with a value in the host's memory, which is `()` for a bare token.
+    /// Creates a variable with a value in the host's memory. The value of a bare token is `()`.
     pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
         // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };

@@ -42,10 +42,12 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] if the variable has failed, [`WaitError::WouldDeadlock`] if the wait would never return,
-    /// for example because the calling operation names the variable, [`WaitError::Refused`] if the variable belongs to
-    /// another engine or is deleted, or [`WaitError::TooManyWaiting`]. Where waits are forbidden,
-    /// [`WaitError::OnDevice`] or [`WaitError::InDeletion`].
+    /// * [`WaitError::Failed`]: the variable has failed.
+    /// * [`WaitError::WouldDeadlock`]: the wait would never return, for example because the calling operation names the
+    ///   variable.
+    /// * [`WaitError::TooManyWaiting`]: no thread could take over the worker.
+    /// * [`WaitError::Refused`]: the variable belongs to another engine or is deleted, or this is a forked child.
+    /// * [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::InObserver`]: waits are forbidden here.
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
         self.check_wait_for(var)?;
@@ -134,7 +136,7 @@ impl Engine {
 
     /// Pushes an operation that replaces the value of the variable. The old value is dropped on a worker, as part of
     /// the operation: if its drop panics, the operation fails. Like every operation that [overwrites](Var::overwrite),
-    /// it clears the error of the variable.
+    /// it clears the error of the variable if it succeeds.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -13,10 +13,10 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// A handle to a variable with a value.
 ///
 /// Clones are handles to the same variable, and handles are equal if they refer to the same variable. Every call that
-/// takes a [`Token`] accepts a `Var` too, through `impl AsRef<Token>`. Only operations can use the value, through
-/// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite), and
-/// [`Engine::get`](crate::Engine::get) returns a clone of it. When the last handle is dropped, the value is dropped on
-/// a worker, after all operations on the variable.
+/// takes a [`Token`] accepts a `Var` too, through `impl AsRef<Token>`. Operations use the value through
+/// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite). Other code uses it through calls on
+/// the engine, such as [`Engine::get`](crate::Engine::get), which returns a clone. When the last handle is dropped, the
+/// value is dropped on a worker, after all operations on the variable.
 ///
 /// An operation's function can use a value only in the way that the operation declared:
 ///
@@ -213,7 +213,8 @@ impl<T: Send + 'static> Var<T> {
         Self { token, value: PhantomData }
     }
 
-    /// Declares that an operation reads the value: its function receives `&T`. Consecutive readers run concurrently.
+    /// Declares that an operation reads the value: its function receives `&T`. Consecutive readers may run
+    /// concurrently.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -232,7 +233,7 @@ impl<T: Send + 'static> Var<T> {
     }
 
     /// Declares that an operation mutates the value: its function receives `&mut T`, and no other operation uses the
-    /// value while it runs.
+    /// value while this one runs.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -248,8 +249,8 @@ impl<T: Send + 'static> Var<T> {
     }
 
     /// Declares that an operation mutates the value even if the variable has failed. As with [`write`](Self::write),
-    /// the operation's function receives `&mut T`. Its success clears the variable's error. If the operation fails, its
-    /// own error replaces the old one.
+    /// the operation's function receives `&mut T`. The success of the operation clears the variable's error. If the
+    /// operation fails, its own error replaces the old one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -19,8 +19,8 @@
 //! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before the mark are done and their writes are visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
 //! | `events` | an event from the pool | `cuEventQuery`, oldest first |
 //!
-//! A device that has failed no longer writes counters, and does not report the failure: only [`Stream::probe`] detects
-//! it.
+//! A device that has failed no longer writes counters, and the host, which only reads a word, does not notice the
+//! failure. A later call to the driver reports it, at the latest the one in [`Stream::probe`].
 //!
 //! # Edges
 //!
@@ -32,8 +32,8 @@
 //!
 //! A call on a stream puts a command into a queue of the driver. It waits for the device only if this queue, of about a
 //! thousand commands, is full. A lane limits how many operations it has in flight on a stream. Memory is allocated when
-//! the pool has no suitable block, and freed when the device is full or dropped; in both cases the driver may wait for
-//! the whole device.
+//! the pool has no suitable block, and freed when the device is full or its last handle is dropped; in both cases the
+//! driver may wait for the whole device.
 //!
 //! # Captures
 //!
@@ -55,8 +55,8 @@
 //! * A capture that another thread or another stream has begun cannot be ended, so the stream cannot be waited for when
 //!   a device is given up. This is logged.
 //! * A capture that the program begins through a raw handle that it has kept cannot be detected.
-//! * A lost device may still write to pinned memory. So that memory is not used again, and the driver is asked to free
-//!   it only when the last handle to the device is dropped.
+//! * A lost device may still write to pinned memory. This memory is therefore not used again, and the driver is asked
+//!   to free it only when the last handle to the device is dropped.
 
 use std::{
     any::Any,
@@ -186,7 +186,8 @@ fn is_loss(code: u32) -> bool {
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
 impl Relaxed {
-    /// Returns the previous mode, or `None` if the driver refuses and nothing has changed.
+    /// Switches the calling thread to `mode`, and returns the previous mode. Returns `None` if the driver refuses; the
+    /// mode then stays as it is.
     fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
         // SAFETY: the pointer is to a local variable, which the driver reads and then writes.
         let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
@@ -269,9 +270,9 @@ impl MarkKind {
 /// An NVIDIA GPU.
 ///
 /// Clones are handles to the same device. Its memory and its streams belong to the device's primary context, which
-/// other CUDA libraries in the process use as well. The first copy from another GPU enables access to that GPU's memory
-/// (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets error 704: the access is already
-/// enabled.
+/// other CUDA libraries in the process use as well. The first copy that this GPU makes from or to another one enables
+/// access to the other GPU's memory (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets
+/// error 704: the access is already enabled.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -350,13 +351,13 @@ impl CudaGpu {
         }
     }
 
-    /// Opens the GPU with this number; numbers start at 0. The calling thread's current context becomes the GPU's
-    /// primary context.
+    /// Opens the GPU with this number; numbers start at 0. The GPU's primary context becomes the calling thread's
+    /// current context.
     ///
     /// # Errors
     /// The errors of [`count`](Self::count); there is no such GPU; the driver is out of memory for the GPU's context or
     /// for a page of pinned memory; or the environment variable `RADDLE_CUDA_MARKS` is neither `events` nor `counter`,
-    /// or is `counter` although the device does not support it.
+    /// or is `counter` although the device or its driver does not support counters.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
         load()?;
         let count = Self::count()?;
@@ -463,8 +464,8 @@ impl Shared {
         })
     }
 
-    /// Returns the device's PCI address, in Linux's format. The function number is not 0 if a GPU is shared between
-    /// virtual machines.
+    /// Returns the device's PCI address, in Linux's format. The function number may be other than 0 if a GPU is shared
+    /// between virtual machines.
     fn pci_address(&self) -> Option<String> {
         self.own().ok()?;
         // The length that the manual states.
@@ -611,7 +612,7 @@ impl Shared {
             }
             all
         })
-        // If the device has been lost by now, there is nothing to wait for.
+        // A lost device cannot be waited for.
         .or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
     }
 
@@ -624,17 +625,18 @@ impl Shared {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Lets copies from `peer`, the context of another device, bypass host memory if the machine supports it. This
-    /// device's context must be current.
+    /// Lets copies between this device and `peer`, the context of another device, bypass host memory if the machine
+    /// supports it. This device's context must be current.
     ///
-    /// If a new context has the address of an old one, it is mistaken for the old one, and copies from it take longer.
+    /// If a new context has the address of an old one, it is mistaken for the old one, and copies from or to its memory
+    /// may take longer.
     fn reach(&self, peer: usize) {
         let mut peers = lock(&self.peers);
         if peers.contains(&peer) {
             return;
         }
         let _relaxed = Relaxed::begin();
-        // SAFETY: the context is alive: its device is kept alive by the owner of the memory to copy from.
+        // SAFETY: the context is alive: its device is kept alive by the owner of the memory that is copied.
         let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
         // A refusal only makes copies slower. An error that is not listed here may be temporary: after one, the next
         // copy asks again.
@@ -739,7 +741,7 @@ impl Driver for CudaGpu {
     fn abandon(&self, error: &DeviceError) {
         let gpu = &*self.0;
         if gpu.own().is_err() {
-            // The lock may be held forever, and the streams are the parent's.
+            // In a forked child, the lock may be held forever, and the streams are the parent's.
             return;
         }
         let waited = {
@@ -804,8 +806,8 @@ impl Counter {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the word is pinned host memory, aligned and initialised, and belongs to the counter alone. The host
-        // only accesses it atomically, and the device writes it as a whole.
+        // SAFETY: the word is pinned host memory, aligned and initialised, and belongs to the counter alone. Once `new`
+        // has initialised it, the host accesses it only atomically, and the device writes it as a whole.
         unsafe { AtomicU64::from_ptr(self.word.ptr.cast()) }
     }
 }
@@ -826,7 +828,7 @@ struct LaneStream {
     shown: bool,
     /// Whether an earlier function has asked for the stream, which has not been checked for a capture since.
     unseen: bool,
-    /// Whether a capture also contained work of other functions. That work was not done, and never will be.
+    /// Whether a capture may also have contained work of other functions, which the device has then not done.
     unfit: bool,
 }
 
@@ -900,8 +902,8 @@ impl LaneStream {
         }
         // The graph is not destroyed: the program may have supplied the graph to capture into.
         let mut graph = ptr::null_mut();
-        // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the driver writes.
-        // Whatever the call returns, the capture may be over.
+        // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the driver writes. The
+        // capture may be over even if the call returns an error.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
         if gpu.is_capturing(&self.stream)? {
             // For instance, another stream has drawn this one into its capture, or another thread has begun the
@@ -968,7 +970,8 @@ impl Stream for LaneStream {
             Marks::Counter(counter) => {
                 let (stream, flags) =
                     (self.stream.cu_stream(), sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT);
-                // SAFETY: the word is the counter's, and stays allocated until the device has written its last mark.
+                // SAFETY: the word is the counter's, and stays allocated until the device has written the counter's
+                // last mark.
                 let result = unsafe { sys::cuStreamWriteValue64_v2(stream, counter.device, seq, flags as u32) };
                 gpu.check("cuStreamWriteValue64", result)?;
                 None

@@ -113,8 +113,8 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Opens a stream.
     fn open(&self, role: StreamRole) -> Result<Box<dyn Stream>, DeviceError>;
 
-    /// Takes a block of at least `bytes` bytes from the pool, and allocates from the device only if the pool has none.
-    /// The contents of the block are unspecified and may be uninitialised.
+    /// Takes a block of at least `bytes` bytes from the pool, or allocates one if the pool has none. The contents of
+    /// the block are unspecified and may be uninitialised.
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError>;
 
     /// Returns a block of this driver to the pool. Never calls the device, and waits only for a lock that is held
@@ -122,8 +122,8 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     fn free(&self, block: Block);
 
     /// Gives up the device. Afterwards the engine does not use the device, and frees memory that commands in flight may
-    /// have used. So when a call has returned, on any thread, the device no longer touches the memory of any block, or
-    /// the blocks that it may still touch are never used again.
+    /// have used. So once a call has returned on any thread, either the device no longer touches the memory of any
+    /// block, or the blocks that it may still touch are never used again.
     fn abandon(&self, error: &DeviceError);
 }
 
@@ -181,8 +181,8 @@ pub(crate) trait Stream: Send {
     ///    order with this one.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Notes that a function of the program, which may have used the stream, has returned. If the function has left the
-    /// stream capturing and `check` is [`CaptureCheck::Now`], ends the capture; none of the captured work is ever done.
+    /// Notes that a function of the program, which may have used the stream, has ended. If the function has left the
+    /// stream capturing and `check` is [`CaptureCheck::Now`], ends the capture without executing the captured work.
     ///
     /// # Errors
     /// The function has left a failure for the next caller, or the capture cannot be ended.

@@ -140,8 +140,8 @@ impl<T> Gpus<T> {
 impl Gpu {
     /// Notes that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
-        // Called before another thread can see the loss and free memory. In this call, every caller waits for the
-        // commands that it has issued itself.
+        // Called before `lost` is set, since a thread that sees the loss may free memory. Every caller makes this call,
+        // since it may have issued commands after another thread's call.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {

@@ -120,8 +120,9 @@ impl<T> fmt::Debug for DeviceVec<T> {
 /// A fixed number of values in page-locked host memory, which a device copies to and from directly while the host does
 /// something else.
 ///
-/// It derefs to a slice. Like a [`DeviceVec`], it exists only as the value of a variable, so no reference to it exists
-/// while a copy is in flight. A new vector holds zeros. The CPU caches the memory like any other host memory.
+/// It derefs to a slice. Like a [`DeviceVec`], it exists only as the value of a variable. So no reference to the values
+/// exists while a copy writes them, and no mutable reference while a copy reads them. A new vector holds zeros. The CPU
+/// caches the memory like any other host memory.
 ///
 /// Dropping it returns its memory to the device's pool.
 ///

@@ -14,9 +14,9 @@
 //!
 //! # Order
 //!
-//! Commands of one stream take effect in the order in which they were issued. Commands of two streams are ordered only
-//! if one stream waits for an event that the other has recorded. The host sees what commands have written once
-//! [`Stream::passed`](driver::Stream::passed) has returned the number of a mark behind them.
+//! Commands of one stream take effect in the order in which they were issued. The device orders commands of two streams
+//! only if one stream waits for an event that the other has recorded. The host sees what commands have written once
+//! [`Stream::passed`](driver::Stream::passed) has returned the number of a mark behind the commands.
 //!
 //! # Edges
 //!
@@ -27,9 +27,10 @@
 //!
 //! # After a loss
 //!
-//! An error that [is a loss](crate::DeviceError::is_lost) is permanent: every later call on every stream of the device
-//! returns it, and allocations are refused. Once [`Driver::abandon`](driver::Driver::abandon) has returned, the device
-//! touches no memory; the head of `cuda` states what is not known about hardware. Blocks can still be returned.
+//! An error that [is a loss](crate::DeviceError::is_lost) is permanent: later commands and queries on all streams of
+//! the device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
+//! block that the device may still touch is used again; the head of `cuda` states what is not known about hardware.
+//! Blocks can still be returned.
 
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]

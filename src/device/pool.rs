@@ -1,8 +1,8 @@
 //! A cache of free blocks, by size. It exists because the driver may stall the whole device to allocate memory.
 //!
-//! There are four sizes between one power of two and the next. So a new block is at most a quarter larger than the
-//! requested size, except that the smallest block has 256 bytes. Above [`LARGE`] the size of a new block is a multiple
-//! of [`PAGE`], so that one block can take most of a device's memory.
+//! Up to [`LARGE`], there are four sizes for each power of two. Above it, sizes are multiples of [`PAGE`], so that one
+//! block can take most of a device's memory. A new block is at most a quarter larger than the requested size, except
+//! that the smallest block has 256 bytes.
 //!
 //! # Progress
 //!
@@ -64,8 +64,8 @@ impl Pool {
     }
 
     /// Takes a block of at least `bytes` bytes: a free one, or a new one from `ask`, which must allocate exactly the
-    /// size that it receives. If `ask` runs out of memory, passes all free blocks of that kind to `release`, and calls
-    /// `ask` once more.
+    /// size that it receives. If `ask` runs out of memory and there are free blocks of that kind, passes these to
+    /// `release`, and calls `ask` once more.
     pub(super) fn allocate(
         &self,
         kind: MemoryKind,

@@ -1,17 +1,18 @@
 //! A GPU in software: its memory is host memory, its streams are lists of commands, and its kernels are closures.
 //!
-//! Results are real, and times are simulated. A command takes as long as [`SimulatedGpuBuilder`] says, on one of the
-//! device's engines: one copies in, one copies out, and one or more compute. A command takes effect at the end of its
-//! time. As on hardware, commands of one stream run one after the other, streams wait for each other's events, and
-//! nothing else is ordered. With a [seed](SimulatedGpuBuilder::seed), the next command is picked at random among those
-//! that are ready, which exposes missing waits.
+//! Results are real, and times are simulated. A copy takes as long as [`SimulatedGpuBuilder`] says, and a kernel as
+//! long as its launch or the builder says, on one of the device's engines: one copies in, one copies out, and one or
+//! more compute. A command takes effect at the end of its time. As on hardware, commands of one stream run one after
+//! the other, streams wait for each other's events, and nothing else is ordered. With a
+//! [seed](SimulatedGpuBuilder::seed), the next command is picked at random among those that are ready, which exposes
+//! missing waits.
 //!
-//! The device has no thread. It does its work when one of its streams is polled, or is full when a command is issued;
+//! The device has no thread. It works when one of its streams is polled, or when a command is issued on a full stream;
 //! it then executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and must
 //! not wait for the device itself.
 //!
-//! Errors have CUDA's numbers: 2 for an allocation without enough memory, 999 for a device that was lost by
-//! [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
+//! The following errors have CUDA's numbers: 2 for an allocation without enough memory, 999 for a device that was lost
+//! by [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
 //! that panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
 //!
 //! ```
@@ -122,8 +123,8 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets the minimum time between the call that issues a copy or a kernel and the start of that command. No engine
-    /// is busy during this time. Default: 4 µs.
+    /// Sets the minimum time between the call that issues a copy or a kernel and the start of that command. The command
+    /// keeps no engine busy during this time. Default: 4 µs.
     #[must_use]
     pub fn launch_latency(mut self, latency: Duration) -> Self {
         self.launch_latency = latency;
@@ -137,7 +138,7 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets how many kernels run side by side. Default: 1. 0 counts as 1.
+    /// Sets how many kernels can run at the same time. Default: 1. 0 counts as 1.
     #[must_use]
     pub fn compute_engines(mut self, count: usize) -> Self {
         self.compute_engines = count.max(1);
@@ -166,9 +167,9 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// With this seed, the device picks its next command at random from the possible ones, and leaves some of them for
-    /// later polls. By default, the command that can start or end earliest comes first; if several are equally early,
-    /// urgent commands come first, and then commands that were issued earlier.
+    /// Makes the device pick its next command at random from the possible ones, starting from this seed, and leave some
+    /// of them for later polls. By default, the command that can start or end earliest comes first; if several are
+    /// equally early, urgent commands come first, and then commands that were issued earlier.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -204,13 +205,13 @@ pub struct Counts {
     pub bytes_copied: u64,
     /// Events recorded.
     pub records: u64,
-    /// Waits for events.
+    /// Waits issued for events.
     pub waits: u64,
     /// Marks made for the host.
     pub marks: u64,
     /// Queries for the last mark that has passed.
     pub polls: u64,
-    /// Checks whether a stream is sound.
+    /// Calls that checked whether a stream is sound.
     pub probes: u64,
     /// Pieces of memory that were allocated, on the device or pinned.
     pub allocations: u64,
@@ -290,14 +291,14 @@ impl SimulatedGpu {
         SimulatedGpuBuilder::new()
     }
 
-    /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by the new time. Does
-    /// nothing with other clocks.
+    /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by the new time. Has no
+    /// effect on other clocks.
     pub fn advance(&self, by: Duration) {
         self.0.control(|state| state.advance_clock(by));
     }
 
     /// Loses the device, as if it had been pulled out: commands that are not done never will be, and every later call
-    /// of the engine returns an error. A kernel that is already running runs to its end.
+    /// to the device returns an error. A copy or a kernel that is already being executed is finished.
     pub fn lose(&self) {
         self.0.lose(DeviceError::lost(999, "the simulated device was removed"));
     }
@@ -496,7 +497,7 @@ struct Simulated {
 }
 
 impl Simulated {
-    /// Waits until the stream has room for another command.
+    /// Waits until the stream has room for another command, or the device is lost.
     fn await_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         let has_room = |state: &State| state.depth(self.index) < self.device.options.depth;
         loop {

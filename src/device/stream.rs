@@ -1,10 +1,11 @@
-//! The stream that the function of a device operation receives, and the program's own streams that it includes.
+//! The stream that the function of a device operation receives, and the program's own streams that are included.
 //!
 //! # The program's own streams
 //!
-//! [`GpuStream::include`] orders another stream with the lane's stream while a function runs. First the other stream
-//! waits for an event of the lane's stream; at the end the lane's stream waits for an event of the other one. So
-//! everything that an operation issues precedes the next mark or event of its lane, which is all that the engine needs.
+//! [`GpuStream::include`] calls a function that issues work on another stream, and orders this work with events. Before
+//! the call, the other stream waits for an event of the lane's stream; afterwards, the lane's stream waits for an event
+//! of the other one. So everything that an operation issues precedes the next mark or event of its lane. The engine
+//! needs no more than that.
 //!
 //! | state of the lane's stream | how it gets there | next |
 //! |---|---|---|
@@ -42,8 +43,8 @@ pub(crate) enum FunctionEnd {
 /// variants pass it to the operation's function.
 ///
 /// The work that the function issues on the stream runs on the device after all dependencies of the operation, and the
-/// operation is complete when the device has completed that work. [`include`](Self::include) orders the program's own
-/// streams with it.
+/// operation is complete when the device has completed that work. To use one of the program's own streams as well, call
+/// [`include`](Self::include): it makes what is issued there part of the operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -68,7 +69,8 @@ pub struct GpuStream {
     device: Device,
     /// The last mark that `finish` has made.
     marks: u64,
-    /// Why the stream is dead, if it is. The original stream is kept, since giving up the device waits for it.
+    /// If [`include`](Self::include) has made the stream dead: why, and the original stream, for which giving up the
+    /// device waits.
     given_up: Option<(DeviceError, Box<dyn Stream>)>,
 }
 
@@ -94,8 +96,7 @@ impl GpuStream {
         self.device
     }
 
-    /// Returns the interface of a simulated device. Returns `None` on other devices, and on a device that was given
-    /// up.
+    /// Returns the interface of a simulated device. Returns `None` on other devices, and if the stream was given up.
     #[must_use]
     pub fn simulated(&mut self) -> Option<SimulatedStream<'_>> {
         SimulatedStream::new(&mut *self.stream)
@@ -104,19 +105,19 @@ impl GpuStream {
     /// Returns the cudarc stream. Libraries can be given this stream, and `cu_stream()` returns the raw one. Returns
     /// `None` on other devices, and if the stream was given up.
     ///
-    /// Work that is issued on it may use, beyond the operation's variables, only what outlives the work; that is why
-    /// cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module with its
-    /// last `CudaFunction` and `CudaModule`, and the captures of a function are dropped before the device is done. So a
-    /// program must keep its modules outside its functions, for instance as values of variables that the operation
-    /// reads.
+    /// Besides the operation's variables, work that is issued on the stream may use only what outlives the work; that
+    /// is why cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module
+    /// when the last `CudaFunction` or `CudaModule` of the module is dropped, and what a function owns is dropped
+    /// before the device is done. So a program must keep its modules outside its functions, for instance as values of
+    /// variables that the operation reads.
     ///
-    /// A function that captures a graph on the stream must end the capture on every path out of it, panics included. If
-    /// it does not, the operation fails in builds with debug assertions; in other builds the operation fails or the
-    /// device is given up. Nothing that the engine does on other streams invalidates the capture.
+    /// A function that captures a graph on the stream must end the capture on every path out of the function, panics
+    /// included. If it does not, the operation fails in builds with debug assertions; in other builds the operation
+    /// fails or the device is given up. The engine's own calls on other streams do not invalidate the capture.
     ///
-    /// An object that keeps the stream, such as a graph or a library's handle, may be used by operations with the same
-    /// property on one engine that is not naive: these all have the same stream. In the naive engine, each operation
-    /// may have a different stream.
+    /// On an engine that is not naive, operations with the same device and the same property have the same stream. So
+    /// they can share an object that keeps the stream, such as a graph or a library's handle. In the naive engine, each
+    /// operation may have a different stream.
     ///
     /// For work on the program's own streams, see [`include`](Self::include).
     #[cfg(feature = "cuda")]
@@ -125,14 +126,14 @@ impl GpuStream {
         crate::device::cuda::stream_of(&mut *self.stream)
     }
 
-    /// Calls `f` with `other`, one of the program's own streams, and makes what `f` issues there part of this
-    /// operation: the device does it after everything that was issued on this stream before the call, and before
-    /// everything that is issued on this stream after it. `f` need not issue anything.
+    /// Calls `f` with `other`, one of the program's own streams, and makes the work that `f` issues there part of this
+    /// operation: the device does this work after everything that was issued on this stream before the call, and before
+    /// everything that is issued on this stream after the call. `f` need not issue anything.
     ///
     /// This call is for objects that are bound to a stream, such as a library's handle: their work stays on their
-    /// stream, and is ordered with all operations. Other work that the program has issued on `other` keeps its place
-    /// there, so this operation waits for it. The host does not wait. The call costs two events and two waits for
-    /// events, which operations that use only their lane's stream do not need.
+    /// stream, and is still part of an operation. Work that the program has issued on `other` before the call keeps its
+    /// place there, so this operation waits for that work. The host does not wait. The call costs two events and two
+    /// waits for events, which operations that use only their lane's stream do not need.
     ///
     /// If `f` panics, the work that it has issued is still part of the operation.
     ///
@@ -164,9 +165,9 @@ impl GpuStream {
     ///
     /// # Errors
     /// `other` belongs to another device, or was imported through a handle that is neither the engine's nor a clone of
-    /// it; the device refuses a call, or is lost. If the error is found before the call to `f`, `f` is not called. A
-    /// device that repeatedly refuses a call that is needed after `f` is given up like a lost one: all operations in
-    /// flight on it fail, since their state is unknown.
+    /// it; a capture is open on one of the two streams; or the device refuses a call or is lost. Errors that are found
+    /// before the call to `f` prevent that call. If the device repeatedly refuses a call that is needed after `f`, the
+    /// engine gives it up like a lost one: all operations in flight on the device fail, since their state is unknown.
     ///
     /// # Panics
     /// If `f` panics.
@@ -193,7 +194,7 @@ impl GpuStream {
         let result = panics::catch(|| f(other));
         // Ends a capture that `f` has left open on `other`: `record`, below, would refuse a captured stream.
         let left = other.function_ended(FunctionEnd::Failed);
-        // `f` may have captured the lane's stream too, into a graph that holds only this operation's work.
+        // `f` may also have begun to capture the lane's stream. That graph holds only this operation's work.
         let left = match self.stream.is_captured() {
             Ok(true) => left.and(self.function_ended(FunctionEnd::Failed)),
             _ => left,
@@ -247,8 +248,8 @@ impl GpuStream {
         &mut *self.stream
     }
 
-    /// Blocks this thread until the device has done everything that was issued; for the naive engine. After an error,
-    /// the device may still be working, and must be given up.
+    /// Blocks this thread until the device has done everything that was issued on the stream; for the naive engine.
+    /// After an error, the device may still be working, and must be given up.
     pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
         let mark = self.marks + 1;
         persist(|| self.stream.mark(mark))?;
@@ -267,16 +268,16 @@ impl GpuStream {
     /// Copies values of type `T`. `from` and `to` are addresses with lengths.
     ///
     /// # Safety
-    /// 1. `from` and `to` have as many values as their lengths say, and the running operation holds the variables of
-    ///    both until the device has done the copy.
+    /// 1. `from` and `to` have as many values as their lengths say, and both belong to variables that the running
+    ///    operation has declared: it may read `from`, and mutate `to`.
     unsafe fn copy<T>(&mut self, from: (Address, usize), to: (Address, usize)) -> Result<(), DeviceError> {
         let ((from, length), (to, room)) = (from, to);
         if length != room {
             let message = format!("a copy from {length} elements to {room}; make both the same length");
             return Err(DeviceError::refused(-1, message));
         }
-        // SAFETY: (1) implies both obligations: both ranges are large enough, and the operation's hold orders other
-        // uses.
+        // SAFETY: (1) implies both obligations: both ranges are large enough, and the engine keeps the values alive,
+        // and orders conflicting operations before or after the copy.
         unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
 
@@ -284,17 +285,17 @@ impl GpuStream {
     // even a reference to the values may exist.
 
     pub(crate) fn copy_in<T>(&mut self, from: &PinnedVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: the only caller is an operation that declares both vectors, so it holds them until the copy is done.
+        // SAFETY: (1): the only caller is an operation that declares both vectors: it reads `from` and overwrites `to`.
         unsafe { self.copy::<T>((from.address(), from.count()), (to.address(), to.len())) }
     }
 
     pub(crate) fn copy_out<T>(&mut self, from: &DeviceVec<T>, to: &mut PinnedVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: the only caller is an operation that declares both vectors, so it holds them until the copy is done.
+        // SAFETY: (1): the only caller is an operation that declares both vectors: it reads `from` and overwrites `to`.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.count())) }
     }
 
     pub(crate) fn copy_across<T>(&mut self, from: &DeviceVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: the only caller is an operation that declares both vectors, so it holds them until the copy is done.
+        // SAFETY: (1): the only caller is an operation that declares both vectors: it reads `from` and overwrites `to`.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.len())) }
     }
 }
@@ -327,7 +328,8 @@ fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, Dev
 /// One of the program's own streams, on which operations of its device can issue work; see [`GpuStream::include`].
 ///
 /// An imported stream belongs to one operation at a time. The engine ensures this for the value of a variable
-/// ([`Engine::stream_var`](crate::Engine::stream_var)). Dropping it leaves the program's stream as it is.
+/// ([`Engine::stream_var`](crate::Engine::stream_var)). Dropping an imported stream leaves the program's stream as it
+/// is.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -514,8 +516,8 @@ mod tests {
         }
     }
 
-    /// No more work may be issued on a stream that is not ordered with other work. The engine's next call on it returns
-    /// an error, so that the engine gives up the device.
+    /// No more work may be issued on a stream if the included work could not be ordered. The engine's next call on the
+    /// stream returns an error, so the engine gives up the device.
     #[test]
     fn a_stream_whose_included_work_cannot_be_ordered_is_dead() {
         for (refused, others) in [("other record", 3), ("lane wait", 4)] {

@@ -1,23 +1,23 @@
 //! How far the streams of a device have progressed, and which operations in flight use a variable.
 //!
-//! A device operation releases its variables when it is *issued*, before the device has completed it. Dependent
-//! operations of the same device need no more, because events order the streams. Every other dependent operation must
-//! wait until the device operation is *complete*. So each lane numbers the operations that it issues, each variable
-//! notes the numbers of the operations that use it (in its [`DeviceUses`]), and the lane publishes the number of the
-//! last complete one (in its [`Timeline`]).
+//! A device operation releases its variables when it is *issued*, before the device has completed it. Unless the host
+//! uses their values, dependent operations of the same device need no more, because events order the streams. All other
+//! dependent operations must wait until the device operation is *complete*. So each lane numbers the operations that it
+//! issues, each variable notes the numbers of the operations that use it (in its [`DeviceUses`]), and the lane
+//! publishes the number of the last complete one (in its [`Timeline`]).
 //!
 //! # Who may touch what
 //!
 //! * `DeviceUses`: written by the lane of an operation, while the operation holds the variable. Each lane has its own
 //!   part. Any thread may read it.
 //! * `Timeline::completed`: written by its lane, read by any thread.
-//! * `Timeline::recorded`: appended to by its lane, read by the other lanes of the device.
+//! * `Timeline::recorded`: changed by its lane, read by any lane of the device.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `passed` | store in [`Timeline::complete`] | load in [`Timeline::is_complete`] | what the device wrote, and what the lane noted of the operations: versions and failures |
+//! | `passed` | store in [`Timeline::complete`] | load in [`Timeline::is_complete`] | what the device wrote, and what the lane noted about the operations: versions and failures |
 //!
 //! `DeviceUses` need no edge of their own. The lane writes them before the operation releases the variable, and the
 //! variable's queue hands them over.

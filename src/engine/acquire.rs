@@ -3,26 +3,26 @@
 //!
 //! # States
 //!
-//! 1. *Pushed*: an [`AcquireJob`] is in a record, which waits behind earlier operations.
+//! 1. *Pushed*: an [`AcquireJob`] is in the record of the operation, which waits behind earlier ones.
 //! 2. *Acquired*: the operation's turn has come, and an [`Acquired`] is in the oneshot, or has been taken from it. The
 //!    operation holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
 //! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the job
-//! is the last owner of the oneshot. The [`Acquired`] is then dropped with the oneshot, so no variable is held for
-//! ever. The record stays in the queues until its turn comes.
+//! is the last owner of the oneshot. The [`Acquired`] is then dropped with the oneshot, so no variable is held forever.
+//! The operation stays in the queues until its turn comes.
 //!
 //! The operation is silent: only [`Acquired::mutated`] counts mutations, so an [`Acquired`] that was not used counts
 //! none.
 //!
 //! For a future, a [`GuardsJob`] puts guards into the oneshot instead. They hold [shares](super::held) of the right to
-//! end the operation. A future that is dropped earlier [cancels](Claim) the operation, which then changes nothing when
-//! its turn comes.
+//! end the operation. If the future is dropped before the operation's turn has come, it [cancels](Claim) the operation,
+//! which then changes nothing in its turn.
 //!
 //! # Who may touch what
 //!
-//! * The job: the thread that starts or skips the operation. The end of the operation does not touch the job, since
-//!   another thread may end the operation while the job is still starting
+//! * The job: the thread that starts or skips the operation. The end of an operation that has started does not touch
+//!   the job, since another thread may end the operation while the job's `start` is still running
 //!   ([`FnState::MayRun`](super::ending::FnState::MayRun)).
 //! * The values: the owner of the [`Acquired`], as the accesses permit.
 //!
@@ -123,7 +123,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
         let oneshot = Oneshot::new();
-        // Like a wait, the operation takes no time on the thread that finds it ready, and needs no worker.
+        // Like the operation of a wait, this one takes no time on the thread that finds it ready, and needs no worker.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
         // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { entry.cell.as_ref() };
@@ -152,8 +152,8 @@ impl<G> Granted<G> {
     }
 }
 
-/// The oneshot in which a future finds the guards of the variables that it acquires, with the claim through which it
-/// cancels their acquisition.
+/// The oneshot in which a future finds the guards for the variables that it acquires, with the claim through which the
+/// future cancels the operation.
 pub(crate) type Acquiring<G> = Oneshot<Granted<G>, Claim>;
 
 /// The job of an operation that acquires its variables for a future.

@@ -2,11 +2,10 @@
 //!
 //! # Who may touch what
 //!
-//! * `ANY`: set once, with the first `in_use` of the process. It is never cleared, and is an atomic of `std` even in
-//!   models.
-//! * `in_use`: set once, before there is a limit; read by any thread.
+//! * `ANY`: set after each store to `in_use` and never cleared. It is an atomic of `std` even in models.
+//! * `in_use`: set before there is a limit, and never cleared; read by any thread.
 //! * `running` and `waiting`: changed by the threads that they count.
-//! * `pushing`: each shard is changed by the threads with its number.
+//! * `pushing`: each shard is changed by the threads that [`Bounds::pushing`] assigns to it.
 //! * `held`: under its lock. No waker runs under that lock.
 //!
 //! This module has no edges of its own: all of these are hints, or are under a lock.
@@ -25,17 +24,18 @@ use crate::{
     },
 };
 
-/// The number of shards of `pushing`. Not tuned: further threads share them.
+/// The number of shards of `pushing`. Not tuned: if there are more threads, some share a shard.
 const SHARDS: usize = 16;
 
 /// What an engine knows about limits.
 #[derive(Default)]
 pub(crate) struct Bounds {
-    /// Whether the engine, or a group of it, has a limit.
+    /// Whether the engine, or one of its groups, may have a limit. Also set if the engine shuffles, since that uses the
+    /// counts.
     in_use: AtomicBool,
-    /// The number of threads that run operations without a worker.
+    /// The number of threads that run operations without a worker, or complete them from outside.
     pub(super) running: AtomicUsize,
-    /// The number of threads counted in `running` that wait.
+    /// The number of threads that are not counted in `running` because they wait inside such operations.
     pub(super) waiting: AtomicUsize,
     /// The number of threads inside a push from outside.
     pushing: [CachePadded<AtomicUsize>; SHARDS],
@@ -43,10 +43,10 @@ pub(crate) struct Bounds {
     pub(super) held: Mutex<Waiting>,
 }
 
-/// Whether any engine of the process has had a limit.
+/// Whether any engine of the process has ever set `in_use`.
 static ANY: AtomicFlag = AtomicFlag::new(false);
 
-/// Whether any engine of the process has had a limit. In a program that uses none, threads need not be counted.
+/// Whether any engine of the process has ever set `in_use`. In a program without limits, threads need not be counted.
 pub(super) fn any_limits() -> bool {
     // Relaxed: a limit may be seen late.
     ANY.load(Relaxed)
@@ -58,7 +58,7 @@ impl Bounds {
         &self.pushing[thread::number() % SHARDS]
     }
 
-    /// Whether there may be a limit.
+    /// Whether there may be a limit, or the engine shuffles.
     pub(super) fn are_in_use(&self) -> bool {
         // Relaxed: a limit may be seen late.
         self.in_use.load(Relaxed)
@@ -71,7 +71,7 @@ impl Bounds {
         ANY.store(true, Relaxed);
     }
 
-    /// Whether threads push, or run operations without a worker.
+    /// Whether any thread is counted in `pushing` or in `running`.
     pub(super) fn are_threads_at_work(&self) -> bool {
         // Relaxed: a snapshot.
         let is_at_work = |count: &AtomicUsize| count.load(Relaxed) > 0;

@@ -11,7 +11,8 @@
 //! # Who may touch what
 //!
 //! * The function: the thread that wins the claim.
-//! * The failure: created under its lock, by a canceller before it tries to claim the operation.
+//! * The failure: created under its lock by the first thread that needs it. A canceller creates it before trying to
+//!   claim the operation.
 //!
 //! # Edges
 //!
@@ -42,8 +43,8 @@ use crate::{
     values::name::Name,
 };
 
-/// The function of an operation that can be cancelled. It is called once, dropped once, and only by the thread that
-/// wins the claim.
+/// The function of an operation that can be cancelled. Only the thread that wins the claim may call it, at most once,
+/// or drop it uncalled.
 pub struct Cancellable<F: ?Sized> {
     claim: Claim,
     /// The failure of the operation, if it is cancelled.
@@ -58,8 +59,8 @@ pub struct Cancellable<F: ?Sized> {
     f: UnsafeCell<F>,
 }
 
-/// Where waiters find the operation when it is in a queue. It contains only atomics, since a waiter may free it as soon
-/// as `op` is stored.
+/// Where waiters find the operation when it is in a queue. It contains only atomics, since a waiter may free the place
+/// as soon as `op` is stored.
 #[derive(Debug, Default)]
 pub struct Place {
     /// The record of the operation, once it enters a queue.
@@ -113,9 +114,9 @@ impl Place {
 
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
-        // Relaxed: exact for the work that holds the operation back, and for the operations that are let go together
-        // with this one, which enter a queue after the store. At worst, other threads read an earlier value, and they
-        // do not run inside the operation that it names.
+        // Relaxed: the value is exact for the work that holds the operation back. It is also exact for the operations
+        // that are let go together with this one, since they enter a queue only after the store. Other threads may read
+        // an earlier value, but do not run inside the operation that this value names.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
@@ -193,8 +194,8 @@ impl<F: ?Sized> Cancellable<F> {
         &self.place
     }
 
-    /// Claims the operation if it has entered a queue of `lane`. Returns its record, which may be used only if the
-    /// caller has been pinned since before the call.
+    /// Claims the operation, if it has entered a queue of `lane` and has neither started nor been cancelled. Returns
+    /// its record, which may be used only if the caller has been pinned since before the call.
     pub fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
         // Acquire (edge `publish`).
         let op = NonNull::new(self.place.op.load(Acquire))?;
@@ -240,9 +241,10 @@ impl Cancellable<dyn Function> {
         self.is_cleared.store(true, Release);
     }
 
-    /// Cancels the operation loudly if it has not started, calls `tell` with its failure, and drops the function.
-    /// Returns whether the operation was cancelled, by this call or an earlier one. If so, its scope may count it out,
-    /// and its turn does not.
+    /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with its failure, and
+    /// drops the function. Returns whether the caller must count the operation out of its scope. It must if this call
+    /// has cancelled the operation, or if an earlier call has cancelled it and dropped the function, and its turn has
+    /// not come.
     pub(super) fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         // Acquire (edge `cleared`): the drop of the function, which comes before the end of the scope.

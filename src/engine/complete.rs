@@ -83,7 +83,7 @@ impl Core {
         Epilogue::CountOut(ticket)
     }
 
-    /// Completes an operation that does not run because of `failure`.
+    /// Completes an operation that is skipped because of `failure`.
     #[cold]
     pub(crate) fn skip(&self, op: OpRef<Task>, failure: OpError, ready: &mut ReadyList<Task>) -> Epilogue {
         self.complete(op, Err(failure), FnState::NotCalled, ready)
@@ -100,8 +100,8 @@ impl Core {
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
-    /// Does the first part of [`complete`](Self::complete) for an operation that leaves the state of its variables
-    /// alone, or that a GPU ran.
+    /// Does what [`complete`](Self::complete) does with the variables and the failures, for an operation that leaves
+    /// the state of its variables alone, or that a GPU ran.
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
@@ -134,8 +134,8 @@ impl Core {
         }
     }
 
-    /// Clears the failures that a GPU operation overwrites. Called once the operation has been issued, since operations
-    /// behind it on that GPU may run from then on.
+    /// Clears the failures that a GPU operation overwrites. Called as soon as the operation has been issued, since
+    /// operations behind it on that GPU may run from then on.
     pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
         let first = ended.len();
         self.take_overwritten(op, ended);
@@ -189,7 +189,7 @@ impl Core {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {
                 // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane
-                // and has the fault lock, and only other lanes read the failure before the lane's timeline says that
+                // and holds the fault lock, and only other lanes read the failure before the lane's timeline says that
                 // the operation is complete.
                 let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
                 debug_assert!(none.is_none(), "the variable had not failed");

@@ -2,7 +2,7 @@
 //!
 //! # States
 //!
-//! The [phase] of an engine only rises. A shutdown goes from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or
+//! The [phase] of an engine only rises. A shutdown raises it from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or
 //! `CANCELLING`, or both, to `CLOSED`. In a forked child, an engine goes from any phase to `FORKED`.
 //!
 //! # Who may touch what
@@ -44,9 +44,9 @@ pub(super) mod phase {
     pub(crate) const BOUNDED: u8 = 2;
     /// Only operations of this engine, and the engine itself, may push.
     pub(crate) const DRAINING: u8 = 3;
-    /// Only the engine itself may push. Operations that have not started are cancelled.
+    /// Only the engine itself may push. Operations that have not started are cancelled, except clean-ups.
     pub(crate) const CANCELLING: u8 = 4;
-    /// Only the engine itself may push. Nothing was pending at the end of the phase before, and the threads may end.
+    /// Only the engine itself may push. Nothing was pending at the end of the previous phase, and the threads may end.
     pub(crate) const CLOSED: u8 = 5;
     /// The engine belongs to the parent of this forked process. Every call returns before it takes a lock.
     pub(crate) const FORKED: u8 = 6;
@@ -57,8 +57,8 @@ pub(crate) struct Core {
     pub(super) kind: EngineKind,
     /// Whether the engine has a limit of pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_sole`](Core::push_sole) may push to the engine, which has workers, no GPU and no limit, and
-    /// neither records nor shuffles.
+    /// Whether [`push_sole`](Core::push_sole) may push to the engine: it has workers but neither a GPU nor a limit of
+    /// its own, and it neither records nor shuffles.
     pub(crate) is_straight: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
@@ -144,7 +144,7 @@ impl Core {
     }
 
     /// Ends the engine in a forked child, on the only thread of that process: pending operations stay pending, and
-    /// calls return errors. If the thread belongs to the engine, it ends.
+    /// calls return errors. If the thread belonged to the engine, its main loop ends.
     #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
     pub(crate) fn end_in_child(&self) {
         // Relaxed: there is no other thread.

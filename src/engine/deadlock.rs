@@ -1,7 +1,7 @@
 //! Waits that would never return: an operation waits for one that is queued behind it, directly or through others.
 //!
 //! A thread that waits inside operations is in a list of [waiters](crate::notify::waiters), which all engines share.
-//! From time to time, it walks forward from what it is [inside of](Inside):
+//! From time to time, the thread walks forward from what it is [inside of](Inside):
 //!
 //! | from | to | because |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | an operation | a waiter that waits for it, for its group, or for all operations of its engine | its wait ends when the operation has ended |
 //! | an operation whose epilogue runs | a waiter that waits for its group, or for all operations of its engine | the operation is counted out after the epilogue |
 //! | a parent | a waiter that waits for one of its children that is not in a queue yet | the child enters its queues when the parent's own work has ended |
-//! | a waiter | what its thread is inside of | that continues when the wait is over |
+//! | a waiter | what its thread is inside of | it continues when the wait is over |
 //!
-//! If the walk reaches the thread's own wait, none of these can continue.
+//! If the walk reaches the thread's own wait, nothing on the way can continue.
 //!
 //! Each step of such a cycle lasts as long as the step before it: an operation in a queue cannot start before the one
 //! ahead of it is complete, and that one cannot complete while its thread waits. So the cycle is real if none of its
@@ -31,7 +31,7 @@
 //!
 //! # Not followed
 //!
-//! Walks do not follow tasks of other executors, futures of waits, guards, completions, and the shutdowns of other
+//! Walks do not follow tasks of other executors, futures of waits, guards, completions, or the shutdowns of other
 //! engines. In a forked child, they find nothing.
 
 use std::{
@@ -61,16 +61,16 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
-/// All waiters together spend about `1 / SHARE` of a core's time on walks: a long walk is repeated less often, but at
-/// least once per `LONGEST_PAUSE`. Not tuned.
+/// All waiters together spend at most about `1 / SHARE` of a core's time on walks, since a long walk is repeated less
+/// often. No pause is longer than `LONGEST_PAUSE`, however. Not tuned.
 const SHARE: u32 = 16;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The maximum number of operations that a search for a deadlock visits. Not tuned: this many take a few milliseconds.
 const MAX_VISITED: usize = 100_000;
 
-/// The maximum number of operations visited by a search for those that a wait depends on. Not tuned: visiting this many
-/// takes a few microseconds, less than handing over a worker does.
+/// The maximum number of operations that are visited to find whether a wait depends on a ready operation. Not tuned:
+/// visiting this many takes a few microseconds, less than handing over a worker does.
 const MAX_NEAR: usize = 256;
 
 /// The waiters of all engines of this process: operations of different engines can wait for each other.
@@ -125,7 +125,7 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 /// after the operation is complete.
 ///
 /// # Safety
-/// 1. The record of each operation exists: its function has not returned, or it is not complete.
+/// 1. The record of each operation exists: the operation's function has not returned, or the operation is not complete.
 unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Task>>> {
     let is_over = |op: &NonNull<Op<Task>>| {
         // SAFETY: (1).
@@ -221,18 +221,19 @@ struct Walk {
 }
 
 impl Walk {
-    /// Begins a walk at what the calling thread is `inside` of.
+    /// Begins a walk from what the calling thread is `inside` of.
     fn from(waiter: &Waiter<'_>, inside: &Inside, only_closing: bool) -> Self {
         let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
         let mut walk = Self { own: waiter.number(), only_closing, steps: vec![own], found: None, ahead: Vec::new() };
-        // SAFETY: (1): they run on this thread.
+        // SAFETY: (1): each operation runs on this thread, so its function has not returned; or it cannot complete
+        // before such an operation.
         walk.ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
         walk.enter(inside, 0);
         walk
     }
 
-    /// Continues from the operations whose epilogues run on the thread of a waiter. The caller has added those that are
-    /// not complete to `ahead`.
+    /// Continues from the operations whose epilogues run on the thread of a waiter. The caller has already added the
+    /// thread's incomplete operations to `ahead`.
     fn enter(&mut self, inside: &Inside, step: usize) {
         let mut todo = vec![(inside.clone(), step)];
         while let Some((inside, step)) = todo.pop() {
@@ -243,9 +244,9 @@ impl Walk {
                 let known = unsafe { op.as_ref() };
                 let reaches = |goal: &Goal<'_>| {
                     goal.covers(|pending| {
-                        // SAFETY: (1): its epilogue runs.
+                        // SAFETY: (1): the operation's epilogue runs.
                         let in_any = unsafe { ticket_in(known, pending) };
-                        // SAFETY: (1): its epilogue runs.
+                        // SAFETY: (1): the operation's epilogue runs.
                         in_any.filter(|_| in_group || unsafe { ticket_in_group(known, pending) }.is_none())
                     })
                 };
@@ -273,8 +274,8 @@ impl Walk {
             }
             let step = steps.len();
             steps.push(Step { number, kind, from });
-            // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not
-            // returned.
+            // SAFETY: (1): each operation runs on the thread of a waiter that is in the list, so its function has not
+            // returned; or it cannot complete before such an operation.
             ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, step)));
             todo.push((inside.clone(), step));
         });
@@ -284,7 +285,7 @@ impl Walk {
     fn visit(&mut self, op: &Op<Task>, from: usize) {
         let Some(task) = identity(op) else { return };
         let mut todo = Vec::new();
-        // SAFETY: (1): it was not complete at some moment since this thread was pinned.
+        // SAFETY: (1): `op` was not complete at some moment since this thread was pinned.
         let reaches =
             |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
         self.reach(NonNull::from(op), from, reaches, &mut todo);
@@ -310,8 +311,8 @@ pub(super) struct Cycle {
     pub(super) through: Option<Pushed>,
 }
 
-/// Looks for a cycle that contains the wait of the calling thread, and that this thread must end. The thread is
-/// `inside` of these operations.
+/// Looks for a cycle that contains the wait of the calling thread, and that this thread must end. `inside` says what
+/// the thread is inside of, and `is_single` whether it waits for a single operation.
 pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
@@ -323,7 +324,7 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
             ahead.append(&mut walk.ahead);
             walk.found.is_some()
         };
-        // SAFETY: (1): all of them were found to be incomplete after this thread was pinned.
+        // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
         unsafe { walk_blocked(ahead, MAX_VISITED, look) };
     }
     let (from, op) = walk.found?;
@@ -358,7 +359,7 @@ pub(super) fn blocked_members(
     let ahead = std::mem::take(&mut walk.ahead);
     let mut blocked = Vec::new();
     let look = |op: &Op<Task>, from: usize, ahead: &mut Ahead<Task>| {
-        // SAFETY: (1): it was not complete at some moment since this thread was pinned.
+        // SAFETY: (1): `op` was not complete at some moment since this thread was pinned.
         if let (Some(task), Some(ticket)) = (identity(op), unsafe { ticket_in_group(op, pending) }) {
             blocked.push((task, ticket));
         }
@@ -366,15 +367,16 @@ pub(super) fn blocked_members(
         ahead.append(&mut walk.ahead);
         false
     };
-    // SAFETY: (1): all of them were found to be incomplete after this thread was pinned.
+    // SAFETY: (1): all operations in `ahead` were found to be incomplete after this thread was pinned.
     unsafe { walk_blocked(ahead, MAX_VISITED, look) };
     blocked
 }
 
 impl Core {
-    /// Calls `wait`, which blocks until the time limit that it is given, again and again until it returns something
-    /// other than [`WaitError::TimedOut`], or until `deadline`. Returns [`WaitError::WouldDeadlock`] if the thread
-    /// would wait for `goal` forever. `describe` describes a goal that is a single operation.
+    /// Calls `wait`, which blocks up to the time limit that it is given, and repeats the call while it returns
+    /// [`WaitError::TimedOut`] and `deadline` has not passed. Between two calls, walks if a walk is due. Returns
+    /// [`WaitError::WouldDeadlock`] if a walk finds that the thread would wait for `goal` forever. `describe` describes
+    /// a goal that is a single operation.
     pub(super) fn wait_watching<R>(
         &self,
         goal: Goal<'_>,
@@ -410,8 +412,8 @@ impl Core {
         })
     }
 
-    /// Returns [`WaitError::WouldDeadlock`] if the calling thread would wait for `goal` forever, as far as one walk
-    /// finds. For a thread that is about to run other operations on top of its own.
+    /// Returns [`WaitError::WouldDeadlock`] if one walk finds that the calling thread would wait for `goal` forever.
+    /// For a thread that is about to run other operations on top of its own.
     pub(super) fn refuse_cycle(
         &self,
         goal: Goal<'_>,
@@ -480,15 +482,15 @@ impl Core {
         let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
         let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {
             let Some(task) = identity(op) else { return false };
-            // SAFETY: (1): it was not complete at some moment since this thread was pinned.
+            // SAFETY: (1): `op` was not complete at some moment since this thread was pinned.
             let reaches =
                 |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
             if reaches(goal) {
                 return true;
             }
             waiters().each_for(None, reaches, |_, _, inside| {
-                // SAFETY: (1): they run on the thread of a waiter that is in the list, so their functions have not
-                // returned.
+                // SAFETY: (1): each operation runs on the thread of a waiter that is in the list, so its function has
+                // not returned; or it cannot complete before such an operation.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
             });
             false

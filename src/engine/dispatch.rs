@@ -3,7 +3,7 @@
 //! | the operation | runs |
 //! |---|---|
 //! | is one of the engine's own that take no time ([`flag::INLINE`]) | on this thread, immediately |
-//! | is [eager](flag::EAGER), and this thread pushes it | on this thread, immediately |
+//! | is [eager](flag::EAGER), and is ready when this thread pushes it | on this thread, immediately |
 //! | belongs to a naive or a closed engine, neither of which has workers | on this thread |
 //! | belongs to a GPU | on the thread of its lane on that GPU |
 //! | is any other | on a worker of its lane |
@@ -71,7 +71,7 @@ impl Core {
         self.schedule_drawn(op);
     }
 
-    /// Schedules an operation that was drawn from the shuffler.
+    /// Schedules an operation that the shuffler has drawn, or that is not shuffled.
     pub(super) fn schedule_drawn(&self, op: OpRef<Task>) {
         self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
@@ -83,13 +83,13 @@ impl Core {
         self.schedule(op);
     }
 
-    /// Sends a ready operation to its lane. Calls `schedule` if that is a lane of workers.
+    /// Sends a ready operation to its lane, through `schedule` if the engine has no GPUs.
     #[inline(always)]
     fn schedule_with(&self, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
         if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_gpus(op) }
     }
 
-    /// Runs [`schedule`](Self::schedule) on an engine with GPUs, where an operation of the CPU may depend on commands
+    /// Sends a ready operation to its lane on an engine with GPUs, where an operation of the CPU may depend on commands
     /// that a GPU has yet to complete.
     ///
     /// An operation of the CPU enters its lane only once, when all its dependencies are complete. The injector of the
@@ -118,8 +118,8 @@ impl Core {
         self.run_here(here, epilogues);
     }
 
-    /// Schedules the operations in `ready`. Calls `schedule` for those whose lane has workers, and returns those that
-    /// must [run here](Self::run_here).
+    /// Schedules the operations in `ready`, and returns those that must [run here](Self::run_here). Plain operations of
+    /// an engine without GPUs go through `schedule`.
     #[inline(always)]
     pub(super) fn schedule_ready(
         &self,
@@ -171,7 +171,7 @@ impl Core {
 
     // ---------------------------------------------------------------------------------------- on this thread ----
 
-    /// Runs a ready operation on this thread, or leaves it to a loop that runs on this thread already.
+    /// Runs a ready operation on this thread, or leaves it to a worker or to a loop that already runs on this thread.
     #[inline(never)]
     fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
         // The work that a device operation's function has issued is not complete when the function returns, so no
@@ -189,8 +189,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside the loops that run on this thread, or, if they are nested too deeply, leaves its work
-    /// to the innermost of them.
+    /// Starts a ready loop inside the loops that run on this thread, or, if these are nested too deeply, leaves the
+    /// work to the innermost of them.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -207,8 +207,8 @@ impl Core {
         }
     }
 
-    /// Leaves the program's operations and all epilogues to `ready_loop`, a loop that runs on this thread already, and
-    /// runs the engine's own operations.
+    /// Leaves all epilogues to `ready_loop`, a loop that already runs on this thread, and the program's operations to
+    /// the workers, or to the loop if there are no workers. Runs the engine's own operations.
     #[cold]
     pub(super) fn leave(
         self: &Arc<Self>,

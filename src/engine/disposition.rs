@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Core {
-    /// Whether a ready operation may run without a closer look: no variable has failed or is in use by a GPU, and the
-    /// operation is neither rejected nor cancelled.
+    /// Whether a ready operation may run without a closer look: none of its variables has failed or may be in use by a
+    /// GPU, the operation was not rejected, and the engine is not being cancelled.
     #[inline]
     pub(super) fn is_sound(&self, op: &Op<Task>) -> bool {
         let mut sound = true;
@@ -73,7 +73,7 @@ impl Core {
                 let cell = VarCell::of(access);
                 if cell.fault().has_failed() && access.mode() != Mode::Overwrite {
                     // SAFETY: the operation is ready, so it holds its variables. Either the writes of GPUs to them are
-                    // complete, or the caller has the fault lock.
+                    // complete, or the caller holds the fault lock.
                     if let Some(failure) = unsafe { cell.fault().failure() } {
                         return Disposition::Skip(failure);
                     }
@@ -85,7 +85,7 @@ impl Core {
 
     /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`. The caller
     /// sends the operation to that lane, which sends it back later. Each lane is returned at most once for an
-    /// operation: commands that the lane receives later, such as work of readers next to a wait, are not
+    /// operation: commands that the lane receives later, such as those of readers beside a wait, are not
     /// dependencies.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
@@ -110,15 +110,15 @@ impl Core {
             pending = pending.into_iter().chain(lane).min();
         }
         if let Some(lane) = pending {
-            // Relaxed: only the owner of a ready operation uses this field. The number fits into a byte, since an
-            // engine has fewer lanes than that.
+            // Relaxed: only the owner of a ready operation uses this field. The number fits into a byte, since
+            // `MAX_GPUS` limits the number of lanes.
             waited.store(lane as u8 + 1, Relaxed);
         }
         pending
     }
 
-    /// Returns the first GPU lane accepted by `counts` that has not completed the dependencies of the next operation to
-    /// access `cell` in `mode`.
+    /// Returns the first GPU lane, among those that `counts` accepts, that has yet to complete an operation on `cell`
+    /// that an access of `mode` must follow.
     pub(super) fn lane_before(&self, cell: &VarCell, mode: Mode, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let is_pending = |&lane: &usize| {
             let last = cell.fault().last_on_device(lane, mode);

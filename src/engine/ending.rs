@@ -82,7 +82,8 @@ pub(crate) struct Unfinished {
 }
 
 impl Completed {
-    /// Reports the result of a complete operation to its handle or wait, unless the operation was rejected.
+    /// Reports the result of a complete operation to its handle or wait. The result of a rejected operation is not
+    /// reported; that of an asynchronous one whose function was called is reported by [`report_to`](Self::report_to).
     pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
         if op.task().has(flag::REPORTS) && function != FnState::MayRun && !op.is_rejected() {

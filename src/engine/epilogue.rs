@@ -56,7 +56,7 @@ impl Core {
         worker_thread::serves_device() && self.has_workers()
     }
 
-    /// Pushes an operation that runs `f` on a worker. If the engine is already closed, `f` runs on this thread.
+    /// Pushes an operation that runs `f` on a worker. On a naive or a closed engine, `f` runs on this thread.
     #[cold]
     pub(super) fn hand_over(self: &Arc<Self>, f: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let spec = Spec::internal("tell", i32::MAX, flag::NO_SKIP | flag::SILENT);
@@ -102,8 +102,8 @@ impl Core {
         self.count_out(ticket);
     }
 
-    /// Runs `f`, program code of an operation that has completed, and that is still counted in a group if it has a
-    /// `membership`. A panic becomes a failure that `wait_for_all` returns.
+    /// Runs `f`, program code of an operation's epilogue. If there is a `membership`, the operation is still counted in
+    /// its group. A panic becomes a failure that `wait_for_all` returns.
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
         // The code may take a long time, so other workers may steal the operation in the slot.
         worker_thread::share_slot();
@@ -114,7 +114,7 @@ impl Core {
         }
     }
 
-    /// Counts an operation out, and wakes the futures that wait for all operations if it was the last one.
+    /// Counts an operation out, and wakes the futures that no longer have to wait for all operations or for room.
     #[inline(always)]
     pub(crate) fn count_out(self: &Arc<Self>, ticket: Ticket) {
         if let Some(wakers) = self.pending.leave(ticket) {

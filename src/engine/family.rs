@@ -16,7 +16,7 @@
 //!    children have used it, and this drop has a share. The completion of an asynchronous parent has a share as well.
 //! 3. *Over* ([`Family::end`]): the last share was dropped, and the parent completes.
 //!
-//! [`FamilyCount`] decides which thread makes each of these steps.
+//! [`FamilyCount`] decides which thread takes each of these steps.
 //!
 //! # Who may touch what
 //!
@@ -210,7 +210,7 @@ impl Family {
         frame.family()?.as_any().downcast_ref()
     }
 
-    /// Whether children are clean-ups, as their parent is.
+    /// Whether the parent is a clean-up, which makes its children clean-ups as well.
     pub(crate) fn is_kept(&self) -> bool {
         self.is_kept
     }
@@ -388,8 +388,8 @@ impl Family {
         }
     }
 
-    /// Notes that the completion of the parent was used with `result`, or that its future has ended with it. `op` is
-    /// the right to complete the parent.
+    /// Notes that the completion of the parent was used with `result`, or that the parent's future has ended with
+    /// `result`. `op` is the right to complete the parent.
     pub(super) fn end_completion(
         &self,
         op: OpRef<Task>,
@@ -445,7 +445,8 @@ impl Family {
             unsafe { self.core.empty_variable(cell, KinShare::new(this)) };
         }
         self.leave();
-        // Other operations may run in between. They may wait for the parent, so nothing here holds it up any more.
+        // Other operations may run inside this call, and may wait for the parent, so nothing here may hold up the
+        // parent any more.
         self.core.dispatch_ready(&mut ready, Epilogues::new());
     }
 

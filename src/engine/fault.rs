@@ -37,8 +37,8 @@ pub struct Fault<E> {
     uses: OnceLock<DeviceUses>,
 }
 
-// SAFETY: the functions that use `failure` demand the rules in the head of this module; the other fields are atomic
-// or set once.
+// SAFETY: the functions that use `failure` are unsafe, and require what the head of this module says. The other fields
+// are atomic or set once.
 unsafe impl<E: Send + Sync> Sync for Fault<E> {}
 
 impl<E> Default for Fault<E> {
@@ -77,7 +77,7 @@ impl<E: Clone> Fault<E> {
     ///
     /// # Safety
     /// 1. The caller holds the variable, and the writes of GPUs to it are complete; or the caller is a lane of such a
-    ///    GPU and has the [`FaultLock`].
+    ///    GPU and holds the [`FaultLock`].
     pub unsafe fn failure(&self) -> Option<E> {
         if !self.has_failed() {
             return None;
@@ -90,7 +90,7 @@ impl<E: Clone> Fault<E> {
     ///
     /// # Safety
     /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is
-    ///    a lane of such a GPU and has the [`FaultLock`].
+    ///    a lane of such a GPU and holds the [`FaultLock`].
     pub unsafe fn set_failure(&self, failure: Option<E>) -> Option<E> {
         if failure.is_some() {
             // Relaxed: the bit is handed over with the failure itself.

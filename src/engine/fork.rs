@@ -5,7 +5,7 @@
 //! of each engine becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). The
 //! memory of the engines is left alone. The thread that forked may have been a thread of an engine; in the child it
 //! belongs to none. It receives a new epoch collector, since threads that do not exist may be pinned in the parent's
-//! collector for ever.
+//! collector forever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been in the middle of
 //! any of these when the process forked. Nothing is done in the parent.
@@ -161,8 +161,8 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a handler of forks. Takes no lock, because a fork might find the lock held. If two
-    /// threads register the handler at the same time, it is called twice, which does no harm.
+    /// Registers [`in_child`] as a handler of forks. Takes no lock of its own, because a fork might find the lock held.
+    /// If two threads register the handler at the same time, it is called twice, which does no harm.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // Acquire: pairs with the store below. A thread that reads `true` may rely on the handler.
@@ -192,8 +192,8 @@ mod imp {
         ENGINES.each(|core| {
             // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist,
             // whose ids may be reused.
-            // SAFETY: the pointer is from an `Arc`, and the drop of the engine removes it from the list. A thread
-            // that was about to drop it does not exist here.
+            // SAFETY: the pointer is from an `Arc`, and the drop of the engine removes the pointer from the list. A
+            // thread that was about to drop the engine does not exist here.
             unsafe { Arc::increment_strong_count(core.as_ptr()) };
             // SAFETY: the engine lives: its count was incremented.
             unsafe { core.as_ref() }.end_in_child();

@@ -1,6 +1,6 @@
 //! Frames: the program code that runs on a thread, and the operation that it runs for.
 //!
-//! A thread has a list of frames, innermost first. [`enter`] adds a frame around each call into program code; the frame
+//! A thread has a list of frames, innermost first. [`enter`] adds a frame around a call into program code; the frame
 //! leaves the list when the call returns or panics.
 //!
 //! # States
@@ -15,8 +15,8 @@
 //!
 //! # Who may touch what
 //!
-//! * The list and the frames in it: only the thread that runs them. [`Frames::adopt`] lends them to another thread,
-//!   while the thread that owns them is blocked.
+//! * The list and the frames in it: only the thread that they belong to. [`Frames::adopt`] lends them to another
+//!   thread, while their own thread is blocked.
 //! * In a forked child: the frames of a thread that was blocked are never read ([`seen`]), since that thread does not
 //!   exist in the child and its stack may be reused.
 //!
@@ -118,7 +118,8 @@ impl Frame {
 
     /// Returns what can cancel the operation.
     fn limits(&self) -> Limits {
-        // SAFETY: the `Limits` are on the stack of `limited_by`, which restores the previous pointer when it ends.
+        // SAFETY: the `Limits` are borrowed by a call to `limited_by`, which restores the previous pointer when it
+        // ends.
         unsafe { self.limits.get().as_ref() }.copied().unwrap_or_default()
     }
 
@@ -198,7 +199,7 @@ impl Frame {
     }
 }
 
-/// What can cancel an operation, and the families that it belongs to.
+/// What can cancel an operation, and the families in which it is a child or the parent.
 #[derive(Clone, Copy, Default)]
 struct Limits {
     claim: Option<NonNull<Claim>>,
@@ -311,8 +312,8 @@ fn enter_with<R>(
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     no_wait::forget();
-    // Frames and loops of a blocked thread, for which this one ran, are on a stack that may soon be reused, and they
-    // become the innermost again when this thread's own end.
+    // If this thread ran for a blocked thread, the frames and loops of that thread are on a stack that may soon be
+    // reused. They become the innermost again when the frames and loops of this thread end, so `seen` hides them.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
 
@@ -330,7 +331,8 @@ enum Stack {
 
 thread_static!(static STACK: Cell<Stack> = Cell::new(Stack::Own));
 
-/// Returns `at`, a pointer to a frame or a ready loop of this thread, or null if its memory may be gone.
+/// Returns `at`, a pointer to a frame or a ready loop of this thread. If the memory of the frame or loop may be gone,
+/// returns null instead.
 pub(super) fn seen<T>(at: *const T) -> *const T {
     if !at.is_null() && STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
 }
@@ -338,8 +340,8 @@ pub(super) fn seen<T>(at: *const T) -> *const T {
 /// Whether `wanted` returns `true` for a frame of this thread. Calls it with the innermost frame first.
 pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = seen(innermost());
-    // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which it runs, until `enter_with`
-    // has taken it out of the list.
+    // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
+    // `enter_with` has taken the frame out of the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -556,8 +558,8 @@ pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
 /// Puts the right to end an operation back into the innermost frame, if that frame belongs to the operation and a panic
 /// in its function is dropping the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
-    // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which it runs, until `enter_with`
-    // has taken it out of the list.
+    // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
+    // `enter_with` has taken the frame out of the list.
     let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)

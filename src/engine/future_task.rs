@@ -2,14 +2,15 @@
 //!
 //! # States
 //!
-//! 1. *Started*: the job of the operation has created a [`FutureTask`], and polls it where it runs.
+//! 1. *Started*: the job of the operation has created a [`FutureTask`], and polls it on the thread that runs the job.
 //! 2. *Between two polls*: only wakers refer to the task. The first wake pushes one of the engine's own operations,
-//!    without variables, that polls the future. So the record of the operation itself enters its lane only once, and a
-//!    wake does not wait for a turn.
+//!    which has no variables and polls the future. So the record of the operation itself enters its lane only once, and
+//!    a wake does not wait for a turn.
 //! 3. *Ended*: the future has returned a result or panicked, and was dropped. The operation ends when its guards are
 //!    dropped as well.
 //! 4. *Stopped* instead: the operation was cancelled, through its handle or with its group. The next poll drops the
-//!    future, and the operation fails. A handle wakes the future for that poll; a group does not.
+//!    future, and the operation fails. A cancellation through the handle wakes the future for that poll; a cancellation
+//!    of the group does not.
 //! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future any more. The future
 //!    is dropped on a worker, and the operation fails.
 //!
@@ -130,7 +131,8 @@ impl<R: Send + 'static> Deliver for Delivery<R> {
             (Err(failure), value) => (Err(failure), value),
         };
         let wakers = handle.set(result);
-        // The handle is returned as well: if its owner has dropped it, this share drops the result.
+        // The `handle` is returned as well: if the program has dropped the operation's handle, this is the last
+        // reference, and its drop drops the result.
         Delivered { wakers, unwanted: Box::new((unwanted, handle)) }
     }
 }
@@ -196,7 +198,7 @@ unsafe impl Sync for FutureTask {}
 unsafe impl Send for FutureTask {}
 
 impl FutureTask {
-    /// Polls the future until it ends or must be woken. Called only by the thread that polls ([`PollState`]).
+    /// Polls the future until it has ended or waits to be woken. Called only by the thread that polls ([`PollState`]).
     fn run(self: &Arc<Self>) {
         // SAFETY: this thread polls, so it is the only user of the field.
         while self.started.with_mut(|started| unsafe { &mut *started }.is_some()) {
@@ -280,7 +282,7 @@ impl Drop for FutureTask {
         self.state.look();
         // SAFETY: this is the last reference to the task.
         let Some(started) = self.started.with_mut(|started| unsafe { &mut *started }.take()) else { return };
-        // The waker may be dropped under a lock that the drop of the future takes as well.
+        // The last waker may be dropped while a lock is held that the drop of the future takes as well.
         self.core.hand_over(move |core| {
             let lost = started.share.op().task().failed_by(Cause::LostFuture);
             started.end(core, Err(lost));
@@ -288,8 +290,9 @@ impl Drop for FutureTask {
     }
 }
 
-/// Starts the operation of `call`, which is asynchronous: `make` creates its future, which receives guards with shares
-/// of the operation, and is polled here for the first time. Later polls have `priority`. The value goes to `handle`.
+/// Starts the asynchronous operation of `call`. `make` creates its future, with guards that hold shares of the right to
+/// end the operation. The future is polled here for the first time; later polls have `priority`. Its value goes to
+/// `handle`.
 pub(crate) fn start<F, R>(
     call: &Call<'_>,
     priority: i32,
@@ -324,7 +327,7 @@ where
 }
 
 /// The job of an operation that is a future and has a handle. The delivery of the future's value tells the handle how
-/// the operation has ended; if the operation is not started, this job does.
+/// the operation has ended; if the operation never starts, this job does.
 pub(crate) struct FutureJob<F, R>(Shared<F, R>);
 
 impl<F, R> FutureJob<F, R> {

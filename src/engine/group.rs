@@ -4,7 +4,7 @@
 //!
 //! Groups form a tree. A group is open until it is cancelled, loudly or quietly. A cancellation is final. The members
 //! of a cancelled group, and those of the groups inside it, do not start any more: in its turn, each fails, or changes
-//! nothing if the group was cancelled quietly.
+//! nothing if the group was cancelled quietly. Clean-ups start nevertheless.
 //!
 //! A member is counted in its group, and in those around it, from before its push until its epilogue has run.
 //!
@@ -103,7 +103,7 @@ impl Group {
         ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
     }
 
-    /// Cancels the members that have not started, unless the group was cancelled before.
+    /// Cancels the members that have not started, except clean-ups. Does nothing if the group was cancelled before.
     pub(crate) fn cancel(&self, how: Cancel) {
         let state = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
         // Relaxed: a member that starts at the same time may run or be cancelled. If the exchange fails, an earlier
@@ -271,7 +271,7 @@ impl Joined {
     }
 
     fn tickets(&self) -> impl Iterator<Item = (*const PendingOps, Ticket)> {
-        // SAFETY: the box is freed by the drop of `self`, after all threads that may read it now have been unpinned.
+        // SAFETY: dropping `self` only retires the box, so it is not freed while a thread that may read it is pinned.
         let boxed = self.boxed().map(|tickets| unsafe { &*tickets }.iter().copied());
         self.inline().chain(boxed.into_iter().flatten())
     }

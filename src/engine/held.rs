@@ -11,8 +11,8 @@
 //! | noted | the end |
 //! |---|---|
 //! | nothing: the guards were not taken | the variables stay as they are |
-//! | the guards were taken | the mutations are counted; or, if a panic has dropped a guard, the variables fail |
-//! | the future has ended | with the result of the future, unless a panic has dropped a guard elsewhere |
+//! | the guards were taken | the mutations are counted; or, if a panic has dropped a guard, the mutated variables fail |
+//! | the future has ended | the result of the future counts; or, if a panic has dropped a guard, the mutated variables fail |
 //!
 //! # Who may touch what
 //!

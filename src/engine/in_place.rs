@@ -1,17 +1,17 @@
-//! Waits in place: a worker that waits runs operations on its own stack, if they are ready and the wait cannot end
+//! Waits in place: a thread that waits runs operations on its own stack, if they are ready and the wait cannot end
 //! before they are complete.
 //!
 //! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes ownership
 //!   from the entry. The entry stays where it is, with a share of the record, until a worker pops it and finds it stale
 //!   ([`OpRef::take`]).
-//! * An operation without which the wait is known not to end ([`leads_to`](Core::leads_to)) is taken out of the deque of
-//!   the waiter's own worker, or, on an engine without workers, out of the ready loops of the waiter's thread.
+//! * An operation without which the wait is known not to end ([`leads_to`](Core::leads_to)) is taken out of the deque
+//!   of the waiter's own worker, or, on an engine without workers, out of the ready loops of the waiter's thread.
 //!
 //! # Limits
 //!
 //! A waiter runs nothing else, so no wait is buried under an unrelated one: whatever runs above a wait on the stack is
-//! something that it depends on anyway. It hands over its worker if it finds no such operation, if its stack is short,
-//! or if the wait has a time limit.
+//! something that the wait depends on anyway. A waiter hands over its worker if it finds no such operation, if its
+//! stack is short, or if the wait has a time limit.
 
 use std::{iter, ptr::NonNull, sync::Arc};
 
@@ -32,8 +32,8 @@ use crate::{
 impl Core {
     /// Lets a waiter take a ready operation, if that has a handle, from the queue that the operation is about to enter.
     pub(super) fn publish(op: &OpRef<Task>) {
-        // A device's thread has no operation of its own that is counted as pending. If a waiter completed this one, the
-        // engine could end before the entry is in its queue.
+        // A device's thread has no operation of its own that is counted as pending. If a waiter completed this
+        // operation, the engine could end before the entry is in its queue.
         if !op.task().has(flag::CLAIMS)
             || op.task().has(flag::ASYNC | flag::ON_DEVICE)
             || worker_thread::serves_device()
@@ -59,8 +59,9 @@ impl Core {
         self.run_on_this_stack(op);
     }
 
-    /// Runs operations from the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until the
-    /// wait for it is over. Without workers, runs such operations that were left to ready loops of this thread.
+    /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
+    /// none is left or the wait for `goal` is over. Without workers, runs such operations that were left to ready loops
+    /// of this thread.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
         while !is_over() && !ready_loop::is_stack_short() {
             // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.
@@ -97,7 +98,7 @@ impl Core {
             return None;
         }
         let claim = || shared.claim_ready(lane).map(NonNull::cast);
-        // SAFETY: (1): `claim_ready` claims the operation, and returns the pointer that its job has stored.
+        // SAFETY: (1): `claim_ready` claims the operation, and returns the pointer that `publish` has stored.
         unsafe { OpRef::take(claim) }
     }
 }

@@ -1,9 +1,9 @@
-//! The job of an operation that belongs to a group or has a deadline, around the job that does its work.
+//! The job of an operation that belongs to a group or has a deadline. It wraps the job that does the operation's work.
 //!
 //! # Who may touch what
 //!
-//! * The membership: first the thread that starts or skips the operation, and then the epilogue, or the right to an
-//!   asynchronous operation, whichever ends the operation.
+//! * The membership: first the thread that starts or skips the operation, and then the thread that ends it. The start
+//!   of an asynchronous operation moves the membership to the [right](super::right::Right).
 //!
 //! This module has no edges of its own: the tracker's queues hand over the job with its operation.
 
@@ -28,7 +28,7 @@ pub(crate) struct LimitedJob<W> {
     group: Option<Arc<Group>>,
     /// Whether the operation was claimed. If so, neither the group nor the deadline cancels it any more.
     is_claimed: bool,
-    /// Taken by the epilogue or the right, whichever ends the operation.
+    /// Taken by `report` or `discard`. If the operation is asynchronous, `start` moves it to the right.
     membership: Option<Membership>,
 }
 
@@ -37,8 +37,8 @@ impl<W> LimitedJob<W> {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
-    /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. The operation
-    /// has a share of `kin`, which the caller has counted, until it has ended. `mutates` says whether the operation
+    /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. Until the
+    /// operation has ended, it has a share of `kin`, which the caller has counted. `mutates` says whether the operation
     /// mutates a variable.
     pub(crate) fn with_kin(
         job: W,
@@ -55,7 +55,7 @@ impl<W> LimitedJob<W> {
         limited
     }
 
-    /// Cancels an operation that could start now, if its group was cancelled or its deadline has passed.
+    /// Cancels an operation that is about to start, if its group was cancelled or its deadline has passed.
     fn limit(&self, task: &Task) -> Claimed {
         match self.group.as_ref().and_then(|group| group.cancelled()) {
             Some(Cancel::Loudly) => Claimed::Cancelled(task.failed_by(Cause::Cancelled)),
@@ -74,8 +74,8 @@ impl<W> LimitedJob<W> {
 }
 
 impl<W: Job> LimitedJob<W> {
-    /// Takes the membership of an operation that ends. If its scope has already counted the operation out, it is not
-    /// counted out again.
+    /// Takes the membership of an operation that ends. The operation is not counted out again if its scope has already
+    /// counted it out.
     fn take_membership(&mut self) -> Option<Membership> {
         let mut membership = self.membership.take()?;
         if self.job.is_abandoned() {
@@ -146,7 +146,7 @@ impl<W: Job> Job for LimitedJob<W> {
         let mut cleanup = self.job.report(result);
         if let Some(membership) = membership {
             cleanup.set_membership(membership, result);
-            // This share is not the last one, since the membership has another.
+            // This reference to the group is not the last one, since the membership has another.
             self.group = None;
         }
         cleanup

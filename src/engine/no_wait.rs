@@ -1,4 +1,5 @@
-//! The reason why program code on this thread must not wait: it is not the function of an ordinary operation.
+//! The reason why program code on this thread must not wait: it is the function of a device operation, a deletion or an
+//! observer.
 
 use std::cell::Cell;
 
@@ -16,8 +17,8 @@ pub(crate) enum NoWait {
     Observer,
 }
 
-// The innermost reason on this thread. It is kept apart from the frames, since there may be many frames, and every push
-// of a naive engine asks for the reason.
+// The innermost reason on this thread. It is kept apart from the frames, since there may be many frames, and pushes to
+// a naive engine ask for the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.
@@ -45,7 +46,7 @@ pub(crate) fn set_no_wait<R>(no_wait: Option<NoWait>, f: impl FnOnce() -> R) -> 
     f()
 }
 
-/// Returns why the program code that runs on this thread must not wait, or `None` if it may wait.
+/// Returns the [`NoWait`] that applies to the program code on this thread, if any.
 pub(crate) fn no_wait() -> Option<NoWait> {
     NO_WAIT.with(Cell::get)
 }

@@ -4,8 +4,8 @@
 //!
 //! 1. [`check_and_sort`](Core::check_and_sort): every variable belongs to this engine and is not deleted; the accesses
 //!    are sorted by variable and distinct.
-//! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, unless the
-//!    engine is shut down.
+//! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, if the engine
+//!    accepts it.
 //! 3. [`Task::fill`]: the function goes into the record.
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
@@ -275,9 +275,9 @@ impl Core {
         Ok(unsafe { OpRef::new_with(init, band, spec.passes_closed, accesses) })
     }
 
-    /// Decides whether the engine accepts an operation if its shutdown has begun, it is observed, or it has a limit. If
-    /// not, counts the operation out again. An operation that was held back until there was room is counted again, with
-    /// another ticket.
+    /// Decides whether an engine that is shutting down, is observed or has a limit accepts an operation. If not, counts
+    /// the operation out again, except in a forked child. An operation that was held back until there was room is
+    /// counted again, with another ticket.
     #[cold]
     #[inline(never)]
     fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
@@ -324,8 +324,8 @@ impl Core {
     }
 
     /// Whether the naive engine accepts an operation on this thread. The naive engine runs operations inside their
-    /// push. This is forbidden in the function of a device operation, unless a ready loop of this engine that encloses
-    /// that function can run them later.
+    /// push, which is forbidden in the function of a device operation. There, it accepts only internal operations,
+    /// unless a ready loop of this engine encloses the function and can run the operation later.
     #[cold]
     fn naive_engine_accepts(&self, spec: &Spec) -> bool {
         spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_loop(self)
@@ -392,7 +392,7 @@ pub(super) fn sort<'e>(
     }
 }
 
-/// A variable that one operation names twice, at least once for a mutable reference.
+/// A variable to whose value an operation declares two references, at least one of them mutable.
 struct Aliased(NonNull<VarCell>);
 
 /// Sorts entries by variable and merges entries for the same variable. Returns how many are left; these come first.

@@ -37,7 +37,8 @@ use crate::{
 /// that nest on purpose, and few enough for any stack.
 const MAX_DEPTH: usize = 64;
 
-/// How many of the operations that were left to a loop a wait looks at. Not tuned: a look takes some microseconds.
+/// A wait looks at no more than this many of the operations that were left to a loop. Not tuned: a look takes some
+/// microseconds.
 const MAX_LOOKS: usize = 32;
 
 /// A loop that runs ready operations on this thread.
@@ -189,7 +190,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     }
 }
 
-/// Returns `f`, since models do not use other stacks: their own are small, but large enough for them.
+/// Returns `f`: models do not use other stacks, since their own stacks, although small, are large enough.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let _ = (
@@ -248,7 +249,7 @@ pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
     find_loop(|ready_loop| (!ready_loop.is_empty()).then(|| Arc::clone(ready_loop.engine())))
 }
 
-/// Whether a loop of `core` on this thread will run what is left to it.
+/// Whether this thread has a loop of `core`, which will run what is left to it.
 pub(crate) fn has_loop(core: &Core) -> bool {
     with_loop(core, |_| ()).is_some()
 }

@@ -1,7 +1,7 @@
 //! What the engine records: events of operations, for the [recorder](crate::trace::recorder) and for observers.
 //!
 //! An engine that records sets a flag on its operations. A run tests this flag together with the flags of operations
-//! that are not plain. An engine that does not record pays only for one test in each push.
+//! that are not plain. An engine that does not record pays for little more than one test in each push.
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -99,7 +99,7 @@ impl Core {
         self.recording.as_deref().filter(|_| !self.is_forked())
     }
 
-    /// Whether operations of the engine are recorded or observed.
+    /// Whether the operations of the engine receive numbers, since they are recorded, observed, watched or shuffled.
     #[inline]
     pub(super) fn is_recorded(&self) -> bool {
         self.recording.is_some()
@@ -142,7 +142,7 @@ impl Core {
         } else {
             recording.recorder.next_op()
         };
-        // SAFETY: (1): the caller has filled the task, and pushes it after this.
+        // SAFETY: (1): the caller has filled the task, and pushes the operation only after this call.
         unsafe { Task::set_recorded(op.task_ptr(), id) };
         self.tell(recording, op, id, |observer, op| observer.pushed(op));
     }
@@ -158,8 +158,8 @@ impl Core {
         }
     }
 
-    /// Tells the observers that `op` was ready when it was pushed. A trace needs no event for that: an operation with
-    /// no event of becoming ready was ready when it was pushed.
+    /// Tells the observers that `op` was ready when it was pushed. A trace needs no event for that: an operation
+    /// without a [`Short::Ready`] was ready when it was pushed.
     #[inline]
     pub(super) fn observe_ready(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {

@@ -39,8 +39,8 @@ pub(super) fn is_observing() -> bool {
 }
 
 impl Recording {
-    /// Returns the recording of an engine with a `recorder`, `observers`, or a profile at a path, or whose operations
-    /// need numbers for another purpose. Returns `None` for any other engine.
+    /// Returns the recording of an engine that has a `recorder`, `observers` or a profile at a path, or whose
+    /// operations need numbers for another purpose. Returns `None` for any other engine.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,

@@ -6,14 +6,15 @@
 //!   priority. The worker that runs this operation goes to the first thread in the queue, and the thread that ran the
 //!   operation becomes a spare one.
 //!
-//! So no more functions compute than there are workers, and workers pay nothing for the queue.
+//! So, within the limits below, no more functions compute than there are workers, and workers pay nothing for the
+//! queue.
 //!
 //! # Limits
 //!
 //! A function continues without a worker if no operation of its lane ends within [`LONGEST_STAY`]: all workers may be
 //! blocked until this function does something. It does not queue for longer than the time limit of its wait, nor while
-//! its engine is being stopped. If the operation runs without a worker, in a push that is held back, the function also
-//! continues without one.
+//! its engine is being stopped. If the operation that its thread has pushed runs without a worker, in a push that is
+//! held back, the function also continues without one.
 
 use std::{cell::Cell, panic::Location, time::Instant};
 
@@ -29,16 +30,15 @@ use crate::{
     sync::thread_static,
 };
 
-/// How often a thread returns ahead of ready operations before it returns behind them once. So a function that
-/// repeatedly waits for something that an operation will do does not keep that operation from getting a worker. Not
-/// tuned.
+/// How often a thread returns ahead of ready operations before it returns behind them once. If it never did, a function
+/// that polls for the effect of an operation could keep that operation from ever getting a worker. Not tuned.
 const RETURNS_AHEAD: u32 = 16;
 
 // The number of calls to `without_regaining` on the stack of this thread.
 thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which blocks the calling thread. A function that has handed over its worker receives one again when the
-/// outermost call has returned or panicked, but not after waits inside the call.
+/// Calls `f`, which blocks the calling thread. A function that has handed over its worker regains one when the
+/// outermost of these calls has returned or panicked, but not after waits inside them.
 pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -52,7 +52,8 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Waits for a worker for the calling thread, until `deadline` at the latest, if the thread has handed over its own.
+/// If the calling thread has handed over its worker, borrows the place of an idle worker, or waits for a worker until
+/// `deadline` at the latest.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     if BLOCKING.with(Cell::get) > 0 {
@@ -85,7 +86,8 @@ pub(super) fn regain_worker(deadline: Option<Instant>) {
 }
 
 impl Core {
-    /// Gives the worker of the calling thread to the first thread in the queue for one of `lane`.
+    /// Gives the worker of the calling thread to the first thread in the queue for a worker of `lane`. If the calling
+    /// thread has none, lets that thread continue without one.
     fn give_to_returning(&self, lane: u8) {
         match worker_thread::take_worker(self) {
             Some(worker) => {

@@ -1,7 +1,8 @@
 //! The jobs of operations with a handle.
 //!
 //! The function is stored [next to](Cancellable) the oneshot that the handle waits for. The job takes the function from
-//! there when the operation starts, and sets the oneshot when the operation is complete.
+//! there when the operation starts, and sets the oneshot when the operation is complete, unless the
+//! [right](super::right::Right) to end an asynchronous operation does so.
 
 use std::{mem::needs_drop, panic::Location, ptr::NonNull, sync::Arc};
 
@@ -19,8 +20,8 @@ use crate::{
     },
 };
 
-/// Creates the state that a run of an operation with these properties, pushed at `location`, shares with its handle. A
-/// clean-up cannot be cancelled.
+/// Creates the state that a run of an operation with these properties, pushed at `location`, shares with its handle.
+/// The operation cannot be cancelled if it is a [clean-up](crate::OpBuilder::cleanup).
 pub(crate) fn shared<F, R>(
     spec: &Spec,
     location: &'static Location<'static>,
@@ -140,8 +141,8 @@ where
     }
 }
 
-/// The function of an asynchronous operation with a handle. The [right](super::right::Right) to the operation tells the
-/// handle how the operation has ended. If the function is not called, this job tells the handle.
+/// The function of an asynchronous operation with a handle. The [right](super::right::Right) to end the operation tells
+/// the handle how the operation has ended. If the function is not called, this job tells the handle.
 pub(crate) struct AsyncResultJob<F>(Shared<F, ()>);
 
 impl<F> AsyncResultJob<F> {

@@ -1,7 +1,7 @@
 //! The right to end an asynchronous operation, and the recipients of the operation's result.
 //!
 //! The function of an asynchronous operation may still run when the operation ends, so the end of the operation must
-//! not touch its job. The right therefore reports what a job would report otherwise.
+//! not touch its job. The right therefore reports what the job would otherwise report.
 //!
 //! Only one thread at a time has the right: the one that starts the operation, then the owner of the completion or of
 //! the guards.

@@ -2,12 +2,12 @@
 //! they wait.
 //!
 //! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
-//! code that an engine calls is never held back, since it may be what makes room. Such code is in a [`frame`], on a
-//! thread that an engine has started, or inside a push that is itself held back.
+//! code that an engine calls is never held back, since it may be what makes room. Such code runs in a [`frame`], on a
+//! thread that an engine has started, in a function or kernel of a device, or inside a push that is itself held back.
 //!
 //! # A push that is held back
 //!
-//! [`hold_back`](Core::hold_back) repeats these steps until one of them ends it:
+//! [`hold_back`](Core::hold_back) acts on the first of these cases that applies, and repeats this until a case ends it:
 //!
 //! 1. A shutdown has begun: the push is refused.
 //! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
@@ -21,21 +21,21 @@
 //!
 //! # What runs
 //!
-//! A thread that pushes from outside is counted in `pushing` until its operation is in a lane or in the queues.
-//! Otherwise, if the thread were suspended in between, the operations behind that one would seem to wait for nothing.
-//! For the same reason, a thread that completes an operation from outside is counted in `running`.
+//! A thread that pushes from outside is counted in `pushing` until its operation is in the queues and, if it is ready,
+//! in a lane. Otherwise, if the thread were suspended during the push, the operations behind the pushed one would seem
+//! to wait for nothing. For the same reason, a thread that completes an operation from outside is counted in `running`.
 //!
 //! A worker of a lane counts as running an operation unless its last search found nothing
 //! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted
 //! in `running`: those that have handed over their worker, and threads of the program inside a ready loop. While such a
-//! thread waits for an operation or a variable of an engine, it is counted in `waiting` instead: only what it waits for
-//! matters then. A thread whose wait has just ended may still be counted in `waiting`. So if threads wait, two checks,
-//! with a pause between them, must find that nothing runs. A GPU lane whose thread is not searching has work in flight.
+//! thread sleeps in a wait for an engine, it is counted in `waiting` instead: only what it waits for matters then. A
+//! thread whose wait has just ended may still be counted in `waiting`. So if threads wait, two checks, with a pause
+//! between them, must find that nothing runs. A GPU lane whose thread is not searching has work in flight.
 //!
 //! # How far a limit is exceeded
 //!
-//! A count is a sum over shards, taken under a lock. So a thread that finds room for *r* operations takes a
-//! [credit](CREDIT) for some of them, at most [`MAX_CREDIT`], and counts again when the credit is used up. If only one
+//! A count is a sum over shards, taken under a lock. So a thread that finds room takes a [credit](CREDIT) for at most
+//! half of that room, and at most [`MAX_CREDIT`] operations. It counts again when the credit is used up. If only one
 //! thread pushes, it therefore stays within the limit; several threads exceed it by at most `MAX_CREDIT` each, or by
 //! one each without credit.
 //!
@@ -76,7 +76,7 @@ const MAX_CREDIT: u64 = 32;
 /// cost no measurable CPU time.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
-// The engine that this thread last pushed to, and how many operations it may push there before it counts again.
+// The engine in which this thread last found room, and how many operations it may push there before it counts again.
 thread_static!(static CREDIT: Cell<(usize, u64)> = Cell::new((0, 0)));
 
 // The engines in whose `running` this thread is counted.
@@ -88,7 +88,7 @@ thread_static!(static PUSHING: Cell<bool> = Cell::new(false));
 // Whether a push is held back on this thread.
 thread_static!(static HOLDING: Cell<bool> = Cell::new(false));
 
-/// Whether pushes of the calling thread are held back: no engine has called the code that the thread runs.
+/// Whether pushes of the calling thread may be held back: no engine has called the code that the thread runs.
 fn is_outside() -> bool {
     !frame::in_program() && !is_engine_thread() && !no_wait::in_device_function() && !HOLDING.with(Cell::get)
 }
@@ -98,8 +98,8 @@ fn counts<'a>(core: &'a Core, group: Option<&'a Arc<Group>>) -> impl Iterator<It
     group.into_iter().flat_map(Group::path).map(|group| &group.pending).chain(iter::once(&core.pending))
 }
 
-/// Returns the first count that has no room for an operation and as many others as `slack` returns for the count's
-/// limit, with its position in [`counts`].
+/// Returns the first count that lacks room for one operation plus the number of others that `slack` returns for the
+/// count's limit, with the count's position in [`counts`].
 fn first_full<'a>(
     core: &'a Core,
     group: Option<&'a Arc<Group>>,
@@ -189,7 +189,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns an error if an operation of `group` would be held back now.
+    /// Returns an error if a push of an operation of `group` would be held back or refused now.
     pub(crate) fn check_room(&self, group: Option<&Arc<Group>>) -> Result<(), PushError> {
         if self.is_forked() {
             return Err(PushError::Forked);
@@ -317,13 +317,13 @@ impl Core {
     pub(super) fn run_without_worker(self: &Arc<Self>) -> Option<Running<'_>> {
         let is_counted = || with_runs(|runs| runs.iter().any(|core| Arc::ptr_eq(core, self))) == Some(true);
         let counts = self.bounds.are_in_use() && !is_engine_thread() && !is_counted() && self.begin_running();
-        // A push no longer counts while its thread runs operations, which may wait.
+        // The thread no longer counts as pushing while it runs operations, since these may wait.
         self.end_push();
         counts.then(|| Running(self))
     }
 
-    /// Counts the calling thread in `running`. Returns `false` in the destructors of its thread-locals, where that is
-    /// impossible.
+    /// Counts the calling thread in `running`. Returns `false` if that is impossible, because the thread is ending and
+    /// its list of engines is gone.
     pub(super) fn begin_running(self: &Arc<Self>) -> bool {
         let noted = with_runs(|runs| runs.push(Arc::clone(self))).is_some();
         if noted {
@@ -413,7 +413,7 @@ impl Drop for Waits {
 
 // -------------------------------------------------------------------------------------------------- futures ----
 
-/// A future that resolves when there is room for one operation. Polls never block.
+/// A future that resolves when there is room for one operation. Its polls do not wait for room.
 pub(crate) struct WhenRoom {
     core: Arc<Core>,
     group: Option<Arc<Group>>,

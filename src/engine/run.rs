@@ -1,7 +1,7 @@
 //! The run of a ready operation: its function is called, or the operation is skipped, and then it completes.
 //!
-//! Most operations are *plain*: they run on the CPU, complete when their function returns, and nothing waits for their
-//! result. [`execute_inline`](Core::execute_inline) runs these on a short path, and
+//! Most operations are *plain*: they run on the CPU, complete when their function returns, and report no result.
+//! [`execute_inline`](Core::execute_inline) runs these on a short path, and
 //! [`execute_otherwise`](Core::execute_otherwise) runs all others.
 
 use std::sync::Arc;
@@ -47,7 +47,8 @@ impl Core {
         self.execute_inline(op, ready)
     }
 
-    /// Runs a plain operation, which then only has to be counted out. This is part of the main loop of a worker.
+    /// Runs an operation if it is plain, so that it only has to be counted out. Otherwise returns the operation
+    /// unfinished. This is part of the main loop of a worker.
     #[inline(always)]
     pub(super) fn execute_inline(
         self: &Arc<Self>,
@@ -71,7 +72,7 @@ impl Core {
         Ok(self.complete_plainly(op, ready))
     }
 
-    /// Runs an operation that is recorded, but plain otherwise.
+    /// [`execute_inline`](Self::execute_inline) for an operation that is recorded, but may be plain otherwise.
     #[inline(never)]
     pub(super) fn execute_recorded(
         self: &Arc<Self>,
@@ -382,8 +383,7 @@ impl Core {
             std::mem::forget((stream, result));
             return Epilogue::Nothing;
         }
-        // Code that the device calls, and the logger that reports the loss of the device, run as a part of the
-        // operation.
+        // Code that the device calls, and the logger that reports the loss of the device, run as part of the operation.
         let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
         let ended =
             no_wait::without_waits(NoWait::DeviceFunction, || frame::enter(self, &op, Holds::Variables, |_| end()));

@@ -5,10 +5,10 @@
 //! 1. *Open*: operations are pushed to the scope, by the function that opened it and by operations of the scope.
 //! 2. *Closing*: that function has returned or panicked. Only operations of the scope push to it now.
 //!    [`close`](Scoped::close) waits until none is pending.
-//! 3. *Closed*: every operation has ended, and its captures were dropped. Then the values of the scope's variables are
-//!    dropped ([`drop_values`](Scoped::drop_values)). These drops are program code, which may push to the scope and
-//!    create variables; if there were any values, the scope is closing again.
-//! 4. *Over*: the scope is closed and has no variables. The frame may end.
+//! 3. *Closed*: every operation has ended or was abandoned, and its captures were dropped. Then the values of the
+//!    scope's variables are dropped ([`drop_values`](Scoped::drop_values)). These drops are program code, which may
+//!    push to the scope and create variables; if there were any values, the scope is closing again.
+//! 4. *Over*: the scope is closed, and none of its variables has a value. The frame may end.
 //!
 //! # Who may touch what
 //!
@@ -26,10 +26,10 @@
 //! scope names, or an operation of the scope may be queued, through others, behind the operation that opened the scope.
 //! Then the scope whose end began to wait last *abandons* its operations that cannot start:
 //!
-//! * It cancels them, which drops their functions and everything that these borrow. They stay in the queues until their
-//!   turn, and then fail what they mutate. They keep nothing of the scope except the memory of its variables, without
-//!   the values.
-//! * It counts them out of the scope immediately, so that nothing counts them out when their turn comes
+//! * It cancels them, which drops their functions and so ends their borrows. They stay in the queues until their turn,
+//!   and then fail what they mutate. They keep nothing of the scope except the memory of its variables, without the
+//!   values.
+//! * It counts them out of the scope immediately, so they are not counted out again when their turn comes
 //!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). The scope returns [`WaitError::WouldDeadlock`].
 //!
 //! Such a cycle cannot be foreseen when a scope is opened or when its operations are pushed, since operations may be
@@ -73,7 +73,7 @@ use crate::{
 };
 
 /// How long a closing scope waits before it tries again to hand over its worker. Not tuned: an attempt is cheap, and a
-/// thread is available for the worker unless thousands of operations wait.
+/// thread is available for the worker unless about a thousand operations wait.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// The minimum length at which complete operations are removed from the list of a scope. Not tuned: a list of this
@@ -97,10 +97,10 @@ fn is_gone(handled: &Handled<()>) -> bool {
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
-    /// The operations around the scope, which cannot complete before it ends. Empty once an operation of the scope has
-    /// been abandoned.
+    /// The operations around the scope, which cannot complete before it ends. Empty once the scope has begun to abandon
+    /// operations.
     around: Mutex<Ops>,
-    /// The variables that these operations hold.
+    /// The variables that the operations around the scope hold.
     held: Box<[HeldAround]>,
     /// The thread that has opened the scope, and its innermost frame at that time, or null.
     thread: ThreadId,
@@ -228,8 +228,8 @@ impl Scoped {
         }
     }
 
-    /// Waits until every operation of the scope has ended. Returns the failure of the operation that was pushed first
-    /// among those that failed, unless a wait has already returned it.
+    /// Waits until every operation of the scope has ended or was abandoned. Returns the failure of the operation that
+    /// was pushed first among those that failed, unless a wait has already returned it.
     pub(crate) fn close(&self) -> Result<(), WaitError> {
         struct AbortOnPanic;
         impl Drop for AbortOnPanic {
@@ -295,8 +295,8 @@ impl Scoped {
                                     deadlock.get_or_insert(described);
                                 } else {
                                     vain += 1;
-                                    // Only once, and not at the first attempt, which an operation whose push is still
-                                    // in progress may have thwarted.
+                                    // Logged once, after the second attempt: the first may have failed only because a
+                                    // push was still in progress.
                                     if vain == 2 {
                                         self.report(&described);
                                     }
@@ -332,7 +332,8 @@ impl Scoped {
         lock(&self.around).clear();
         let mut has_any = false;
         for &(task, ticket) in blocked {
-            // Several operations may have had this task. Those that have ended cannot be abandoned.
+            // Several operations may have used the record of this task, one after the other. Those that have ended
+            // cannot be abandoned.
             let of_task = members.iter().filter(|handled| handled.beside().place().task() == Some(task));
             let abandon = |handled: &&Arc<Handled<()>>| {
                 let tell = |failure| handled.set(Err(failure)).into_iter().for_each(Wakers::wake);

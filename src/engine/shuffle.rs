@@ -34,8 +34,8 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The longest time by which a draw is delayed, if there are several workers. Not tuned: a few hundred pushes take as
-/// long.
+/// The longest time by which a draw is delayed, if there are several workers. Not tuned: about as long as a few hundred
+/// pushes take.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
 
 /// How long the thread waits for the right moment. Not tuned: longer than most functions take, and short for a person.

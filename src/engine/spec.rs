@@ -25,14 +25,14 @@ pub(crate) struct Entry {
     pub(crate) refs: Refs,
 }
 
-// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no right to the variable's value. On any thread,
+// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no access to the variable's value. On any thread,
 // the owner of an entry keeps a handle to the variable.
 unsafe impl Send for Entry {}
 
 /// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// The properties of an operation, besides its accesses, its function and the location of its push. The flags say
+/// The properties of an operation, besides its accesses, its function and the location of its push. The flags also say
 /// whether the operation has a name, and whether the name owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
@@ -42,15 +42,15 @@ pub(crate) struct Spec {
     pub(crate) lane: u8,
     /// Whether there is room for the operation, or it needs none: its push is then not held back.
     pub(crate) is_admitted: bool,
-    /// Whether the operation is a child. Its parent is then pending, so it may be pushed on any thread while the engine
-    /// drains.
+    /// Whether the operation is a child. Its parent is then pending, so the child may be pushed on any thread while the
+    /// engine drains.
     pub(crate) is_child: bool,
     /// Whether closed variables accept the operation: it deletes, frees or awaits the variable.
     pub(crate) passes_closed: bool,
 }
 
 impl Spec {
-    /// Returns the properties of an operation of the first lane.
+    /// Returns the properties of an operation in the first lane that has nothing special except perhaps a name.
     #[inline]
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };

@@ -43,8 +43,8 @@ impl Core {
             return Ok(());
         }
         let is_first = self.threads.aside().request();
-        // A shutdown that began before the request did not see the request. The lock of the request hands over the
-        // phase of the shutdown.
+        // A shutdown that began before the request may not have seen the request. The lock of the request hands over
+        // the phase of the shutdown.
         if !self.is_open() {
             self.run_again();
             return Ok(());
@@ -128,7 +128,8 @@ impl Core {
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
-    /// Lays the worker of the calling thread aside, unless the stop was cancelled.
+    /// Lays the worker of the calling thread aside, unless the stop was cancelled. Tries again later if a function
+    /// waits.
     fn lay_aside(self: &Arc<Self>, lane: u8) {
         match self.threads.aside().lay(|| worker_thread::take_worker(self)) {
             // A sleeping worker may have been passed over when the other stop operations were pushed.

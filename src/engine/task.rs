@@ -88,12 +88,13 @@ pub(crate) mod flag {
     pub(crate) const PARENT: u16 = 32768;
 }
 
-/// The value of [`Task::waited`] once the operation waits for no lane. An engine has fewer lanes than this.
+/// The value of [`Task::waited`] once the operation waits for no lane. An engine has fewer GPU lanes than this.
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
-/// The engine's part of the record of an operation. Behind a single access, the task begins a cache line, which it
-/// shares with a small function. Fields that only some operations need are not initialised for the others.
+/// The engine's part of the record of an operation. If the operation has only one access, the task begins a cache line,
+/// in which a small function has room as well. Fields that only some operations need are not initialised for the
+/// others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -127,7 +128,8 @@ macro_rules! set {
 }
 
 impl Task {
-    /// Initialises in place the fields of a task that do not depend on the type of its function.
+    /// Initialises in place the fields of a task that [`fill`](Self::fill) and [`set_recorded`](Self::set_recorded) do
+    /// not.
     ///
     /// # Safety
     /// 1. `task` may be written, and is [filled](Self::fill) before any other use.
@@ -145,8 +147,8 @@ impl Task {
         }
     }
 
-    /// Initialises the other fields of a task. `name` must agree with the flags: without [`flag::NAMED`] it is dropped,
-    /// and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
+    /// Initialises the name, the location and the function of a task. `name` must agree with the flags: without
+    /// [`flag::NAMED`] it is dropped, and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
     ///
     /// # Safety
     /// 1. `task` was [begun](Self::begin), may be written, and is not known to another thread yet.
@@ -231,8 +233,8 @@ impl Task {
         self.has(flag::ASYNC).then(|| unsafe { self.progress.assume_init_ref() })
     }
 
-    /// Whether an operation whose function may still run is complete: it is asynchronous, it cannot have children, and
-    /// its completion was used.
+    /// Whether the operation is complete although its function may still run: it is asynchronous, it cannot have
+    /// children, and its completion was used.
     pub(super) fn is_over(&self) -> bool {
         !self.has(flag::PARENT) && self.async_state().is_some_and(AsyncState::is_resolved)
     }
@@ -279,8 +281,8 @@ impl Task {
     }
 }
 
-/// The engine's view of an operation. The engine reaches an `Op` only through a right to it, a hold of its record, or
-/// an access of such an operation. All of these keep the task alive.
+/// The engine's view of an operation. The engine reaches an `Op` only through its [`OpRef`](crate::tracker::OpRef), a
+/// hold of its record, or an access of such an operation. Each of these keeps the task alive.
 impl Op<Task> {
     /// Returns the task.
     #[inline]

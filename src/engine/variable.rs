@@ -87,7 +87,8 @@ struct TypedCell<T> {
 /// The memory that holds a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueMemory {
-    /// In the host's memory. Operations of the host may use the value only after operations of devices are complete.
+    /// In the host's memory. An operation of the CPU may use the value only once the operations of devices before it
+    /// are complete.
     Host,
     /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,
@@ -105,8 +106,8 @@ struct ValueInfo {
     drop_value: unsafe fn(NonNull<VarCell>),
 }
 
-// SAFETY: the value is used only by operations that hold the variable, in the order of the tracker, and the failure as
-// `Fault` demands. The constructor demands `T: Send`, and shared reads demand `T: Sync`.
+// SAFETY: the value is used only by operations that hold the variable, in the order of the tracker, and the failure is
+// used as `Fault` demands. The constructor demands `T: Send`, and shared reads demand `T: Sync`.
 unsafe impl Send for VarCell {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for VarCell {}
@@ -334,7 +335,7 @@ impl VarCell {
 /// Returns a pointer to the value of a typed cell.
 ///
 /// # Safety
-/// 1. `cell` was made by [`VarCell::with_value`] with this `T`.
+/// 1. `cell` was made for a value of this type `T`.
 pub(crate) unsafe fn value_ptr<T>(cell: NonNull<VarCell>) -> *mut T {
     let typed = cell.cast::<TypedCell<T>>();
     // SAFETY: (1): the cell has this type.
@@ -343,7 +344,7 @@ pub(crate) unsafe fn value_ptr<T>(cell: NonNull<VarCell>) -> *mut T {
 }
 
 impl VarCell {
-    /// Frees the variable, except for its value.
+    /// Frees the variable, but does not drop its value.
     ///
     /// # Safety
     /// 1. The caller runs the last operation that was ever pushed on the variable, and the operation's accesses are

@@ -1,4 +1,4 @@
-//! Operations of the engine on whole variables: they clear a failure, delete a value, and free a cell.
+//! Operations of the engine on whole variables: they clear a failure, delete a value, or free a cell.
 
 use std::{
     panic::{Location, resume_unwind},
@@ -108,7 +108,8 @@ impl Core {
 }
 
 impl Core {
-    /// Closes a variable of a family. After the pending operations on it, drops its value and then `share`.
+    /// Closes a variable of a family. After the pending operations on it, drops its value and then `share`. If the
+    /// value needs no drop, drops `share` immediately.
     ///
     /// # Safety
     /// 1. The variable has a handle until `share` is dropped.
@@ -128,7 +129,7 @@ impl Core {
     }
 }
 
-/// The last operation on a variable of a family that uses its value. It drops the value.
+/// The last operation that uses the value of a family's variable: it drops the value.
 struct EmptyJob(Option<KinShare>);
 
 impl Job for EmptyJob {
@@ -222,7 +223,8 @@ impl Job for ClearJob {
     }
 }
 
-/// The last operation on a variable, pushed when its last handle is gone. It drops the value, and then frees the cell.
+/// The last operation on a variable, pushed when the variable's last handle is gone. It drops the value, and then frees
+/// the cell.
 pub(crate) struct FreeJob {
     cell: NonNull<VarCell>,
     failure: Option<OpError>,

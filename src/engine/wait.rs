@@ -1,7 +1,7 @@
-//! Waits, for one variable and for all operations.
+//! Waits: for one variable, for a result, for a group, and for all operations.
 //!
 //! A wait for a variable is itself an operation, a [`WaitJob`], that sets a [`Oneshot`] when its turn comes. A wait for
-//! all operations closes the current generation of the [pending count](crate::notify::pending).
+//! all operations, or for a group, closes the current generation of the [pending count](crate::notify::pending).
 
 use std::{
     future::Future,
@@ -65,8 +65,8 @@ impl Core {
         }
     }
 
-    /// Joins the last wait for a variable, or pushes a new one. Returns `None` if no operation is pending on the
-    /// variable and it has not failed.
+    /// Joins the last wait for a variable, or pushes a new one. Returns `None` if there is nothing to wait for and the
+    /// variable has not failed.
     pub(crate) fn begin_wait(
         self: &Arc<Self>,
         var: VarRef<'_>,
@@ -142,7 +142,8 @@ impl Core {
         self.wait_by(handled, target, deadline, Oneshot::wait)
     }
 
-    /// [`wait_for_result`](Self::wait_for_result) for the handle of an operation, which must not be the calling one.
+    /// [`wait_for_result`](Self::wait_for_result) for a handle. Returns an error if the calling operation would wait
+    /// for itself.
     pub(crate) fn wait_for_handle<R>(
         self: &Arc<Self>,
         handled: &Arc<Handled<R>>,
@@ -169,7 +170,8 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for `target` by calling `wait`, which blocks until the deadline that it is given.
+    /// Waits for `oneshot` by calling `wait`, which blocks until the oneshot is set or the deadline that `wait` is
+    /// given has passed. `target` is the operation that sets the oneshot, if it is known.
     pub(super) fn wait_by<R, T: ?Sized>(
         self: &Arc<Self>,
         oneshot: &Arc<Oneshot<R, T>>,
@@ -261,7 +263,7 @@ impl Core {
     }
 
     /// Returns an error if the engine has no workers, the calling thread is about to run operations that it does not
-    /// wait for, and it would wait for `goal` forever.
+    /// wait for, and the thread would wait for `goal` forever.
     fn check_before_others(
         &self,
         goal: Goal<'_>,
@@ -367,7 +369,7 @@ impl Core {
         frame::in_group(group).map_or(Ok(()), |member| Err(Self::would_deadlock(Awaited::Member(member))))
     }
 
-    /// Returns the earliest failure that has not been reported.
+    /// Returns the earliest failure that has not been reported, as an error. From then on it counts as reported.
     fn first_unreported(&self) -> Result<(), WaitError> {
         match self.failures.take() {
             Some(failure) => Err(failure.into()),
@@ -463,14 +465,15 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
     }
 }
 
-/// Calls `f`, which blocks the calling thread: it reads a file, locks a mutex, or waits for another program. Inside an
-/// operation, another thread runs the worker during the call, so that other operations are not held up.
+/// Calls `f`, which blocks the calling thread: for instance, it reads a file, locks a mutex, or waits for another
+/// program. Inside an operation, another thread runs the worker during the call, so that other operations are not held
+/// up.
 ///
 /// When `f` has returned, the function of the operation continues in place of an idle worker, or waits until another
-/// operation ends and leaves it a worker. So an engine with one worker computes one function at a time. The same
-/// happens after each wait for the engine inside an operation. If no worker becomes free within 100 ms, or before the
-/// time limit of the wait, the function continues without one. A function that blocks without `blocking` may hold up
-/// others for that long.
+/// operation ends and leaves it a worker. The same happens after each wait for the engine inside an operation. So an
+/// engine with one worker computes one function at a time. If no worker becomes free within 100 ms, or before the time
+/// limit of the wait, the function continues without one. So a function that blocks without `blocking` may delay
+/// functions that return from a wait, by up to 100 ms.
 ///
 /// The worker is blocked with the calling thread if no other thread can take it over, and in the functions of device
 /// operations and in deletions, which must not wait. Outside operations `blocking` only calls `f`.

@@ -20,13 +20,13 @@
 //!   already ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller
 //!   pushes next.
 //!
-//! A wait that is ready is joined only while GPUs have operations in flight that a new one would depend on as well.
+//! A wait that is ready is joined only while GPUs have operations in flight that a new wait would depend on as well.
 //! Otherwise a new wait would be ready immediately, while the remembered one may belong to a thread that is not
 //! running.
 //!
 //! # Who may touch what
 //!
-//! * Everything: under the lock. A thread that holds it calls no other code of the engine.
+//! * Everything: under the lock. A thread that holds it runs no program code, and takes no other lock.
 //! * The wait calls [`forget`](Waits::forget) when it starts. It holds the variable then, so the variable exists, and
 //!   the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is dropped with it.
 //!
@@ -87,7 +87,7 @@ struct Wait {
     oneshot: Arc<Oneshot<()>>,
 }
 
-/// A wait for a variable that has begun.
+/// A wait that has begun, for a variable.
 pub(crate) struct Begun {
     pub(crate) oneshot: Arc<Oneshot<()>>,
     /// The task of the wait's operation. The pointer is compared, and never followed.

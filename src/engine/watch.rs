@@ -20,8 +20,8 @@ use crate::{
     values::device::Device,
 };
 
-/// Starts a watchdog for `core`, which runs until the returned sender is dropped. Its thread ends soon afterwards; if
-/// it is calling the function that receives the reports, it ends after that has returned.
+/// Starts a watchdog for `core`. The watchdog runs until the returned sender is dropped. Its thread ends soon
+/// afterwards or, if it is calling the function that receives the reports, once that function has returned.
 pub(super) fn begin(core: &Arc<Core>, watchdog: Watchdog) -> io::Result<mpsc::Sender<()>> {
     let (stop, stopped) = mpsc::channel();
     let core = Arc::downgrade(core);
@@ -61,7 +61,7 @@ struct Seen {
     ops: HashMap<OpId, SeenOp>,
     /// The waits that were reported, by their numbers.
     told_waits: HashSet<u64>,
-    /// The lanes of devices with issued operations, and since when each of them has completed none.
+    /// The lanes of devices with issued operations, and since when each lane has completed none.
     devices: HashMap<String, SeenDevice>,
     /// When something last started or ended.
     progress: Option<Instant>,
@@ -154,7 +154,8 @@ impl Seen {
     /// Reports lanes of devices that have completed nothing for too long.
     fn look_at_devices(&mut self, watchdog: &Watchdog, dump: &Dump, now: Instant, problems: &mut Vec<Problem>) {
         let Some(limit) = watchdog.device else { return };
-        // An issued operation has released its variables. If it has none, it is running.
+        // An issued operation has released its variables, so a dump shows it as ending. One without variables is shown
+        // as running.
         let is_issued = |op: &&PendingOp| {
             op.device != Device::Cpu && !op.internal && matches!(op.state, OpState::Ending | OpState::Running)
         };

@@ -47,7 +47,8 @@ pub(super) struct WorkerThread {
     borrows: Cell<bool>,
     /// Whether the thread may use all cores of the engine, regardless of its worker.
     is_unpinned: Cell<bool>,
-    /// Whether the deque of the worker is in use: the worker looks for work, or an operation is pushed into it.
+    /// Whether the deque of the worker is in use: the worker looks for work, or operations are pushed into the deque or
+    /// taken from it.
     deque_in_use: Cell<bool>,
 }
 
@@ -97,7 +98,7 @@ impl WorkerThread {
         }
     }
 
-    /// Lets [`with_current`] find this state on the calling thread, which it belongs to.
+    /// Makes this the state that [`with_current`] finds on the calling thread.
     pub(super) fn enter(&self) -> Entered<'_> {
         CURRENT.with(|cell| cell.set(self));
         self.core.threads().adopt_thread();
@@ -155,7 +156,7 @@ impl WorkerThread {
         unsafe { &*self.worker.as_ptr() }.as_deref()
     }
 
-    /// Keeps code that runs inside the deque of the worker from using the worker.
+    /// Keeps code that runs inside a call to the worker's deque from using the worker.
     #[inline]
     fn use_deque(&self) -> DequeInUse<'_> {
         self.deque_in_use.set(true);
@@ -416,8 +417,8 @@ pub(super) fn is_without_worker() -> bool {
 }
 
 /// Notes that program code is about to run on the calling thread, which may have given its worker away at the end of an
-/// operation. Returns whether it has. If so, the code may [get a worker](super::regain) as a function that has waited
-/// does.
+/// operation. Returns whether the thread now counts as one that has handed its worker over. If so, the code may [get a
+/// worker](super::regain) as a function that has waited does.
 pub(super) fn begin_code() -> bool {
     let begin = |thread: &WorkerThread| {
         let is_bare = matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();
@@ -441,8 +442,8 @@ pub(super) fn put_back(worker: BoxedWorker<Task>) {
     });
 }
 
-/// Hands the worker of this thread, if it has one, over to a spare thread, since the calling operation is about to
-/// wait.
+/// Hands the worker of this thread, if it has one, over to a spare or new thread, since the calling operation is about
+/// to wait.
 pub(super) fn yield_worker() -> Result<(), WaitError> {
     with_current(|thread| {
         let Duty::Workers(main) = thread.duty else {
@@ -458,8 +459,8 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
             return Ok(());
         };
         let core = Arc::clone(&thread.core);
-        // The thread is counted before other threads can see the worker idle, and until the operation ends or the
-        // thread has a worker again.
+        // The thread is counted in `running` before other threads can see the worker idle, and stays counted until the
+        // operation ends or the thread has a worker again.
         let counted = core.has_limits() && core.begin_running();
         // Recorded before another thread has the worker.
         thread.core.record_wait();

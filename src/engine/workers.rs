@@ -1,9 +1,9 @@
 //! The main function of the threads that run workers.
 //!
 //! A function that waits runs ready operations that the wait depends on ([`in_place`](super::in_place)). If it finds
-//! none, it hands its worker over to a spare thread and sleeps. When it wakes up, it queues for a worker
-//! ([`regain`](super::regain)). So a wait never occupies a worker. Nor does a wait bury an unrelated wait beneath it on
-//! a stack, as happens where waiting threads run arbitrary operations.
+//! none, it hands its worker over to a spare thread and sleeps. When it wakes up, it borrows the place of an idle
+//! worker, or queues for a worker ([`regain`](super::regain)). So a wait does not occupy a worker. Nor does it bury an
+//! unrelated wait beneath it on a stack, as happens where waiting threads run arbitrary operations.
 
 use std::{io, sync::Arc};
 
@@ -62,7 +62,7 @@ pub(super) fn restart(
     started.inspect_err(|_| core.threads().return_number(number))
 }
 
-/// The main function of a thread that takes over the worker of a waiting thread.
+/// The main function of a thread that takes over a worker, from a waiting thread or after a stop.
 fn take_over(core: Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
     run_thread(core, number, worker, None)
 }

@@ -23,7 +23,7 @@ pub enum BuildError {
     NoWorkers,
     /// The builder was given more workers than this maximum.
     TooManyWorkers(usize),
-    /// `RADDLE_ENGINE` has this value, which is not a kind of engine.
+    /// This string, from `RADDLE_ENGINE` or given to `parse`, names no kind of engine.
     UnknownEngine(String),
     /// `RADDLE_SHUFFLE` has this value, which is not a number.
     InvalidSeed(String),
@@ -70,7 +70,7 @@ impl Error for BuildError {
 impl FromStr for EngineKind {
     type Err = BuildError;
 
-    /// Parses `Naive`, `Pooled` or `PerDevice`, ignoring case.
+    /// Parses `Naive`, `Pooled` or `PerDevice`, ignoring case and surrounding whitespace.
     fn from_str(name: &str) -> Result<Self, BuildError> {
         [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice]
             .into_iter()
@@ -101,16 +101,17 @@ impl FromStr for EngineKind {
 #[non_exhaustive]
 pub enum ShutdownError {
     /// The deadline of a shutdown passed while operations were pending, or that of a stop while a function was running.
-    /// A shutdown continues in the background, and a further call waits again; after a stop the engine continues to
+    /// A shutdown stays in effect, and a further call waits again. A stop is cancelled, and the engine continues to
     /// run.
     TimedOut,
-    /// The caller is an operation, a logger that the engine calls, or a destructor of a thread-local on one of its
-    /// threads, and the call would have to wait for it. A shutdown continues in the background; a stop has no effect.
+    /// The call would have to wait for its caller: an operation, a logger that the engine calls, or a destructor of a
+    /// thread-local on one of the engine's threads. Or the caller must not wait, or no thread could take over its
+    /// worker. A shutdown continues in the background; a stop has no effect.
     InsideOperation,
     /// No operation was pending, or the engine was stopped, but threads of the engine with these names had not ended at
-    /// the deadline. They run program code, such as the function of an asynchronous operation that continues after its
-    /// completion, a destructor of a thread-local, or a logger, or they had too little time to end. They end when that
-    /// code returns. A further call waits again; dropping the engine does not wait for them.
+    /// the deadline. They still run program code, or had too little time to end. The code may be the function of an
+    /// asynchronous operation that continues after its completion, a destructor of a thread-local, or a logger. The
+    /// threads end when it returns. A further call waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
     /// The engine was built by the parent of this forked process, where its threads are. The call has no effect.
     Forked,

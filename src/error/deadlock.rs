@@ -33,7 +33,7 @@ struct Parts {
     awaited: Awaited,
 }
 
-/// The object of a wait that would never return.
+/// What a wait that would never return waits for.
 pub(crate) enum Awaited {
     Operation(Pushed),
     Variable(Name),
@@ -54,8 +54,8 @@ impl Deadlock {
         self.0.as_ref()?.waiting.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// Returns the name of the operation or variable that it would wait for, if that is known. In a wait for several
-    /// operations, such as those of a group, this is one that cannot end before the waiting operation.
+    /// Returns the name of the awaited operation or variable, if it is known. In a wait for several operations, such as
+    /// those of a group, this is one that cannot end before the waiting operation.
     #[must_use]
     pub fn awaited(&self) -> Option<&str> {
         match &self.0.as_ref()?.awaited {

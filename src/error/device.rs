@@ -77,7 +77,7 @@ impl DeviceError {
     }
 
     /// Returns whether the whole device is lost to this process: a command has accessed memory that it must not access,
-    /// a kernel failed, or the hardware is gone. Every later call returns the same error.
+    /// a kernel failed, or the hardware is gone. Every later call to the device returns the same error.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.lost

@@ -48,8 +48,8 @@ pub(crate) enum Place {
 /// It does not matter which variables a failure has reached, or whether they still exist: they may be freed before the
 /// failure is known.
 ///
-/// A failure becomes known under the lock, together with its removal from the failures that are kept or counted. So it
-/// is either reported from here or known from elsewhere, whichever thread is faster.
+/// A failure becomes known, and leaves the failures that are kept or counted, in one step under the lock. So it is
+/// reported either from here or elsewhere, by whichever thread is faster.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<State>);
 

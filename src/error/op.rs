@@ -1,4 +1,4 @@
-//! The failure of an operation, shared by all its observers.
+//! The failure of an operation, shared by all that see it.
 
 use std::{
     error::Error,
@@ -52,7 +52,8 @@ pub enum Cause {
     Cancelled,
     /// The operation had not started when its [deadline](crate::OpBuilder::deadline) passed.
     DeadlinePassed,
-    /// The operation's device failed, while the operation was running there or earlier.
+    /// The operation's device failed, while the operation was running there or earlier, or the function of a device
+    /// operation returned an error of the device.
     Device(DeviceError),
 }
 
@@ -114,8 +115,8 @@ impl Drop for Failure {
     }
 }
 
-/// The failure of an operation. Clones are cheap: the variables that the operation failed, the operations that are
-/// skipped because of it, and every waiter share one failure.
+/// The failure of an operation. Clones are cheap: one failure is shared by the variables that have failed with it, by
+/// the operations that are skipped because of it, and by every waiter.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -288,9 +289,10 @@ impl OpError {
 
     /// Notes that the failure was returned to the program, or cleared by the program, and need not be reported again.
     pub(crate) fn mark_reported(&self) {
-        // Relaxed: a thread that reads the `true` of `note_known` here, and later takes the lock of `Failures`, takes
-        // the lock after the thread that wrote the `true` under it; otherwise the write would come after this read. So
-        // the reader finds the failure neither kept nor counted, even if the writer still holds the lock now.
+        // Relaxed: suppose that this thread reads the `true` that another thread wrote in `note_known`, under the lock
+        // of `Failures`. If this thread takes that lock later, it does so after the other one, whose write would
+        // otherwise come after this read. So it finds the failure neither kept nor counted, even if the other thread
+        // still holds the lock now.
         if self.0.known.load(Relaxed) {
             return;
         }
@@ -373,8 +375,7 @@ impl OpError {
         found(self).or_else(|| found(self.root()))
     }
 
-    /// Whether the operation's function or [`Completion`](crate::Completion) reported an `E`, or its device a
-    /// [`DeviceError`] and `E` is that type.
+    /// Whether [`downcast_ref`](Self::downcast_ref) finds an `E`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

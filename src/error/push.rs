@@ -9,8 +9,8 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 /// Why a push was refused. The operation never runs, and changes nothing.
 ///
 /// A push that races with a deletion may be refused late, when the operation is already in the queues of other
-/// variables. It stays there, as an operation that does nothing, until the operations before it are complete. Then its
-/// function is dropped.
+/// variables. The operation stays there, without effect, until the operations before it are complete. Then its function
+/// is dropped.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,8 +43,8 @@ pub enum PushError {
     /// parent only reads. The child would have to wait for its parent, which waits for its children.
     NotHeld(RefusedAccess),
     /// The variable belongs to the children of an operation: [`OpContext::child_var`](crate::OpContext::child_var) or
-    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it, and the children
-    /// of a child that names it.
+    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it, and, if one of
+    /// them does, that child's own children.
     FamilyVariable(RefusedAccess),
     /// [`OpContext::child`](crate::OpContext::child) was called in the function of an operation that was pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
@@ -59,7 +59,8 @@ pub enum PushError {
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
     /// There is no room: as many operations are pending as the limit of the engine, or of a group, allows. Returned by
-    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), before the function of the operation is handed over.
+    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), before the function of the operation is handed over, and by a
+    /// push that would wait for room while the engine is [stopped](crate::Engine::stop).
     Full,
     /// The engine has no such device.
     NoSuchDevice(Device),
@@ -203,8 +204,8 @@ impl RefusedAccess {
     }
 }
 
-/// Names the operation and the variable. An unnamed variable appears with its type and the number that its `Debug`
-/// shows.
+/// Names the operation and the variable. A variable without a name appears with its type and with the number that its
+/// `Debug` shows.
 impl fmt::Display for RefusedAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let location = self.location();

@@ -53,7 +53,7 @@ pub enum WaitError {
     /// The caller is an [`Observer`](crate::Observer), which runs between the steps of the engine. Send what it has
     /// seen to another thread, and wait there.
     InObserver,
-    /// The wait could not be enqueued.
+    /// The wait was refused, as a push would be.
     Refused(PushError),
     /// An earlier wait on the same handle has taken the value.
     ValueTaken,
@@ -82,7 +82,7 @@ impl fmt::Display for WaitError {
 impl Error for WaitError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            // The message is that of the inner error, so the source is that error's source.
+            // The message is the inner error's, so `source` returns the source of the inner error.
             Self::Failed(error) => error.source(),
             Self::Refused(error) => error.source(),
             _ => None,

@@ -25,7 +25,7 @@ const QUIET: std::time::Duration = std::time::Duration::from_millis(1);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 
-/// The time between two probes of a stream that makes no progress. A fault is reported within 5 ms.
+/// The time between two probes of a stream that makes no progress. A fault should be reported within 5 ms.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PROBE: std::time::Duration = std::time::Duration::from_millis(1);
 

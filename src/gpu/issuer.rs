@@ -1,5 +1,5 @@
 //! The thread of a GPU lane: it issues operations on its stream, polls the stream, and forwards the operations of other
-//! lanes that wait for it.
+//! lanes that wait for this one.
 //!
 //! # States of an operation here
 //!
@@ -88,7 +88,7 @@ struct Followers {
     own: bool,
 }
 
-/// The error if the driver refuses to record an event. The refusal has been logged.
+/// The driver has refused to record an event. The refusal has been logged.
 struct NotRecorded;
 
 struct Issuer<'c> {
@@ -286,7 +286,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Sends `op` on once operation `seq` is complete.
+    /// Once operation `seq` is complete, sends `op` on.
     fn watch(&mut self, op: OpRef<Task>, seq: u64) {
         if seq <= self.passed {
             self.ready.push(op);
@@ -486,8 +486,9 @@ impl Issuer<'_> {
         self.advance(self.issued, Some(&loss));
     }
 
-    /// Returns the last operation up to `seq` whose dependencies on other lanes are complete. Operations end in order:
-    /// none is reported while one of its dependencies may still fail.
+    /// Returns the last operation up to `seq` that can end: its dependencies on other lanes are complete, and so are
+    /// those of all operations before it. Operations end in order: none is reported while one of its dependencies may
+    /// still fail.
     fn covered(&self, seq: u64) -> u64 {
         let first = self.number - self.local;
         let lanes = &self.core.gpus().lanes()[first..first + self.core.gpus().lanes_each];

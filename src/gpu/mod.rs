@@ -1,10 +1,10 @@
 //! GPU lanes, each with its own thread and stream, and how operations of the CPU and of devices follow each other.
 //!
-//! A ready device operation is scheduled on its lane. The lane's thread calls its function with the stream, and
-//! releases its variables immediately ([`issuer`]). The operations in flight are noted on the variables
-//! ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or uses a value in
-//! host memory, must wait until those on its variables are complete. It is *sent* to the lane that it waits for. This
-//! lane watches its stream, and sends the operation back once they are complete.
+//! A ready device operation is scheduled on its lane. The lane's thread calls the operation's function with the stream,
+//! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are noted on the
+//! variables ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or uses a
+//! value in host memory, must wait until the operations in flight on its variables are complete. It is *sent* to the
+//! lane that it waits for. This lane watches its stream, and sends the waiting operation on once they are complete.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
             PushError::DeviceUnavailable(device)
         })?;
     }
-    // The number fits: there are at most `MAX_GPUS`.
+    // The number fits: there are at most `MAX_GPUS` GPUs.
     Ok(FIRST_LANE + number as u8)
 }
 

@@ -17,7 +17,7 @@ pub(crate) use crossbeam_epoch::Shared;
 #[cfg(raddle_shuttle)]
 pub(crate) use model::Atomic;
 
-/// Returns a guard for operations on atomics that dereference nothing.
+/// Returns a guard that protects nothing, for operations on atomics.
 #[inline(always)]
 pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
     // SAFETY: the callers only exchange words through this guard. Everything that they dereference is kept alive by the
@@ -65,7 +65,7 @@ mod real {
         }
     }
 
-    /// A guard that keeps the objects that were reachable when it was created from being reclaimed.
+    /// A guard: while it exists, no object that was reachable when it was created is reclaimed.
     #[derive(Debug)]
     pub(crate) struct Guard(crossbeam_epoch::Guard);
 
@@ -178,10 +178,10 @@ mod model {
         /// The contract only. A retired object is reclaimed as soon as the last guard that existed when it was retired
         /// is dropped, whatever has been pinned since. A thread that creates a guard after a `retire` sees what was
         /// done before the `retire`, so it cannot reach an object that the guard does not protect. The thread that
-        /// reclaims an object sees what was done before the `retire`, and under the guards that the object waited for.
-        /// No other happens-before edge is added, whereas the fences of crossbeam-epoch could hide a missing ordering
-        /// in the crate. This flavour has two atomics instead of dozens, so models of three and four threads can be
-        /// explored. It is stricter than crossbeam-epoch, which reclaims later.
+        /// reclaims an object sees what was done before the `retire`, and what was done under the guards that the
+        /// object waited for. No other happens-before edge is added: the fences of crossbeam-epoch could hide an
+        /// ordering that is missing in raddle. This flavour has two atomics instead of dozens, so models of three and
+        /// four threads can be explored. It is stricter than crossbeam-epoch, which reclaims later.
         Contract,
     }
 

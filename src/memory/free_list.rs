@@ -29,8 +29,8 @@ use crate::{
 
 /// An element of a [`Stack`].
 pub trait Node: Sized {
-    /// Returns the word that is reserved for the stack at all times: a slow pop may still read it when the node is
-    /// already in use again.
+    /// Returns the word that links the node to the next one in the stack. It must be an atomic pointer at all times: a
+    /// slow pop may still read it when the node is already in use again.
     ///
     /// # Safety
     /// 1. `node` is not freed while the reference is used.
@@ -74,8 +74,8 @@ impl<N: Node> Stack<N> {
         }
     }
 
-    /// Pops a node, which only the caller then uses. It may be freed, or pushed again, once it has been retired and the
-    /// epoch has passed.
+    /// Pops a node. From then on only the caller uses it, except for its word. It may be freed, or pushed again, once
+    /// it has been retired and the epoch has passed.
     pub fn pop(&self) -> Option<NonNull<N>> {
         // The pin prevents the ABA problem; see the head of this module.
         let _guard = epoch::pin();

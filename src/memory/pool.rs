@@ -12,9 +12,9 @@
 //! in the caches of threads that do not exist in the child, a few hundred each, are lost, and so are those that were
 //! retired but not yet free.
 //!
-//! The stack of batches, the only part that threads share in a steady load, is in `free_list.rs`, and is checked by
-//! models. The first record of a batch is the batch's node. It is pushed again only after the epoch has passed, because
-//! the batch's records have been used and retired in between.
+//! The stack of batches, which with a count of them is all that threads share in a steady load, is in `free_list.rs`,
+//! and is checked by models. The first record of a batch is the batch's node. It is pushed again only after the epoch
+//! has passed, because the batch's records have been used and retired in between.
 //!
 //! Under loom and shuttle every record is newly allocated, and is marked when it is reclaimed, so that models find each
 //! later use. Under the cfg `raddle_unpooled` each record is allocated on the heap and freed, so that heap checkers
@@ -70,7 +70,7 @@ pub(crate) fn allocate<R: Record>() -> NonNull<R> {
     }
 }
 
-/// Reclaims `record` once no helper can use it.
+/// Reclaims `record` once no pinned thread can use it.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     // SAFETY: only pinned threads still use the record, and they change only the atomics in front of the task.
@@ -203,7 +203,7 @@ mod records {
     const _: () =
         assert!(BATCHES_PER_BAG * BATCH > 1000, "there must be at most one allocation in a thousand operations");
 
-    /// The number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 20 MiB.
+    /// The maximum number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 20 MiB.
     const KEEP: usize = 1024;
 
     /// Offsets of the cache lines of a record that a push with a small function may write.
@@ -214,8 +214,9 @@ mod records {
     /// The first record of a group of free or retired records.
     #[repr(C)]
     struct Leader {
-        /// In the first record of a batch: the next batch on the stack. The word is reserved for the stack at all
-        /// times, because a slow pop may still read it when the record holds an operation again.
+        /// In the first record of a batch on the stack: the next batch. In a record in use: the [mark](registry::mark).
+        /// The word is an atomic pointer at all times, because a slow pop may still read it when the record holds an
+        /// operation again.
         next_batch: AtomicPtr<Leader>,
         /// Pinned threads may still read and change this part while the record waits for the epoch.
         _head: [u64; 23],
@@ -454,7 +455,7 @@ mod records {
         }
     }
 
-    /// Makes `record` available for reuse once no helper can use it.
+    /// Makes `record` available for reuse once no pinned thread can use it.
     #[inline]
     pub(super) fn put_back(record: Record) {
         let full = CACHE.try_with(|cache| {

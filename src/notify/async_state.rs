@@ -4,7 +4,7 @@
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | `OPEN` | neither has completed the operation | `FAILED` by the function's thread, `RESOLVED` by the completion |
+//! | `OPEN` | the function has not failed, and the completion was not used | `FAILED` by the function's thread, `RESOLVED` by the completion |
 //! | `FAILED` | the function failed and left its error; the completion, which still exists, will complete the operation with it | `RESOLVED` |
 //! | `RESOLVED` | the completion has completed the operation | – |
 //!

@@ -1,4 +1,4 @@
-//! The claim of an operation that can be cancelled: either its function is called or the operation is cancelled.
+//! The claim of an operation that can be cancelled: either the operation starts or it is cancelled.
 //!
 //! # States
 //!
@@ -35,7 +35,7 @@ const STOPPING: u8 = 2;
 const CANCELLED: u8 = 3;
 const PASSED_OVER: u8 = 4;
 
-/// The bits of the state without the two below.
+/// The bits of the states above, without the two flags below.
 const STATE: u8 = 7;
 const SETTLED: u8 = 8;
 const ABANDONED: u8 = 16;
@@ -93,8 +93,8 @@ impl Claim {
     }
 
     /// Lets the scope of the operation count it out: cancels the operation if it has neither started nor been
-    /// cancelled. If it was cancelled before, `dropped` says whether its function has been dropped, as it must be.
-    /// Returns whether this call has cancelled the operation, or `None` if the scope must not count it out.
+    /// cancelled. If the operation was cancelled before, the scope may count it out only if its function was `dropped`
+    /// since. Returns whether this call has cancelled the operation, or `None` if the scope must not count it out.
     pub fn abandon(&self, dropped: bool) -> Option<bool> {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, CANCELLED | ABANDONED, Relaxed, Relaxed) {

@@ -3,7 +3,7 @@
 //! # States
 //!
 //! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work; a future with its guards is
-//!    another one, and so is each push of a child. Children wait.
+//!    another one, and so are each push of a child and each creation of a variable of the family. Children wait.
 //! 2. *Released*: the last part has ended. The thread that has ended it starts the children, and has a share of the
 //!    family until it has done so.
 //! 3. *Over*: the last share is gone. The thread that has dropped it completes the parent.
@@ -25,8 +25,8 @@
 //!
 //! # Progress
 //!
-//! Wait-free, except for the loop in `admit`, which is lock-free: it repeats only if another thread has begun or ended
-//! a part.
+//! Wait-free, except for the loop in `admit`, which is lock-free: apart from spurious failures of its CAS, it repeats
+//! only if another thread has begun or ended a part.
 
 use crate::{
     sync::{
@@ -99,10 +99,10 @@ impl FamilyCount {
         if removed(Step::WorkHasAShare) && self.is_over() {
             return true;
         }
-        // Release (edge `share`): what this child did.
+        // Release (edge `share`): what the owner of this share did.
         let last = self.open.fetch_sub(1, Release) == 1;
         if last {
-            // Acquire (edge `share`): what the other children did.
+            // Acquire (edge `share`): what the owners of the other shares did.
             acquire(&self.open);
         }
         last

@@ -18,7 +18,7 @@ enum State<R> {
     Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
-    /// There is no result yet, and no handle to return it. A failure counts as reported when it is set.
+    /// There is no result yet, and nothing wants it. A failure counts as reported when it is set.
     Ignored,
 }
 
@@ -61,7 +61,7 @@ impl State<()> {
 type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
 /// Why there is no value. It becomes a `WaitError` only after the lock is released: the conversion marks the failure as
-/// known, which may drop other failures and so run the program's code.
+/// reported, which may drop other failures and so run the program's code.
 enum NoValue {
     Failed(OpError),
     Taken,
@@ -169,7 +169,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Whether the result was set, even if it has been taken since.
+    /// Whether the result was set, even if it has been taken since. Also true if nothing wants the result any more.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.state), State::Pending(..))
     }

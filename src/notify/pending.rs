@@ -13,9 +13,9 @@
 //! | `entered` | operations that entered through this shard, times four; changed by CAS | closed: an entry is refused and retries in the current generation | unused |
 //! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for waiters for room |
 //!
-//! Closing sets bit 0 of every word with one read-modify-write each, which returns the exact count at that moment. So
-//! `rest`, which starts at zero and to which the difference of the sums is added, reaches zero exactly once, when the
-//! last operation leaves; the thread that makes it zero notifies the waiters.
+//! Closing sets bit 0 of every word with one read-modify-write each, which returns the exact count at that moment. The
+//! difference of the sums is added to `rest`, which starts at zero. So `rest` reaches zero exactly once, when the last
+//! operation leaves; the thread that makes it zero notifies the waiters.
 //!
 //! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it has
 //! closed: it is over when no generation that was closed with this number or a lower one is draining. So it covers the
@@ -29,15 +29,15 @@
 //! lock, counts, and notifies the waiters. So no wake-up is lost, and operations pay nothing for this while nothing
 //! waits for room. The bits are cleared by the first operation that leaves and finds no waiter.
 //!
-//! Threads are notified when there is some room ([`slack`]), since each of them can wait with a time limit. The first
-//! future is notified as soon as there is any room. When it has looked, it notifies the next one
+//! Threads are notified only once there is some room ([`slack`]), which is enough because they wait with time limits.
+//! The first future is notified as soon as there is any room. When it has looked, it notifies the next one
 //! ([`tell_next`](PendingOps::tell_next)), whether or not it has used the room.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, the `rest` operation that reaches zero | the effects of the operations |
+//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, loads of `left` for a count, the `rest` operation that reaches zero | the effects of the operations |
 //! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; everything that happened before it was opened |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
@@ -46,12 +46,13 @@
 //!
 //! # Progress
 //!
-//! `enter` and `leave` are lock-free; `leave` takes a lock only when it was the last of a closed generation. An entry
-//! is refused only if a wait has closed its generation since it loaded `current`, and is repeated if another thread of
-//! its shard was faster. A wait closes the current generation immediately, whatever else drains.
+//! `enter` is lock-free. So is `leave`, except that it takes the lock if the operation was the last of a closed
+//! generation, or if the word is watched. An entry is refused only if a wait has closed its generation since it loaded
+//! `current`, and is repeated if another thread of its shard was faster. A wait closes the current generation
+//! immediately, whatever else drains.
 //!
-//! No waker runs in this module: the last operation to leave returns the wakers, and its thread wakes them when nothing
-//! that others may wait for depends on that thread any more.
+//! No waker runs in this module: a call that ends the waits of futures returns their wakers, and its caller wakes them
+//! when nothing that others may wait for depends on the calling thread any more.
 
 use std::{
     collections::BTreeSet,
@@ -179,8 +180,8 @@ struct Closed {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// The operations that entered before the wait have left, and at some moment of the call no operation at all was
-    /// pending.
+    /// The operations that entered before the wait have left, and at some moment during the call no operation at all
+    /// was pending.
     Idle,
     /// The operations that entered before the wait have left.
     Over,
@@ -358,7 +359,7 @@ impl PendingOps {
 
     /// Returns how many operations have left a generation since it was last opened.
     fn left_in(&self, generation: usize) -> u64 {
-        // Relaxed: a snapshot, or under the lock and of a free generation.
+        // Relaxed: a snapshot; or the generation is free, and stays free under the lock.
         (0..self.shards.len()).map(|shard| self.left(shard, generation).load(Relaxed) / ONE).sum()
     }
 
@@ -453,7 +454,8 @@ impl PendingOps {
     /// Sets the limit. Returns the wakers of futures that have room now.
     #[must_use = "futures wait to be woken"]
     pub fn set_limit(&self, limit: u64) -> Option<Wakers> {
-        // Relaxed: a limit may be seen late. Waiters look again under the lock below.
+        // Relaxed: a limit may be seen late. `tell_of_room` takes the lock, under which waiters read the limit: it
+        // notifies those that have read the old one, and later ones read the new one.
         self.limit.store(limit, Relaxed);
         self.tell_of_room()
     }
@@ -487,7 +489,7 @@ impl PendingOps {
         state.threads_for_room -= 1;
     }
 
-    /// Ends the waits of threads for room, for a shutdown.
+    /// Wakes the threads that wait for room, for a shutdown.
     pub fn interrupt_waits_for_room(&self) {
         let state = lock(&self.state);
         if state.threads_for_room > 0 {
@@ -530,7 +532,7 @@ impl PendingOps {
         }
     }
 
-    /// Makes operations that leave [notify](Self::tell_of_room) the waiters for room.
+    /// Begins the watch: from now on, an operation that leaves [notifies](Self::tell_of_room) the waiters for room.
     fn watch(&self, state: &mut State) {
         if state.watched || removed(Step::WatchForRoom) {
             return;
@@ -612,8 +614,8 @@ impl PendingOps {
         lock(&self.state).over() >= wait.0.target()
     }
 
-    /// Waits until no operation at all is pending. Pending operations may let others enter. Each time before it blocks,
-    /// it calls `before`, which returns when to stop blocking and call `before` again.
+    /// Waits until no operation at all is pending, not even one that entered during the wait. Calls `before` each time
+    /// before it blocks; `before` returns when to stop blocking and call it again.
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
         // The first round does not block, since usually nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));
@@ -642,8 +644,8 @@ impl PendingOps {
         wakers::leave(&self.state, &mut wait.0, |state| Some(&mut state.waiting));
     }
 
-    /// Polls whether no operation at all was pending at some moment of the call. If not, `waker` will be woken when it
-    /// is worth polling again.
+    /// Polls whether there was a moment during the call at which no operation at all was pending. If not, `waker` will
+    /// be woken when it is worth polling again.
     pub fn poll_idle(&self, waker: &Waker) -> Poll<()> {
         loop {
             let mut state = lock(&self.state);
@@ -708,7 +710,8 @@ impl PendingOps {
 
         // `left` is armed first: every operation that leaves after that through the same shard subtracts one from
         // `rest`, so it does not matter how many more enter or leave before the closing is over. Acquire (edge
-        // `leave`): what the operations that left did, including their entries, so that the sum below counts them.
+        // `leave`): the effects of the operations that left, including their entries, so that the sum below counts
+        // these.
         let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
         // Release (edge `close`). An entry that comes before this in the word's modification order is counted; the CAS

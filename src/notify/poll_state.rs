@@ -4,7 +4,7 @@
 //!
 //! | state | bits | meaning | next |
 //! |---|---|---|---|
-//! | idle | – | no thread polls, and the future was not woken since the last poll | queued, by [`wake`](PollState::wake) |
+//! | idle | – | no thread polls, and the future has not been woken since the last poll | queued, by [`wake`](PollState::wake) |
 //! | queued | `WOKEN` | a poll is on its way to a worker | running, by [`begin`](PollState::begin) |
 //! | running | `RUNNING` | one thread polls | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
 //! | notified | `RUNNING`, `WOKEN` | the future was woken while it was polled | queued, by `pause`; done |
@@ -15,7 +15,8 @@
 //!
 //! # Who may touch what
 //!
-//! * The state: any thread calls `wake`; the thread that polls makes the other calls.
+//! * The state: any thread calls `wake`, the owner of the last waker calls `look`, and the thread that polls makes the
+//!   other calls.
 //! * The future: the thread that polls, and the owner of the last waker when no thread polls any more.
 //!
 //! # Edges

@@ -9,8 +9,9 @@
 //!   it for that long.
 //! * In a forked child: nothing, since a thread of the parent may have held the lock.
 //!
-//! Pointers to operations and to the counts of scopes are only compared. An entry is ignored once its wait is over. So
-//! the operation that the thread of any other entry waits for is not complete. The module has no edges.
+//! Pointers to operations and to the counts of scopes are only compared. An entry is ignored once its wait is over: the
+//! operation that the thread waited for is then complete, and that operation's record may belong to another one. The
+//! module has no edges.
 
 use std::{
     fmt,
@@ -47,7 +48,7 @@ pub enum Awaits {
 #[derive(Clone, Copy)]
 pub struct Sleeps<'g> {
     pub awaits: Awaits,
-    /// The operations that it waits for, if they are known.
+    /// The operations that the thread waits for, if they are known.
     pub goal: Option<Goal<'g>>,
 }
 
@@ -88,7 +89,7 @@ struct List {
 /// A scope that was opened inside operations and has not ended.
 #[derive(Clone, Debug)]
 pub struct OpenScope {
-    /// The operations around it, innermost first.
+    /// The operations around the scope, innermost first.
     pub around: Ops,
     /// The count of its operations.
     pub count: NonNull<PendingOps>,

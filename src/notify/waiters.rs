@@ -2,21 +2,22 @@
 //!
 //! # States
 //!
-//! An entry is in the list while its thread waits. It is *suspended* while the thread runs program code in between.
+//! An entry is in the list while its thread waits. It is *suspended* while the thread runs program code during the
+//! wait.
 //!
 //! # Who may touch what
 //!
-//! * The list: under the lock, where no foreign code runs. The locks of results and of pending counts are taken while
+//! * The list: under the lock, where no program code runs. The locks of results and of pending counts are taken while
 //!   this lock is held.
 //! * What an entry refers to: under the lock, while the entry is in the list. The thread of the entry borrows it for
 //!   that long.
 //! * In a forked child: nothing. A thread of the parent process may have held the lock at the fork.
 //!
-//! The pointers in an entry are to operations. The thread of the entry waits inside them while the entry is in the
-//! list, so they exist for that long. There are no edges.
+//! While an entry is in the list, its thread waits inside the operations that `inside` names, so they exist for that
+//! long. There are no edges.
 //!
 //! A thread whose wait is over stays in the list until it runs again. The operation that it waited for is then
-//! complete, and the record may belong to another operation, so such an entry no longer counts.
+//! complete, and the operation's record may belong to another one, so such an entry no longer counts.
 
 use std::{fmt, mem::transmute, ptr::NonNull};
 
@@ -30,10 +31,11 @@ use crate::{
 /// Operations, identified by their records.
 pub type Ops = SmallVec<[NonNull<()>; 2]>;
 
-/// The operations that a thread is inside of, and that therefore do not end before its wait.
+/// The operations that a thread is inside of. Unless they are asynchronous, they do not end before the thread's wait.
 #[derive(Clone, Debug, Default)]
 pub struct Inside {
-    /// The operations that run on the thread, and that are not complete.
+    /// The operations that run on the thread and were not complete when its wait began, and those that cannot complete
+    /// before them.
     pub ops: Ops,
     /// The operations whose epilogues run on the thread: they are complete, but not counted out. The flag of each says
     /// whether it is still counted in its groups.
@@ -75,8 +77,8 @@ impl Goal<'_> {
         }
     }
 
-    /// Whether the goal includes an operation that is still counted. `ticket_in` returns the operation's ticket in a
-    /// count, if the operation has entered that count.
+    /// Whether the goal includes an operation, which must still be counted. `ticket_in` returns the operation's ticket
+    /// in a count, if the operation has entered that count.
     pub fn covers(&self, ticket_in: impl FnOnce(&PendingOps) -> Option<Ticket>) -> bool {
         match self {
             Self::Op { .. } => false,
@@ -186,8 +188,8 @@ impl Waiters {
         wait(&Waiter { waiters: self, number, kind })
     }
 
-    /// Calls `found` for each waiter without a time limit for whose goal `reached` returns `true`, with its number, its
-    /// kind, and what it is inside of. Includes the waiter `own` even if it has a time limit.
+    /// Calls `found` for each waiter that still waits, has no time limit, and has a goal for which `reached` returns
+    /// `true`. Passes the waiter's number, its kind, and what it is inside of. The waiter `own` may have a time limit.
     pub fn each_for(
         &self,
         own: Option<u64>,
@@ -203,7 +205,7 @@ impl Waiters {
         }
     }
 
-    /// Calls `found` for each waiter, with what it is inside of and what it waits for.
+    /// Calls `found` for each waiter that still waits, with what it is inside of and what it waits for.
     pub fn each(&self, mut found: impl FnMut(&Inside, &Goal<'_>)) {
         lock(&self.list)
             .entries

@@ -1,8 +1,8 @@
 //! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is dropped.
 //!
 //! A waker is the program's code: its clone, its drop and its `wake` may do anything, including calls to this module.
-//! So none of them runs under a lock: [`poll`] clones the waker before it takes the lock, and every waker that is
-//! removed is returned, to be dropped or woken afterwards.
+//! So none of them runs under a lock: [`poll`] clones the waker while it does not hold the lock, and a waker that was
+//! removed is dropped or woken after the lock is released.
 
 use std::{
     collections::BTreeMap,
@@ -109,11 +109,12 @@ pub fn poll<S, R>(
     polled
 }
 
-/// Removes the waker that a future has registered under `key`. Called when the future is dropped.
+/// Removes the waker that a future has registered under `key`. Called when its wait ends, or when the future is
+/// dropped.
 pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
     let Some(map_key) = key.map_key() else { return };
     if key.number.take().is_some_and(|(_, process)| process.is_foreign()) {
-        // In a forked child the lock may be held for ever.
+        // In a forked child the lock may be held forever.
         return;
     }
     let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&map_key));

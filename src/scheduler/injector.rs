@@ -20,7 +20,7 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `inject` | CAS of `inbox`, CAS that puts a chain into `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
-//! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | that the band is not empty |
+//! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | the fact that the band is not empty |
 //!
 //! Each of these words is changed only by read-modify-writes. So each change continues the release sequences of those
 //! before it, and a change that releases nothing of its own is relaxed.
@@ -88,8 +88,7 @@ impl<T> Band<T> {
     /// Pushes an operation into the inbox.
     fn push(&self, op: OpRef<T>) {
         let op = op.into_ptr();
-        // SAFETY: the caller has given up the right to the operation, and no other thread gets that right before the
-        // CAS.
+        // SAFETY: the caller has given up its ownership of the operation, and no other thread owns it before the CAS.
         let link = unsafe { Op::link_of(op) };
         // Relaxed: a guess for the CAS.
         let mut head = self.inbox.load(Relaxed);
@@ -108,9 +107,9 @@ impl<T> Band<T> {
     /// in `ready` before.
     ///
     /// # Safety
-    /// 1. The caller has the right to each operation of the chain, and gives it up.
+    /// 1. The caller owns each operation of the chain, and gives up this ownership.
     unsafe fn prepend(&self, first: NonNull<Op<T>>, last: NonNull<Op<T>>) {
-        // SAFETY: by (1) the caller has the right to the operation, so the record is not reclaimed.
+        // SAFETY: by (1) the caller owns the operation, so the record is not reclaimed.
         let link = unsafe { Op::link_of(last) };
         // A guess: `ready` was found empty, and usually still is.
         let mut head = null_mut();
@@ -173,7 +172,7 @@ pub enum Rest {
 /// operation, since running it may change the link.
 #[derive(Debug)]
 pub struct Chain<T> {
-    /// The first of the chain's `len` operations. The chain has the rights to these.
+    /// The first of the chain's `len` operations. The chain owns these.
     next: NonNull<Op<T>>,
     len: usize,
 }
@@ -190,8 +189,8 @@ impl<T> Iterator for Chain<T> {
 
     fn next(&mut self) -> Option<OpRef<T>> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: the popper passed the rights to its operations to the chain, which hands out each of them only once,
-        // here.
+        // SAFETY: the popper passed the ownership of its operations to the chain, which hands out each of them only
+        // once, here.
         let op = unsafe { OpRef::from_ptr(self.next) };
         if self.len > 0 {
             // Relaxed: the chain belongs to this thread.
@@ -225,11 +224,11 @@ unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
 /// Reverses a chain and returns its new first operation. The new last one is `first`.
 ///
 /// # Safety
-/// 1. The caller has the right to each operation of the chain.
+/// 1. The caller owns each operation of the chain.
 unsafe fn reverse<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
     let (mut before, mut at) = (null_mut(), first);
     loop {
-        // SAFETY: by (1) the caller has the right to the operation, so the record is not reclaimed.
+        // SAFETY: by (1) the caller owns the operation, so the record is not reclaimed.
         let link = unsafe { Op::link_of(at) };
         // Relaxed: the chain belongs to this thread.
         let next = link.load(Relaxed);

@@ -134,7 +134,7 @@ impl<T> Lane<T> {
     }
 
     /// Injects a ready operation from outside and notifies the workers. An operation must enter a lane of several
-    /// workers at most once: otherwise a popper could mistake it for its earlier entry (`Injector`).
+    /// workers at most once: otherwise a popper could mistake its second entry for the first (`Injector`).
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -146,7 +146,7 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// Injects a ready operation ahead of all others. For lanes of one worker, which an operation may enter again.
+    /// Injects a ready operation into the highest band. For lanes of one worker, which an operation may enter again.
     pub fn inject_first(&self, op: OpRef<T>) {
         debug_assert_eq!(self.options.workers, 1);
         self.injector.push_first(op);
@@ -157,7 +157,7 @@ impl<T> Lane<T> {
     /// Injects a ready operation from a thread that runs none of the lane's workers.
     #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
-        // The inbox is seldom empty while operations queue up, but almost always if the workers keep up.
+        // The inbox is seldom empty while operations queue up, and almost always empty while the workers keep up.
         if self.injector.is_inbox_empty() {
             self.sleep.report_contention();
         }

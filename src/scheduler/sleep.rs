@@ -68,7 +68,7 @@ const NO_CORE: usize = usize::MAX;
 
 /// Time limits of a timed park: the first one, and the longest. Measured on two cores: each wake-up costs the thread
 /// that shares the core some 15 µs. An operation that is pushed while all other workers run long ones may have to wait
-/// this long.
+/// until the park ends.
 const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
 /// If all workers together call `find` at least this often during a timed park, their operations count as short, and
@@ -134,7 +134,7 @@ pub struct Sleep {
     /// Twice the number of calls to `find` by each worker, plus one if the last call has found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
-    /// How often a worker was woken.
+    /// The number of wake-ups, of all workers together.
     wakes: Count,
 }
 
@@ -154,7 +154,7 @@ impl Sleep {
         }
     }
 
-    /// Returns how often a worker was woken.
+    /// Returns the number of wake-ups, of all workers together.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.get()
     }
@@ -261,7 +261,7 @@ impl Sleep {
         }
     }
 
-    /// Clears the note of contention before the worker sleeps. A thread that keeps pushing on that core reports
+    /// Clears the note of contention before the worker sleeps. A thread that keeps pushing on the worker's core reports
     /// contention again.
     fn clear_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
@@ -269,7 +269,7 @@ impl Sleep {
         word.contended.fetch_and(!bit, Relaxed);
     }
 
-    /// Whether core contention has been reported for `worker` since it last began a timed park.
+    /// Returns whether core contention has been reported for `worker` since the last report was cleared.
     pub fn is_contended(&self, worker: usize) -> bool {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -288,8 +288,8 @@ impl Sleep {
 
     /// Makes the caller a searcher.
     pub fn start_search(&self) {
-        // Relaxed: a notifier that sees the increment leaves its operation to this worker, which searches after the
-        // fence in `stop_search` or `announce` at the latest.
+        // Relaxed: a notifier that sees the increment leaves its work to the searchers. The last of them looks for work
+        // once more after the fence in `stop_search` or `announce`.
         self.searchers.fetch_add(1, Relaxed);
     }
 
@@ -456,7 +456,7 @@ impl Sleep {
         self.wakes.add_one();
         pause::at(Point::WakeBeforeUnpark);
         // The calling thread is not pinned any more, so a notifier that is stopped here does not delay reclamation. The
-        // thread to be woken may have ended; then another one runs its worker, and has searched for work since it took
+        // thread to be woken may have ended; then another one runs its worker, and searches for work after it has taken
         // the worker over.
         thread.unpark();
     }

@@ -9,7 +9,7 @@ use std::{
 
 use crate::tracker::{Op, OpRef, ReadyList, end};
 
-/// The address of an operation. The test has the right to the operation whenever the scheduler does not.
+/// The address of an operation. The test owns the operation whenever the scheduler does not.
 #[derive(Clone, Copy)]
 pub(super) struct Known(NonNull<Op<usize>>);
 
@@ -18,10 +18,10 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// Returns the right to the operation. The scheduler must not have the right: it never had it, or the test has
-    /// taken it back.
+    /// Takes ownership of the operation. The scheduler must not own the operation: it never did, or the test has taken
+    /// the ownership back.
     pub(super) fn right(self) -> OpRef<usize> {
-        // SAFETY: the caller asserts that the test has the right.
+        // SAFETY: the caller asserts that the test owns the operation.
         unsafe { OpRef::from_ptr(self.0) }
     }
 }

@@ -93,10 +93,11 @@ pub struct Worker<T> {
     slot: Cell<Option<OpRef<T>>>,
     /// Whether operations have been pushed to the deque since the last notification.
     unnotified: Cell<bool>,
-    /// How many more operations of its own, from slot and deque, the worker may run before it is the others' turn.
+    /// The number of operations of its own, from slot and deque, that the worker may still run before it is the others'
+    /// turn.
     budget: Cell<u32>,
-    /// How many more urgent operations from the slot the worker may run while equally urgent ones wait, once `budget`
-    /// is zero.
+    /// The number of urgent operations from the slot that the worker may still run while equally urgent ones wait, once
+    /// `budget` is zero.
     urgent_budget: Cell<u32>,
     /// The budget when the deque was last served in this round; `MAX_RUN` if it was not served.
     served_at: Cell<u32>,
@@ -153,8 +154,8 @@ impl<T> Worker<T> {
     }
 
     /// Pushes an operation that became ready between two operations of this worker. The first one goes into the slot
-    /// and runs next. The worker notifies others of further ones when it searches for its next operation, or
-    /// [shares](Self::share_slot) its slot.
+    /// and runs next, unless a more urgent one waits in the injector. The worker notifies others of further ones when
+    /// it searches for its next operation, or [shares](Self::share_slot) its slot.
     #[inline]
     pub fn push_next(&self, op: OpRef<T>) {
         if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
@@ -291,8 +292,8 @@ impl<T> Worker<T> {
         self.find_queued(slot)
     }
 
-    /// Continues [`find`](Self::find) if the slot is empty or not next. Kept short, since the next operation is usually
-    /// in the deque.
+    /// Continues [`find`](Self::find) if the next operation is not in the slot. Kept short, since it is usually in the
+    /// deque then.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         if slot.is_none() && self.budget.get() > 0 && !self.lane.injector().is_urgent() {
@@ -502,7 +503,7 @@ impl<T> Worker<T> {
             sleep.note_idle(self.index);
             guard.state.set(state);
             pause::at(Point::SleepSearching);
-            // On a contended core, a search would only keep the pushing thread from making work.
+            // On a contended core, spinning would only keep the pushing thread from making work.
             let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
             if state == SearchState::Searching {
                 let found = if contended || was_timed { self.find_again() } else { self.spin() };

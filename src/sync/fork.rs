@@ -1,10 +1,10 @@
 //! Forks: tells whether a value was made by this process or by one that this process was forked from. In the latter
-//! case it must not be used.
+//! case, its use is restricted.
 //!
 //! A forked child has one thread, the one that forked, and a copy of all memory as it was at that moment. Whatever
 //! other threads held stays held there forever: locks, pins, operations. Lock-free data is in a state that other
 //! threads could have seen at that moment as well. So a child may read atomics that its parent made, but must not take
-//! a lock of its parent.
+//! a lock that its parent made.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
 //! itself. A fork is noticed because `crate::engine::fork` has [`begin`] called in the child before anything else; a
@@ -18,7 +18,7 @@ use std::sync::atomic::{
 /// The number of forks between the first process and this one.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes that this process is a forked child. Must be called there while it has one thread; further calls do no harm.
+/// Notes that this process is a forked child. Must be called there once, while the process has one thread.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn begin() {
     // Relaxed: there is no other thread.

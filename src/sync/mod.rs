@@ -150,7 +150,7 @@ mod imp {
     pub(crate) use std::sync::mpsc;
 
     /// A cell that is set once. Unlike `std`'s, it does not promise anything to a `get` that runs concurrently with
-    /// `set`: a `get` must be ordered after the `set` by an edge of the crate's own, or must not happen.
+    /// `set`: a `get` and the `set` must be ordered by an edge of the crate's own.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);
 

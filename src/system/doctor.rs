@@ -8,7 +8,8 @@ use std::{
 
 use super::{clock, topology};
 
-/// What the machine grants, and what to do about it, from [`doctor`]. [`Display`](fmt::Display) prints it for people.
+/// The result of [`doctor`]: what the machine grants, and what to do about it. [`Display`](fmt::Display) formats it for
+/// people.
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
     findings: Vec<Finding>,
@@ -52,8 +53,8 @@ impl fmt::Display for Diagnosis {
 }
 
 /// Checks what the machine grants a latency-sensitive program: cores, pinning, the quota of the control group, the
-/// clock, timers, wake-ups, frequencies, and GPUs. The checks take some 20 ms, change nothing, and need no privileges.
-/// Checks that the system does not support are left out; some work only on Linux.
+/// clock, timers, wake-ups, frequencies, huge pages, and GPUs. The checks take some 20 ms, change nothing, and need no
+/// privileges. Checks that the system does not support are left out; some work only on Linux.
 ///
 /// `cargo run --release --example doctor` prints the diagnosis.
 ///

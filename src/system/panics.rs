@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// The payload of a panic. Its drop is program code as well, so it must go to [`discard`].
+/// The payload of a panic. Its drop is program code as well, so a payload that is not kept must go to [`discard`].
 pub(crate) type Payload = Box<dyn Any + Send>;
 
 /// Runs `f` and catches a panic. The data that `f` uses must be valid at each point where `f` may panic.
@@ -14,8 +14,9 @@ pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
     catch_unwind(AssertUnwindSafe(f))
 }
 
-/// Calls a function of the engine that may call the program. The standard library knows this function by its name: from
-/// its caller outwards, a short backtrace, which a panic prints, shows frames again. These are the program's.
+/// Calls a function of the engine that may call the program. The standard library knows this function by its name: a
+/// short backtrace, which a panic prints, shows frames again from this function's caller outwards. These frames are the
+/// program's.
 #[inline(never)]
 pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     let result = f();
@@ -43,7 +44,7 @@ pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
 }
 
 /// Logs at a level of [`log::Level`]. The logger is program code, which may panic, push and wait, and so is the code
-/// that formats the values: the caller must hold no lock, no worker and no operation.
+/// that formats the values: the caller must hold no lock, and no worker or operation that other threads cannot find.
 macro_rules! log {
     ($level:ident, $($what:tt)+) => {
         if let Err(payload) = $crate::system::panics::catch(|| ::log::log!(::log::Level::$level, $($what)+)) {

@@ -1,9 +1,10 @@
-//! Measures how much of the calling thread's stack is left, and runs a function on another stack if too little is left.
+//! Tells whether too little of the calling thread's stack is left, and runs a function on another stack.
 
 use std::{io, panic::resume_unwind, thread};
 
-/// The number of bytes of stack that must be left for a function of the program, if the stack is that large. Not tuned:
-/// functions that are written for stacks of two mebibytes, and that keep their buffers on the heap, need less.
+/// The number of bytes of stack that must be left for a function of the program, on a stack of at least four times this
+/// size. Not tuned: functions that are written for stacks of two mebibytes, and that keep their buffers on the heap,
+/// need less.
 const RESERVE: usize = 256 << 10;
 
 /// The number of bytes of stack that must always be left, however small the stack is. Measured: the engine itself takes

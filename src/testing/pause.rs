@@ -46,7 +46,7 @@ points! {
         PushBeforeHints,
         /// `push`: before the last decrement of `wait`, if there is one.
         PushBeforeDecrement,
-        /// `push`: after the last decrement. The pusher holds the operation if it is ready.
+        /// `push`: after the last decrement. The pusher owns the operation if it is ready.
         PushOver,
     }
     /// Inside `tracker::push`, when it finds that another push is not over.

@@ -22,7 +22,7 @@ pub enum Step {
     ReclaimAfterEpoch,
     /// `Worker::search` searches once more after it has announced itself.
     SearchAgainBeforePark,
-    /// `Sleep::notify` passes a fence between the caller's push and the loads of the words.
+    /// `Sleep::notify` executes a fence between the caller's push and the loads of the words.
     NotifyFence,
     /// A GPU lane releases what it knows about its completed operations together with their number.
     CompletionOfMarks,
@@ -64,7 +64,7 @@ pub enum Step {
     WalkPins,
     /// A function that waits while the engine stops lets the other workers run again (`Aside::function_waits`).
     WaitsTakeUp,
-    /// A function that borrows a place passes a fence before it looks for an idle worker (`Loans::borrow`).
+    /// A function that borrows a place executes a fence before it looks for an idle worker (`Loans::borrow`).
     BorrowFence,
     /// The return of a lent place wakes the workers that stay idle for it (`Loans::give_back`).
     GiveBackNotifies,

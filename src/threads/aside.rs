@@ -36,8 +36,8 @@ pub struct Aside<W> {
 struct State<W> {
     /// Whether a stop was requested, and not cancelled since.
     requested: bool,
-    /// The number of functions that have given their worker away and have not returned, and of threads on which other
-    /// program code runs without a worker.
+    /// The number of functions that have given their worker away and have neither returned nor received one since, and
+    /// of threads on which other program code runs without a worker.
     waiting: usize,
     workers: Vec<W>,
 }
@@ -118,7 +118,7 @@ impl<W> Aside<W> {
         if state.requested { Stopped::All } else { Stopped::Cancelled }
     }
 
-    /// Lays the worker that `take` returns aside.
+    /// Lays aside the worker that `take` returns, if a stop is requested and no function waits.
     pub fn lay(&self, take: impl FnOnce() -> Option<W>) -> Laid {
         let mut state = lock(&self.state);
         if !state.requested {
@@ -145,8 +145,8 @@ impl<W> Aside<W> {
         self.changed.notify_all();
     }
 
-    /// Notes that a function that has given its worker away waits. Returns the workers that are aside: the function may
-    /// wait for what they would run.
+    /// Notes that a function that has given its worker away waits. Takes and returns the workers that are aside: the
+    /// function may wait for what they would run.
     pub fn function_waits(&self) -> Vec<W> {
         let mut state = lock(&self.state);
         state.waiting += 1;
@@ -161,7 +161,7 @@ impl<W> Aside<W> {
         !state.requested
     }
 
-    /// Notes that a function that had given its worker away has returned.
+    /// Notes that a function that had given its worker away has returned, or has received a worker.
     pub fn function_has_returned(&self) {
         lock(&self.state).waiting -= 1;
     }

@@ -1,6 +1,6 @@
 //! The threads of an engine, the workers that they run, and the cores that they run on.
 //!
-//! A thread that has no worker is a *spare*: it waits for one until a time limit.
+//! A thread that waits for any worker, up to a time limit, is a *spare*.
 
 use std::{
     cell::Cell,
@@ -72,7 +72,7 @@ pub(crate) struct ThreadPool<T> {
     lanes: Box<[Arc<Lane<T>>]>,
     /// The cores that the engine's threads may use.
     mask: Box<[usize]>,
-    /// The core of each worker of each lane.
+    /// The core of each worker of each lane, if the worker has one.
     cores: Box<[Box<[Option<Claim>]>]>,
     max_threads: usize,
     numbers: Mutex<Numbers>,
@@ -83,7 +83,7 @@ pub(crate) struct ThreadPool<T> {
     list: Arc<ThreadList>,
 }
 
-/// Returns a number for an engine, from 1.
+/// Returns a number for an engine, starting at 1.
 fn next_engine() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // Relaxed: only distinct numbers are needed.
@@ -175,7 +175,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         worker: BoxedWorker<T>,
         main: impl FnOnce(BoxedWorker<T>, u64) + Send + 'static,
     ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
-        // The worker is passed through a slot, because a thread that cannot be started drops its closure.
+        // The worker is passed through a slot, because the closure of a thread that cannot be started is dropped.
         let slot = Arc::new(Mutex::new(Some(worker)));
         let for_thread = Arc::clone(&slot);
         let spawned = self.list.spawn(stay, name, move |in_list| {
@@ -227,7 +227,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         lock(&self.numbers).unused.push(number);
     }
 
-    /// Waits, as a spare, for a worker to run. Returns `None` if the engine has ended, or the time limit has passed.
+    /// Waits, as a spare, for a worker to run. Returns `None` if the engine has ended or is being stopped, or if the
+    /// time limit has passed.
     pub(crate) fn await_offer(&self) -> Option<BoxedWorker<T>> {
         // Models have no clock, so the time limit would pass immediately.
         let until = if cfg!(any(raddle_loom, raddle_shuttle)) { None } else { Some(Instant::now() + IDLE_TIMEOUT) };
@@ -252,7 +253,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning[usize::from(lane)].wait_in(place, until)
     }
 
-    /// Hands `worker` to the first thread in the queue of its lane. Returns it if the queue is empty.
+    /// Hands `worker` to the first thread in the queue of its lane. Returns the worker if the queue is empty.
     pub(crate) fn return_worker(&self, worker: BoxedWorker<T>) -> Result<(), BoxedWorker<T>> {
         self.returning[self.lane_of(&worker)].offer_in_turn(worker)
     }
@@ -267,7 +268,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().for_each(|lane| lane.wake_yielded());
     }
 
-    /// Ends all threads. Must be called only when no operation is pending.
+    /// Tells all threads to end. Must be called only when no operation is pending.
     pub(crate) fn end(&self) {
         for lane in &self.lanes {
             lane.end();
@@ -318,7 +319,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// Whether a deadline has passed, and some threads that were left at that time have still not ended.
+    /// Whether a deadline passed before all threads had ended, and some threads have still not been joined.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.list.has_left_behind()
     }

@@ -6,9 +6,9 @@
 //! # Who may touch what
 //!
 //! * `state`: under its lock. No foreign code runs there.
-//! * `drawing`: locked by the thread that draws until the operation is in its lane, and by the thread that ends the
-//!   engine. A waiter may take and complete the drawn operation before that, so the pending operation alone would not
-//!   keep the engine from ending.
+//! * `drawing`: locked by the thread that draws, until the drawn operation is in its lane, and by the thread that ends
+//!   the engine. A waiter may take and complete the drawn operation earlier. Without this lock, the engine could then
+//!   end during the draw.
 //! * `outside`: see [`Waiters`].
 //!
 //! There are no edges: the locks and the lanes hand over the operations.
@@ -16,8 +16,8 @@
 //! # The draw
 //!
 //! The operations are sorted by their numbers, and the random number decides which one is drawn. So a draw depends on
-//! the seed, on the number of draws before, and on which operations are ready, but not on the order in which they
-//! became ready.
+//! the seed, on how many random numbers were used before, and on which operations are ready, but not on the order in
+//! which they became ready.
 
 use std::{
     ptr::NonNull,
@@ -130,8 +130,8 @@ impl<T> Shuffler<T> {
         })
     }
 
-    /// Whether the program has pushed what it can for now: a thread outside the engine waits for the engine, or no such
-    /// thread has pushed for a while.
+    /// Whether the program seems to have pushed what it can for now: no wait of a thread outside the engine is over,
+    /// and there is such a wait or no such thread has pushed for a while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;

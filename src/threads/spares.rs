@@ -1,4 +1,4 @@
-//! Spare threads: threads without a worker, each of which waits for one until a time limit.
+//! Spare threads: threads without a worker, each of which waits for one, up to a time limit.
 //!
 //! # States of a slot
 //!
@@ -197,7 +197,7 @@ impl<W> Slot<W> {
         self.changed.notify_one();
     }
 
-    /// Waits for the offer and takes it. Returns `None` only if the deadline has passed.
+    /// Waits for the offer and takes it. Returns [`Offer::None`] only if the deadline has passed.
     fn wait(&self, until: Option<Instant>) -> Offer<W> {
         let mut offer = lock(&self.offer);
         loop {

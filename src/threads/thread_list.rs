@@ -1,7 +1,7 @@
 //! The threads of an engine that have not been joined.
 //!
 //! A thread is added to the list before it is started, and removed when it has been joined. So when the list is empty,
-//! no thread that was added before still runs, not even in the destructor of a thread-local.
+//! no thread that was added before still runs, not even in the destructor of a thread-local, unless it was detached.
 //!
 //! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
 //! long as the program's destructors take. So no thread joins with a lock held, and a caller with a deadline has
@@ -10,7 +10,8 @@
 //! join those as well.
 //!
 //! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux
-//! reports which threads these are. Elsewhere a thread whose main function has returned is detached.
+//! reports which threads these are. Elsewhere a thread whose main function has returned is detached, and removed from
+//! the list.
 
 use std::{
     io,

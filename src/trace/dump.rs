@@ -15,7 +15,8 @@ use super::{
 use crate::values::{device::Device, name::Name};
 
 /// A list of what is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints
-/// it for people, and begins with a cycle of waits, or else with the operation that holds up the most others.
+/// it as text, and begins with a cycle of waits, if there is one, or else with the operation that holds up the most
+/// others.
 #[derive(Clone, Debug, Default)]
 pub struct Dump {
     pub(crate) ops: Vec<PendingOp>,
@@ -111,7 +112,7 @@ pub struct PendingOp {
     pub priority: i32,
     /// Whether the operation ends when its completion is used, rather than when its function returns.
     pub asynchronous: bool,
-    /// Whether the operation is one of the engine's own: a wait, a deletion, or the poll of a future.
+    /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
     /// The variables that the operation names, except those that it has released.
     pub accesses: Vec<PendingAccess>,
@@ -140,8 +141,8 @@ pub enum OpState {
     Waiting,
     /// The operation is ready, and waits for a worker.
     Ready,
-    /// The operation's function has been called, and has not returned; or, if it is asynchronous, its completion has
-    /// not been used.
+    /// The operation's function has been called, and has not returned. An asynchronous operation stays in this state
+    /// until its completion is used.
     Running,
     /// The operation's function waits for another operation, a group, or the end of a scope.
     WaitingInside,
@@ -254,7 +255,8 @@ impl Dump {
         let (label, count) = (op.label(), held.len() - 1);
         let others = if count == 1 { "other" } else { "others" };
         writeln!(f, "\n`{}` pushed at {} is {} and holds up {count} {others}:", Plain(&label), op.location, op.state)?;
-        // From an internal operation, which is usually a wait of the program, or else from the farthest one.
+        // The chain begins with an internal operation, which is usually a wait of the program, or else with the
+        // farthest one.
         let waits = |&&op: &&usize| self.ops[op].internal && op != head;
         let from = held.iter().find(waits).or(held.last()).copied();
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -296,8 +298,8 @@ impl Dump {
     }
 
     /// Returns the dump as JSON: an object with the fields `operations`, `variables`, `waits` and `unlisted`. The first
-    /// three are lists, whose elements have the fields of [`PendingOp`] except `id`, of
-    /// [`PendingVar`], and of [`ThreadWait`]. Times are in nanoseconds.
+    /// three are lists. Their elements have the fields of [`PendingOp`] (except `id`), [`PendingVar`] and
+    /// [`ThreadWait`], respectively. Times are in nanoseconds.
     #[must_use]
     pub fn to_json(&self) -> String {
         let optional = |text: Option<String>| text.unwrap_or_else(|| "null".to_owned());

@@ -4,7 +4,7 @@
 //!
 //! | event | slots | words, four in each slot |
 //! |---|---|---|
-//! | a push | 2 and more | head, time, operation, location; two words of the name, the first two accesses; four accesses each |
+//! | a push | 2 or more | head, time, operation, location; two words of the name, the first two accesses; in each further slot, four accesses |
 //! | any other | 1 | head, time, operation, what is specific to the kind |
 //!
 //! The head has the kind in its lowest byte, and above it what is specific to the kind.
@@ -141,7 +141,8 @@ pub enum Outcome {
     Succeeded,
     /// The operation has failed, and was not skipped.
     Failed,
-    /// The operation was skipped: a variable that it names had failed, or it was cancelled.
+    /// The operation was skipped, for instance because a variable that it names had failed, or because it was
+    /// cancelled.
     Skipped,
 }
 
@@ -173,14 +174,14 @@ pub(super) enum What {
     Ready,
     /// The operation's function is called.
     Started(Place),
-    /// The operation's function has returned, although the operation has not ended.
+    /// The operation's function has returned. Recorded only if this does not end the operation.
     Returned,
     Ended(Outcome),
     /// The operation has ended, but its function may still run on some thread. If so, [`Returned`](Self::Returned)
     /// follows.
     EndedEarly(Outcome),
     /// The function on the thread waits, so the thread hands its worker over. The event does not say which operation
-    /// this is.
+    /// the function belongs to.
     Waits,
     /// The function on the thread continues.
     GoesOn(Place),

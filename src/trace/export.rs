@@ -77,7 +77,7 @@ pub(super) struct Exporter<F> {
     tracks: HashMap<(bool, Place), Track>,
     /// Operations that have not been written yet, because later traces may show that others depend on them.
     held: Vec<TracedOp>,
-    /// The arrows that lead to operations that have not been written yet, by these operations.
+    /// The arrows that lead to operations not written yet, keyed by operation.
     arrows_in: HashMap<OpId, Vec<u64>>,
     arrows_out: HashMap<OpId, Vec<u64>>,
     next_arrow: u64,

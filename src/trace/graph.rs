@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 /// Returns the nodes of a cycle, in order, if there is one. `edges` returns the nodes to which the edges of a node
-/// lead. Visits each edge once.
+/// lead. Visits each edge at most once.
 pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize]) -> Option<Vec<usize>> {
     #[derive(Clone, Copy, PartialEq)]
     enum State {
@@ -43,7 +43,7 @@ pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize])
 }
 
 /// Returns a shortest path from one of `starts` to a node that is `wanted`, including both ends, if there is one.
-/// `edges` returns the nodes to which the edges of a node lead. Visits each node once.
+/// `edges` returns the nodes to which the edges of a node lead. Visits each node at most once.
 pub(super) fn nearest<'g>(
     nodes: usize,
     starts: &[usize],

@@ -31,7 +31,7 @@ pub struct TracedOp {
     pub lane: u8,
     /// The operation's priority, or, of the priorities that the engine treats as equal to it, the one closest to 0.
     pub priority: i32,
-    /// Whether the operation is one of the engine's own: a wait, a deletion, or the poll of a future.
+    /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
     /// The variables that the operation names.
     pub accesses: Vec<(VarId, AccessMode)>,
@@ -124,8 +124,8 @@ impl Trace {
         &self.ops
     }
 
-    /// Returns the number of events that were lost because a ring was full. Operations whose push was lost are not in
-    /// the trace; others may be incomplete.
+    /// Returns the number of events that were lost, usually because a ring was full. Operations whose push was lost are
+    /// not in the trace; others may be incomplete.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost

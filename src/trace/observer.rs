@@ -7,12 +7,13 @@ use super::{
     recorder::Recorder,
 };
 
-/// Program code that an engine calls at each step of an operation, on the thread that makes the step. See
+/// Program code that an engine calls at each step of an operation, on the thread that takes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
 ///
 /// The calls are made immediately, between the steps of the engine, so they should be quick. An observer must neither
 /// push nor wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in
-/// the order of these methods, but `ready` may come before `pushed` has returned, and on another thread.
+/// the order of these methods, with two exceptions: `ready` may come, on another thread, before `pushed` has returned,
+/// and `returned` may come after `ended`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -79,7 +80,7 @@ pub struct ObservedOp<'a> {
     pub name: &'a str,
     /// Where the operation was pushed.
     pub location: &'static Location<'static>,
-    /// Whether the operation is one of the engine's own: a wait, a deletion, or the poll of a future.
+    /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
     pub(crate) recorder: &'a Recorder,
 }

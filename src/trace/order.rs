@@ -1,9 +1,10 @@
-//! The order checker: proves from a trace that an engine has kept its promises.
+//! The order checker: proves from a trace that an engine has run conflicting operations one after the other, in push
+//! order.
 //!
 //! The checker does not look at queues. It takes the times at which functions ran, and asks whether they can be
-//! explained: whether there is one order of all pushes that agrees with each thread's own order, and with real time, in
-//! which each operation ran after all earlier ones that it conflicts with. That is so if no two conflicting operations
-//! overlapped, and if the orders together have no cycle.
+//! explained: whether there is an order of all pushes, consistent with each thread's own order and with real time, in
+//! which each operation ran after all earlier ones that it conflicts with. There is such an order if no two conflicting
+//! operations overlapped, and if the order of the pushes and the order of the runs together have no cycle.
 
 use std::{collections::HashMap, error::Error, fmt, time::Duration};
 

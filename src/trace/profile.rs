@@ -24,8 +24,8 @@ use crate::{
     system::panics,
 };
 
-/// The time between two readings of the rings. A thread can push and run some 40,000 operations in this time without
-/// losing events, which is enough for most programs. Not tuned.
+/// The time between two readings of the rings. Unless the program has set a recorder of its own, a thread can push and
+/// run some 40,000 operations in this time without losing events. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A trace that is being written.

@@ -37,7 +37,7 @@ use crate::{
 const SLOTS: usize = 1 << 16;
 
 /// The number of bits of an operation's number that identify the thread that pushed it; the bits above hold the time.
-/// The engines of a recorder are expected to have fewer threads at a time.
+/// The engines of a recorder are expected to have fewer threads at a time than these bits can distinguish.
 const THREAD_BITS: u32 = 12;
 const MAX_THREADS: usize = 1 << THREAD_BITS;
 
@@ -62,9 +62,9 @@ const TICKS_BITS: u32 = 4;
 /// An engine receives a recorder when it is [built](crate::EngineBuilder::recorder). Several engines may share one.
 /// Clones are handles to the same recorder.
 ///
-/// Each thread writes to a ring of its own, without a lock or an allocation. An event that finds the ring full is lost;
-/// the trace says [how many](Trace::lost). A long-running program takes the trace from time to time, or lets
-/// [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
+/// Each thread writes to a ring of its own: only the thread's first event takes a lock and allocates memory. An event
+/// that finds the ring full is lost; the trace says [how many](Trace::lost). A long-running program takes the trace
+/// from time to time, or lets [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -95,7 +95,7 @@ struct Shared {
     slots: usize,
     clock: Clock,
     state: Mutex<State>,
-    /// Never locked while `state` is locked, nor the other way round.
+    /// Never locked at the same time as `state`.
     engines: Mutex<Vec<Weak<dyn Recorded>>>,
     /// The number of the last operation that was pushed by a thread without a number.
     last_op: AtomicU64,
@@ -455,8 +455,8 @@ impl State {
     fn read(&mut self, shared: &Shared) {
         let clock = &shared.clock;
         // The rings are read one after the other. So an event may be found although an earlier event, in a ring that
-        // had already been read, was not. Both are later than `until`, so events later than that are held for the next
-        // reading.
+        // had already been read, was not. Both are later than `until`, unless a thread was delayed between reading the
+        // clock and writing its event. So events later than `until` are held for the next reading.
         let until = clock.now();
         // Relaxed: only a count.
         let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));

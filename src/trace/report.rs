@@ -28,11 +28,12 @@ const MAX_DRAWN: usize = 50_000;
 pub struct CriticalStep {
     /// The operation.
     pub op: OpId,
-    /// The time from the end of the operations that it waited for until its push.
+    /// The time from the end of the operation before it on the path until its push; zero if it was pushed before that
+    /// end.
     pub unpushed: Duration,
     /// How long it was ready and waited for a worker.
     pub queued: Duration,
-    /// How long it ran, up to its end.
+    /// How long it ran: up to its end, or, if it pushed the next operation on the path, up to that push.
     pub ran: Duration,
 }
 

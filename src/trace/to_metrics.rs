@@ -53,7 +53,7 @@ thread_local! {
 }
 
 /// Removes the function of an operation from the functions that run on this thread, and returns how long it has run.
-/// Returns `None` if it does not run here.
+/// Returns `None` if the function does not run on this thread.
 fn leave(op: OpId) -> Option<Duration> {
     let started = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();

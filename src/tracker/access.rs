@@ -95,9 +95,10 @@ impl Mode {
     }
 }
 
-/// Returns the flags that become grantable to the next access when an access that does not write and has `flags`
-/// receives `new`, which never contains `DONE`: all of `new`, but `WRITE_OK` only if the access is done. This is the
-/// difference that `new` makes to [`Mode::grantable`], since `WRITE_OK` comes with `READ_OK` or after it.
+/// For an access that does not write and has `flags`: returns the flags that become grantable to the next access when
+/// this one receives `new`, which never contains `DONE`. These are all of `new`, but `WRITE_OK` only if the access is
+/// done. This is the difference that `new` makes to [`Mode::grantable`], since `WRITE_OK` comes with `READ_OK` or after
+/// it.
 #[inline]
 pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
@@ -125,10 +126,11 @@ pub struct Access<T> {
     pub(super) index: u32,
     mode: Mode,
     arity: Arity,
-    /// Set if the record has no other share, in which case the record is retired when this access is spent. Set before
-    /// `DONE`.
+    /// Set, before `DONE`, if the record was left to this access, which then has its only share: the record is retired
+    /// when the access is spent.
     last_share: AtomicBool,
-    /// Flags that were grantable to the access when it was linked, left by the thread that moved the tail to it.
+    /// Flags that were grantable to the access when it was linked, left by helpers and by threads that move the tail to
+    /// it.
     deferred: AtomicU8,
 }
 
@@ -169,7 +171,7 @@ impl<T> Access<T> {
     /// Returns the variable's queue.
     pub fn queue(&self) -> &VarQueue<T> {
         self.assert_alive();
-        // SAFETY: the queue never moves. It is freed only after its last access, and after the epoch has passed.
+        // SAFETY: the queue never moves. It is freed only once its last access is retired and the epoch has passed.
         let queue = unsafe { self.queue.as_ref() };
         queue.stamp.check();
         queue
@@ -216,8 +218,8 @@ impl<T> Access<T> {
         }
     }
 
-    /// Asserts what [`check`](Self::check) asserts, without a step that models explore, so that every accessor can call
-    /// it.
+    /// Asserts what [`check`](Self::check) asserts of an operation's record, but without a step that models explore, so
+    /// that every accessor can call it.
     #[inline(always)]
     fn assert_alive(&self) {
         if let Some(op) = self.op() {
@@ -235,7 +237,7 @@ impl<T> Access<T> {
     pub(super) fn grantable(&self, flags: usize) -> usize {
         self.assert_alive();
         // Relaxed: the caller has acquired the tail, and with it the deferred flags and the writes behind them (see
-        // `defer_flags`). These flags do not change once the tail has come here.
+        // `defer_flags`). These flags do not change once the tail has reached this access.
         self.mode.grantable(flags | usize::from(self.deferred.load(Relaxed)))
     }
 
@@ -294,8 +296,8 @@ impl<T> Access<T> {
         self.last_share.store(true, Relaxed);
     }
 
-    /// Returns the access's share of the record, which must be retired when the access is spent and the tail is past
-    /// it. The share does not borrow the access, which may be reclaimed with the record.
+    /// Returns the access's share of the record, which must be [retired](Share::retire) once the access is spent and
+    /// the tail is past it. The share does not borrow the access, which may be reclaimed with the record.
     #[inline]
     pub(super) fn share(&self) -> Share<T> {
         self.assert_alive();
@@ -334,7 +336,7 @@ impl<T> Access<T> {
 /// An access's share of its operation's record.
 pub(super) struct Share<T> {
     op: Option<NonNull<Op<T>>>,
-    /// Set if the record has no other share.
+    /// Whether the record was left to the access, so that it has no other share.
     last: bool,
 }
 

@@ -21,12 +21,12 @@ use crate::{
 pub(super) enum Spent {
     /// The access is spent, the tail is past it, and the caller must retire its share of the record.
     Yes,
-    /// Another thread will find the access spent and retire its share.
+    /// The step that spends the access, if it is ever spent, retires its share.
     NotYet,
 }
 
 /// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns a hold on the record,
-/// with the owner's share and the shares of the accesses that this call has spent.
+/// with the owner's share and the shares of the accesses of `op` that this call has spent.
 ///
 /// Needs no guard: every access that it touches is kept alive by a step that this thread has not taken yet.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {

@@ -6,8 +6,8 @@
 //!
 //! # States
 //!
-//! An access's word is a pointer to the next access of its variable, tagged with flags that are set once and never
-//! cleared:
+//! An access's word is a pointer to the next access of its variable, tagged with flags that are never cleared once they
+//! are set:
 //!
 //! | flag | meaning | set by |
 //! |---|---|---|
@@ -20,18 +20,18 @@
 //! The flags that are *grantable* to an access follow from its predecessor: `READ_OK` and `WRITE_OK` if the predecessor
 //! has `WRITE_OK` and `DONE`; `READ_OK` if the predecessor has it and does not write; otherwise none.
 //!
-//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is also satisfied by `WRITE_OK`, but grants
-//! `READ_OK` as a reader does. An operation is *ready* when all its accesses are satisfied and its push has no step
-//! left to take. An access with `WRITE_OK`, `DONE` and a next access is *spent*, and is retired. Each access that is
-//! not retired has a share of its operation's record, and so has each holder; the thread that ends the last share
-//! retires the record. Most operations have one access and, when they end, one holder, which then leaves the record to
-//! the access ([`end`]): the thread that finds that access spent retires the record without counting shares.
+//! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
+//! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
+//! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. It is then *retired*: its share of
+//! its operation's record ends. Each holder of a record ([`Hold`]) has a share as well, and the thread that ends the
+//! last share retires the record. Most operations have one access and, when they end, one holder, which then leaves the
+//! record to the access ([`end`]): the thread that finds that access spent retires the record without counting shares.
 //!
 //! `READ_OK` and `WRITE_OK` reach an access by one of two routes. If the flag was grantable when the access was linked,
 //! the operation's pusher sets it, or a helper *defers* it and the pusher adopts it. If it became grantable later, the
-//! completion that made it grantable propagates it. `READ_OK` may be granted twice, which has no effect; `WRITE_OK` is
-//! granted only once, so a completion may walk down a queue without a guard: the access whose `WRITE_OK` it is about to
-//! set cannot have that flag yet.
+//! completion that made it grantable propagates it. A second grant of `READ_OK` is possible, and has no effect.
+//! `WRITE_OK` is granted only once, so a completion may walk down a queue without a guard: the access whose `WRITE_OK`
+//! it is about to set cannot have that flag yet, and so cannot be spent.
 //!
 //! To the tracker, a device operation is done once it has been issued; the work that the device has yet to do is
 //! recorded elsewhere.
@@ -69,8 +69,8 @@
 //! goes on to C's, which it satisfies, so it subtracts one from C's `wait`. B's thread then satisfies C's access to y
 //! and finds 1 in `wait`: C is ready.
 //!
-//! If A's thread goes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new, and B's
-//! thread spends that access and goes on to C's:
+//! If A's thread goes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new. B's thread
+//! then spends that access and goes on to C's:
 //!
 //! ```text
 //! A: complete in x  [x0 RWD] -rw> [A RWD] -r> B RW -r> C R       [y0 RWD] -rw> B RW -> C          1 3 2
@@ -78,8 +78,8 @@
 //! B: complete in y  [x0 RWD] -rw> [A RWD] -r> [B RWD] -r> C RW   [y0 RWD] -rw> [B RWD] -> C RW    1 3 1  C
 //! ```
 //!
-//! Both threads set their flag with a `fetch_or` on the word of B's access, so exactly one of them, the second, finds
-//! both flags there and goes on.
+//! Each thread sets its flags with a `fetch_or` on the word of B's access, so exactly one of them, the second, sees
+//! both `WRITE_OK` and `DONE` there and goes on.
 //!
 //! Had B's pusher stopped after its first step, C's pusher would have helped B, deferring (`~`) B's flags in y. For the
 //! accesses behind B's, deferred flags count as B's own, and B's pusher adopts them when it continues:
@@ -93,17 +93,20 @@
 //!
 //! # Who may touch what
 //!
-//! * `VarQueue::tail`: loaded and moved forward by any thread that is pinned to the epoch; it never moves back.
+//! * `VarQueue::tail`: followed only by threads that are pinned to the epoch; moved forward by these and by
+//!   completions, never back.
 //! * `Access::word`: linked once, by any thread that inserts; its flags are set by the rules above.
-//! * `Access::deferred`: flags that were grantable to the access when it was linked, left by helpers for the pusher.
+//! * `Access::deferred`: flags that were grantable to the access when it was linked, left for the pusher by helpers and
+//!   by threads that move the tail to the access.
 //! * `Op::wait`: each satisfaction subtracts one, and the last step of a push over several variables subtracts one
 //!   more; the thread that brings the count to zero, or finds that its own step would, becomes the owner of the ready
 //!   operation.
-//! * `Op::registered`: the number of accesses known to be in their queues; incremented one by one by helpers, and set
-//!   by the pusher when all are in.
+//! * `Op::registered`: the number of accesses known to be in their queues; incremented by a thread that finds the next
+//!   access at the tail of its queue, and set by the pusher when all are in.
 //! * The number of accesses, their places, and the other parameters of an operation: written before the first access is
 //!   linked, never changed.
-//! * The task: used by the pusher until the first access is linked, then by the thread that runs the operation.
+//! * The task: used only by the pusher until the first access is linked. After that, the rules of its users apply; the
+//!   tracker only drops it.
 //!
 //! # Edges
 //!
@@ -111,10 +114,10 @@
 //! |---|---|---|---|
 //! | `link` | CAS of the predecessor's word in `insert` | loads of the word, `fetch_or` in `add_flags` | the new access and its operation |
 //! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its deferred flags, and the writes published with the flags that were grantable when it was linked |
-//! | `register` | CAS of `registered` in `register`, the pusher's swap or store | load in `is_past` | the fact that the access is in its queue and the tail is past its predecessor |
+//! | `register` | CAS of `registered` in `register`, the pusher's swap or store | load in `has_registered` | the fact that the access is in its queue and the tail is past its predecessor |
 //! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the same, and the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
+//! | `retire` | `fetch_sub` of `live` | the load after the one that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
 //!
 //! The thread that links an access has acquired the writes published with the flags that are then grantable to the
 //! access, and hands these writes over with the access by `link` and `swing`. So the flags that are set or deferred
@@ -129,13 +132,13 @@
 //! cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would break this order;
 //! they never need help, because they are in all their queues once they are in one.
 //!
-//! An access is never inserted twice: `insert` reads `registered` after the tail and its word. If the access was
-//! already in its queue when the word was read, it was no longer the last one, as `insert` has checked. So another
-//! access had been linked behind it, which happens only after its operation is fully registered, and the read of
-//! `registered` sees this. If the access was linked after the word was read, the word has changed and the CAS fails. An
-//! operation's sole access is inserted by its pusher, which needs none of these checks. No word or tail returns to an
-//! old value while a thread that has read that value is pinned, since records are reused only after the epoch has
-//! passed; an idle variable keeps its last access for the same reason.
+//! An access is never inserted twice: `insert` reads `registered` after the tail and the word of the access there. If
+//! the access to insert was already in its queue when that word was read, it was no longer the last one, as `insert`
+//! has checked. So another access had been linked behind it, which happens only once the operation of the access in
+//! front is fully registered, and the read of `registered` sees this. If the access was linked after the word was read,
+//! the word has changed and the CAS fails. An operation's sole access is inserted by its pusher, which needs none of
+//! these checks. No word or tail returns to an old value while a thread that has read that value is pinned, since
+//! records are reused only after the epoch has passed; an idle variable keeps its last access for the same reason.
 //!
 //! # Progress
 //!
@@ -143,11 +146,11 @@
 //! id, so helping ends. A thread that stalls anywhere inside `push` delays only the operations behind its own: helpers
 //! defer flags and never take over a step that only one thread may take. The two steps that only the pusher may take,
 //! adopting deferred flags and the last decrement of `wait`, concern only its own operation, and a push of one access
-//! takes neither. `complete` takes a number of steps bounded by the accesses it marks done plus the queue entries its
-//! flags reach; it loops and never recurses.
+//! takes neither. The number of steps of `complete` is bounded by the number of accesses that it marks done, plus the
+//! number of accesses that its flags reach; it loops and never recurses.
 //!
-//! `loom-tests/algorithm` is a model of these steps, and explores all its executions: each ends with every operation
-//! complete.
+//! `loom-tests/algorithm` models these steps and explores every execution of small programs: each execution ends with
+//! every operation complete.
 //!
 //! # Deleted variables
 //!

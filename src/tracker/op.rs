@@ -53,7 +53,7 @@ pub struct Op<T> {
     /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it each
     /// time costs some 25 more instructions per run.
     task_at: u8,
-    /// The operation's priority band. Used by the scheduler only.
+    /// The operation's priority band, for the scheduler and for what traces and dumps report.
     pub band: u8,
     pub(super) queued: Queued,
     /// The next operation in the list that contains this one: a [`ReadyList`], or a queue of the scheduler.
@@ -153,8 +153,8 @@ impl<T> Op<T> {
         &unsafe { alive(op) }.link
     }
 
-    /// Returns a pointer to the task, which is dropped when the last share has ended. The caller decides which threads
-    /// may use it.
+    /// Returns a pointer to the task, which is not dropped while the record has a holder. The caller decides which
+    /// threads may use it.
     #[inline]
     pub fn task_ptr(&self) -> *mut T {
         self.place().with_mut(|task| task.cast())
@@ -317,7 +317,8 @@ impl<T> Op<T> {
 /// Ownership of an operation. The pusher has it until the push is over, then the thread that finds the operation ready.
 ///
 /// Each operation has at most one `OpRef`. It is consumed by a [push](super::push()) that finds the operation not
-/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After that, [`Hold`]s keep the record alive.
+/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s keep the record
+/// alive.
 #[must_use = "a dropped operation never runs"]
 pub struct OpRef<T>(NonNull<Op<T>>);
 
@@ -413,7 +414,7 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
     // Acquire (edge `retire`): synchronizes with the threads that have ended their shares. No share can be added once
     // only the caller's are left.
     let last = op.live.load(Acquire) == shares || {
-        // Release (edge `retire`): this thread's uses of the record come before its end.
+        // Release (edge `retire`): this thread's uses of the record come before the record is retired.
         op.live.fetch_sub(shares, Release) == shares && {
             // Acquire (edge `retire`): synchronizes with the threads that have ended their shares.
             let _ = op.live.load(Acquire);
@@ -576,8 +577,8 @@ impl<T> OpRef<T> {
         Hold { op: self.0, shares: 1 }
     }
 
-    /// Returns the owner's share of the record when the operation is complete, and the shares of the `spent` accesses
-    /// that the caller must retire.
+    /// Converts the ownership of a completed operation into a hold on its record, with the owner's share and the shares
+    /// of the `spent` accesses that the caller must retire.
     #[inline]
     pub(super) fn completed(self, spent: u32) -> Hold<T> {
         Hold { op: self.0, shares: 1 + spent }
@@ -605,10 +606,10 @@ impl<T> OpRef<T> {
     /// unchanged, as the error.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
-        // SAFETY: the record is in use until the access is spent, and it cannot be spent before it is done.
+        // SAFETY: the record is in use until its accesses are spent, and none can be spent before it is done.
         let op = unsafe { alive(self.0) };
         // Acquire (edge `retire`): synchronizes with the holders that have ended their shares. No share can be added
-        // once only these two are left.
+        // once only the caller's and the access's are left.
         let Some(access) = op.sole_access().filter(|_| op.live.load(Acquire) == 2) else {
             return Err(self);
         };

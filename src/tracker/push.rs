@@ -327,7 +327,7 @@ pub(super) fn insert<'g, T>(
 #[cold]
 fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, guard: &Guard) {
     // SAFETY: the next access is retired only after the tail has passed it; the tail was at its predecessor after this
-    // thread was pinned, so it is not reclaimed.
+    // thread was pinned, so the next access is not reclaimed.
     let next = unsafe { word.deref() };
     next.check();
     pause::at(Point::HelpBeforeHints);

@@ -81,7 +81,8 @@ impl<T> VarQueue<T> {
         self.owner
     }
 
-    /// Closes the variable to operations other than deletions. Returns `false` if it was closed already.
+    /// Closes the variable to all operations but deletions and the engine's waits for them. Returns `false` if it was
+    /// closed already.
     pub fn close(&self) -> bool {
         // Relaxed: the deletion, which is pushed afterwards, hands the flag over (edge `link`).
         !self.closed.swap(true, Relaxed)

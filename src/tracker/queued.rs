@@ -1,4 +1,4 @@
-//! Whether an entry in a queue of the scheduler still owns its ready operation, or a waiter has taken the operation.
+//! Tracks whether an entry in a queue of the scheduler still owns its ready operation or a waiter has taken it.
 //!
 //! # States
 //!
@@ -7,19 +7,19 @@
 //! | state | meaning | next |
 //! |---|---|---|
 //! | `OUTSIDE` | no entry of a queue owns the operation | `QUEUED`, by the owner of the ready operation |
-//! | `QUEUED` | an entry of a queue owns it, and has a share of the record | `POPPED`, by the worker that pops the entry; `TAKEN`, by a waiter |
+//! | `QUEUED` | an entry of a queue owns it, and has a share of the record | `POPPED`, by the worker that pops the entry; `TAKEN`, by a waiter; `OUTSIDE`, by the owner, if there is no room for the entry |
 //! | `POPPED` | the worker that popped the entry owns it | `QUEUED`, by that worker, if it puts the entry back |
 //! | `TAKEN` | a waiter owns it, and the entry is stale | – |
 //!
 //! A waiter claims the operation before it takes it. If a worker has popped the entry in the meantime, that worker runs
-//! the operation as if it had claimed it itself, and the waiter waits.
+//! the operation as if it had won the claim, and the waiter waits.
 //!
 //! # Who may touch what
 //!
 //! * The state: the owner of the ready operation until it has published the pointer to its record, then the worker that
 //!   pops the entry, and a waiter that has won the [claim](crate::notify::claim).
-//! * The pointer to the record: a waiter uses it only while it is pinned, and only if it has won the claim since it was
-//!   pinned: the operation had not started then, so its record is not reclaimed before the waiter is unpinned.
+//! * The pointer to the record: a waiter uses it only if it has won the claim while it was pinned, and only until it is
+//!   unpinned. When the claim was won, the operation had not started, so its record is not reclaimed before then.
 //! * The share of the entry: ended by the worker that pops the entry.
 //!
 //! # Edges
@@ -67,7 +67,7 @@ impl Queued {
         Self(AtomicU8::new(if passes_closed { PASSES_CLOSED } else { OUTSIDE }))
     }
 
-    /// Whether closed variables accept the operation.
+    /// Returns whether closed variables accept the operation.
     pub(super) fn passes_closed(&self) -> bool {
         // Relaxed: such an operation never changes its state.
         self.0.load(Relaxed) == PASSES_CLOSED

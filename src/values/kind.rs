@@ -23,7 +23,8 @@ pub enum EngineKind {
     /// No threads: an operation runs inside its push, on the pushing thread, in order. For debugging, and as the
     /// baseline for the other kinds. An operation that cannot run yet, because it conflicts with a running operation
     /// (an asynchronous one, one of another pushing thread, or the one that pushes it), runs as soon as that operation
-    /// completes, on the thread that completes it; so does an operation pushed by the function of a device operation.
+    /// completes, on the thread that completes it. An operation that the function of a device operation pushes runs as
+    /// soon as the device operation completes.
     ///
     /// Operations that push operations run nested while the thread's stack has room. A push that is nested too deeply
     /// returns immediately; its operation runs when the operation that pushed it ends, waits, or calls
@@ -32,10 +33,11 @@ pub enum EngineKind {
     /// [`unpinned`](crate::unpinned) has no effect; it must not rely on locks that are bound to a thread. A wait with a
     /// time limit runs the operation first, and so may exceed the limit.
     Naive,
-    /// All devices share one set of workers, plus one thread for copies.
+    /// One set of workers for operations of the CPU, one thread for copies, and one thread for each GPU.
     Pooled,
-    /// Each device has its own workers: one per core for the CPU, workers for prioritised operations, and a thread for
-    /// copies in each direction.
+    /// For the CPU, one worker per core by default, workers for prioritised operations, and one thread for copies in
+    /// each direction. For each GPU, one thread for computations, one for urgent work, and one for copies in each
+    /// direction.
     #[default]
     PerDevice,
 }

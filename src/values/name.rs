@@ -8,7 +8,7 @@ use std::{
 
 /// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` created at run time.
 ///
-/// Names are for people: errors carry them, but nothing depends on them.
+/// Names are for people: errors, dumps and statistics show them, but the engine does not depend on them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +23,7 @@ use std::{
 #[derive(Clone)]
 pub struct Name(Repr);
 
-/// Two words, since every operation's record has room for a name.
+/// Takes two words, since every operation's record has room for a name.
 #[derive(Clone)]
 enum Repr {
     Static(&'static str),

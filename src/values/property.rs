@@ -45,13 +45,14 @@ pub enum Property {
     /// Ordinary work. `MXNet`'s `kNormal`.
     #[default]
     Normal,
-    /// A copy from a device. Such copies have a thread of their own, and overlap with computation. `MXNet`'s
-    /// `kCopyFromGPU`.
+    /// A copy from a device. Such copies overlap with computation, and in a `PerDevice` engine they have a thread of
+    /// their own. `MXNet`'s `kCopyFromGPU`.
     CopyFromGpu,
-    /// A copy to a device. Such copies have a thread of their own, and overlap with computation. `MXNet`'s
-    /// `kCopyToGPU`.
+    /// A copy to a device. Such copies overlap with computation, and in a `PerDevice` engine they have a thread of
+    /// their own. `MXNet`'s `kCopyToGPU`.
     CopyToGpu,
-    /// Work that must start even if all workers are busy. `MXNet`'s `kCPUPrioritized`.
+    /// Urgent work on the CPU. In a `PerDevice` engine it has workers of its own, so it does not wait for busy ordinary
+    /// ones. `MXNet`'s `kCPUPrioritized`.
     CpuPrioritized,
     /// Urgent work on a GPU. An operation that is not on a GPU is treated as [`CpuPrioritized`](Self::CpuPrioritized).
     /// `MXNet`'s `kGPUPrioritized`.

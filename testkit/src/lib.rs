@@ -45,7 +45,7 @@ pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
 /// The time limit of a short step in a test that reports the delay itself. It is shorter than the limit of any
-/// watchdog, even if `RADDLE_PATIENCE` has lowered that limit.
+/// watchdog, even where `.ci/planted` lowers that limit with `RADDLE_PATIENCE`.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
 /// How long a test waits to see that something does *not* happen.
@@ -201,7 +201,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps every ordinary worker of an engine busy until the returned gate is opened. All workers are busy when this
+/// Keeps all `workers` ordinary workers of an engine busy until the returned gate is opened. They are busy when this
 /// function returns.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
@@ -402,7 +402,7 @@ pub fn is_child() -> bool {
 }
 
 /// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
-/// whether the test succeeded, and its output. For tests that end their process or change the state of their process.
+/// whether the test succeeded, and its output. For tests that end their process or change its state.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);

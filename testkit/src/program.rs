@@ -136,7 +136,7 @@ pub struct Program {
 pub struct Shape {
     pub variables: usize,
     /// The number of operations of all threads together, including children. The children of the last operation may
-    /// exceed it.
+    /// exceed this number.
     pub operations: usize,
     pub threads: usize,
     /// The maximum number of variables of an operation.
@@ -360,7 +360,7 @@ impl Operation {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
     }
 
-    /// Whether the operation only overwrites the variable: this access is its only declaration.
+    /// Whether the operation only overwrites the variable: `access` is the variable's only declaration.
     fn overwrites(&self, variable: usize, access: Access) -> bool {
         access == Access::Overwrite && !self.repeats.contains(&variable)
     }
@@ -1001,7 +1001,7 @@ impl History {
         (self.slots.clone(), self.typed.clone(), self.versions.clone())
     }
 
-    /// Returns wrong histories, each of which differs from this history in one point. This history must be right and
+    /// Returns wrong histories, each of which differs from this history in one point. This history must be correct and
     /// have logs.
     pub fn tampered(&self) -> Vec<(&'static str, Self)> {
         let mut all = Vec::new();

@@ -1,5 +1,5 @@
-//! Extension traits for pushes in forms that the library does not offer and tests need: over untyped variables, with
-//! the function first, and with functions that return nothing or an error of any type.
+//! Extension traits for forms of pushes that tests need and the library does not offer: the function may come before
+//! the variables, may take only the context, and may return nothing or an error of any type.
 
 use raddle::{
     Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Refs,

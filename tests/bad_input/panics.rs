@@ -57,7 +57,7 @@ fn the_drop_of_captures_may_panic() {
         engine.op("runs").writes([&ran]).push_sync(move |_| _ = &capture).unwrap();
         let error = failure(engine.wait_for_var(&ran));
         assert!(panicked_with(&error, "captured by an operation that runs"));
-        // The function of a skipped operation is dropped, and its captures panic.
+        // The function of a skipped operation is dropped, and the drop of its captures panics.
         let capture = PanicsOnDrop("captured by a skipped operation");
         engine.op("is skipped").reads([&ran]).writes([&skipped]).push_sync(move |_| _ = &capture).unwrap();
         assert!(failure(engine.wait_for_var(&skipped)).ptr_eq(&error));

@@ -100,7 +100,7 @@ fn a_typed_variable_that_is_named_twice_and_mutated_is_refused() {
     });
 }
 
-/// Declarations of many variables are sorted by a different algorithm.
+/// Declarations of many variables are sorted by another algorithm than those of few.
 #[test]
 fn an_alias_among_many_variables_is_found() {
     on_kinds(&KINDS, 1, |engine| {

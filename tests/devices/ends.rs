@@ -239,7 +239,7 @@ fn a_lost_device_fails_later_operations_on_it_and_no_others() {
             assert!(matches!(failed.cause(), Cause::Device(_) | Cause::Error(_)), "{kind}: {failed:?}");
             assert_eq!(engine.get(&cpu).unwrap(), 1);
             assert!(engine.device_var::<u64>(GPU, 1).unwrap_err().is_lost());
-            // The host overwrites the value, which clears the failure.
+            // An operation on the CPU that overwrites the token clears its failure.
             let token = engine.token();
             let push = engine.op("token").on(GPU).writes([&token]).push_sync(|_| {});
             push.unwrap();

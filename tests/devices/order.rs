@@ -1,4 +1,5 @@
-//! Tests of the events, waits and marks by which the engine orders the commands of a device, and of how few it needs.
+//! Tests of the events, waits and marks by which the engine orders the commands of a device, and of how few of them it
+//! needs.
 //!
 //! Most tests use a stalled device, on which nothing completes, so that only streams and events can order the commands.
 
@@ -144,7 +145,7 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
         // `join`.
         assert_eq!(edges(&gpu), (3, 4));
 
-        // A stream does not wait for an event for which it has waited before, directly or through another stream.
+        // A stream does not wait again for an event that it has waited for, directly or through another stream.
         kernel_from(&engine, "again", Property::Normal, &a, &b, |a, b| b[0] = a[0]);
         kernel_from(&engine, "again", Property::Normal, &c, &b, |c, b| b[0] += c[0]);
         issued(&gpu, 5, 2);
@@ -306,7 +307,7 @@ fn a_writer_waits_for_the_readers_of_all_streams() {
 }
 
 /// Ten pieces are copied in, processed and copied out, and each stage of a piece takes a millisecond. On the device's
-/// clock this takes twelve milliseconds instead of thirty.
+/// clock, all of this takes twelve milliseconds instead of thirty.
 #[test]
 fn copies_in_kernels_and_copies_out_overlap() {
     const PIECES: u64 = 10;

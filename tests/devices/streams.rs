@@ -227,8 +227,8 @@ fn work_issued_before_a_panic_or_an_error_is_ordered() {
     }
 }
 
-/// A call that is refused before the included function runs fails the operation. A call that is refused after that
-/// function has run is repeated. The device stays sound in both cases.
+/// A call to the driver that is refused before or in the included function fails the operation. One that is refused
+/// after the function has run is repeated. The device stays sound in both cases.
 #[test]
 fn a_refused_call_on_an_imported_stream_fails_one_operation_or_is_repeated() {
     for kind in KINDS {

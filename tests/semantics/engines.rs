@@ -143,7 +143,7 @@ fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
     watched(|| descend(&engine(EngineKind::Naive, 1), 200, &Arc::default()));
 }
 
-/// At a depth that the stack has no room for, an operation runs when the program polls it or waits for it.
+/// At a depth that the stack has no room for, an operation runs when the program polls its handle or waits for it.
 #[test]
 #[cfg_attr(miri, ignore = "uses much of the stack")]
 fn a_naive_engine_runs_an_awaited_operation_at_any_depth() {

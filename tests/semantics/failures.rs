@@ -288,7 +288,7 @@ fn a_failed_run_always_operation_on_a_failed_variable_is_reported() {
     });
 }
 
-/// A wait, and an operation that is skipped, must not return the failure of an earlier operation.
+/// Neither a wait nor a skipped operation may return the failure that was replaced.
 #[test]
 fn a_failed_overwrite_replaces_the_failure_of_the_variable() {
     on_kinds(&KINDS, 1, |engine| {

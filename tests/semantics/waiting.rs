@@ -395,7 +395,7 @@ fn futures_are_woken_from_other_threads() {
     });
 }
 
-/// A future that one task has polled and another task awaits wakes the task that polled it last.
+/// A future that has been polled by several tasks wakes the one that polled it last.
 #[test]
 fn a_future_may_move_between_tasks() {
     on_kinds(&KINDS, 1, |engine| {

@@ -7,9 +7,9 @@
  * cudarc looks for `libcuda.so`, so DIR needs a link with that name as well. LD_LIBRARY_PATH must be DIR.
  *
  * Kernels are the functions of `KERNELS`, by name: a module offers the entries that its PTX names, but the code that
- * runs is C. Mistakes that a device would not report, or not always, end the process with a message: a kernel whose
- * module is unloaded, or two concurrent accesses to the same memory, one of which writes. A command that touches memory
- * that is not allocated loses the device, as it does on hardware.
+ * runs is C. Mistakes that a device would not report, or not always, end the process with a message, for instance a
+ * kernel whose module is unloaded, or two concurrent accesses to the same memory, one of which writes. A command that
+ * touches memory that is not allocated loses the device.
  *
  * STAND_IN_DEVICES: the number of GPUs (1). STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
  * that finds the queue full waits. STAND_IN_MEMORY: the bytes of a device (1 GiB). STAND_IN_NARROW: streams cannot
@@ -68,7 +68,7 @@ typedef struct command {
     struct command *next;
 } command;
 
-/* Commands in the order in which they were issued. They can be executed one by one in this order. */
+/* Commands in the order in which they were issued, in which they can be executed one by one. */
 typedef struct graph { int refs; device *of; command *first, **end; } graph;
 
 /* A capture in progress. `counts` holds the number of commands of each of its streams. The capture began on the first
@@ -91,7 +91,7 @@ struct stream {
     pthread_cond_t work, moved;
     capture *capture;
     int member;
-    /* The number of commands of each of the capture's streams that precede the next command of this stream. */
+    /* For each of the capture's streams, how many of its commands precede the next command of this stream. */
     unsigned seen[CAPTURED_STREAMS];
     stream *next;
 };
@@ -512,7 +512,7 @@ static int open_stream(stream **it, int priority) {
     return OK;
 }
 
-/* Resolves a handle: the default streams are one stream of the context. */
+/* Resolves a handle. The handles of the default streams all denote one stream of the context. */
 static int find(stream **it) {
     if ((uintptr_t)*it > 2) return OK;
     if (!current) return INVALID_CONTEXT;
@@ -577,8 +577,8 @@ static void drop_capture(capture *it) {
     free(it);
 }
 
-/* Refuses a call that is unsafe during captures, and invalidates these captures, if the modes of the thread and the
- * captures say so. */
+/* Checks a call that is unsafe during captures. If the modes of the thread and of a capture forbid the call, refuses it
+ * and invalidates the capture. */
 static int unsafe_call(void) {
     int result = OK;
     for (capture *it = captures; it; it = it->next) {
@@ -700,7 +700,7 @@ int cuStreamGetCaptureInfo_v3(stream *in, int *status, uint64_t *id, graph **int
     return edges ? NOT_SUPPORTED : cuStreamGetCaptureInfo_v2(in, status, id, into, on, n);
 }
 
-/* An executable graph is the graph itself, since graphs cannot be changed here. */
+/* An executable graph is the graph itself, since the stand-in has no call that changes a graph. */
 int cuGraphInstantiateWithFlags(graph **it, graph *from, unsigned long long flags) {
     if (flags > 15 || (flags & 5) == 5) return INVALID_VALUE;
     pthread_mutex_lock(&all);
@@ -904,7 +904,7 @@ static int allocate(address *it, size_t bytes, int host) {
     return OK;
 }
 
-/* Device memory is freed when the device is idle. Freeing host memory that the device still uses is a mistake. */
+/* Frees device memory once the device is idle. Freeing host memory that a device still uses loses the device. */
 static int give_back(address it, int host) {
     if (!current) return INVALID_CONTEXT;
     if (unsafe_call()) return CAPTURE_UNSUPPORTED;

@@ -104,7 +104,7 @@ static void change_late(handle in, address at, uint64_t nanos, uint32_t factor, 
     DO(launch(LATE, in, arguments));
 }
 
-/* Changes a value on several streams in turn. Each stream waits for an event that is recorded again and again. */
+/* Changes a value on several streams in turn. At each change of the stream, the same event is recorded and awaited. */
 static void *hops(void *seeded) {
     unsigned seed = (unsigned)(uintptr_t)seeded;
     uint32_t *host, expected = 1;

@@ -1,7 +1,8 @@
-//! A planted bug for each kind of sanitizer report, in operations on an engine. `.ci/run sanitizers` runs each
-//! of them in a separate process under its sanitizer, and fails unless the sanitizer reports the bug by its name.
+//! A planted bug for each sanitizer, in the operations of an engine, and counterparts without the bugs. `.ci/run
+//! sanitizers` runs each test in a separate process. It fails unless the matching sanitizer reports each bug, and
+//! reports nothing in the counterparts.
 //!
-//! The tests are ignored because they have undefined behaviour, or leak, and pass without the sanitizer.
+//! All tests are ignored: without a sanitizer, those with a bug leak or have undefined behaviour, and pass.
 
 use std::{cell::UnsafeCell, hint::black_box, mem::MaybeUninit, ptr::NonNull, sync::Arc};
 
@@ -11,7 +12,7 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("the engine is built")
 }
 
-/// A value that operations access without declaring it, which breaks the rules.
+/// A value that operations access without declaring it. This breaks the rules.
 struct Hole(UnsafeCell<u64>);
 
 // SAFETY: unsound, which is the planted bug.
@@ -24,7 +25,7 @@ impl Hole {
     }
 }
 
-/// Two operations without a common variable write the same value. They meet through relaxed accesses, so that both have
+/// Two operations that share no variable write the same value. They meet through relaxed accesses, so that both have
 /// started before either writes.
 #[test]
 #[ignore = "a data race, for ThreadSanitizer"]
@@ -50,7 +51,8 @@ fn data_race() {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// The same two operations with a declared variable: the engine orders them, and there is no report.
+/// Two operations write the same value as in `data_race`, but share a variable: the engine orders them, and there is no
+/// report.
 #[test]
 #[ignore = "the counterpart of `data_race`, in which a sanitizer must find nothing"]
 fn no_data_race() {
@@ -64,8 +66,8 @@ fn no_data_race() {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// Pushes operations that pass their captured values to `end`, and then others until the records of the first ones are
-/// freed: until the epoch allows that, the records still hold the addresses of the values. The waits in between let the
+/// Pushes operations that pass their captured values to `end`, and then enough others that the records of the first
+/// ones are freed. Before that, these records still hold the addresses of the values. The waits in between let the
 /// epoch advance, even if a thread was preempted in the middle of a push or of a completion.
 fn capture(end: fn(Vec<u64>)) {
     let engine = engine();
@@ -89,7 +91,7 @@ fn leak() {
     capture(std::mem::forget);
 }
 
-/// The same values, dropped.
+/// The captured values are dropped.
 #[test]
 #[ignore = "the counterpart of `leak`, in which a sanitizer must find nothing"]
 fn no_leak() {
@@ -101,7 +103,8 @@ fn no_leak() {
 #[ignore = "a use after free, for AddressSanitizer"]
 fn use_after_free() {
     struct Address(NonNull<u64>);
-    // SAFETY: the operations are ordered. The value is freed in the second one, which is the planted bug.
+    // SAFETY: the operations are ordered. The second one uses the value that the first one has freed, which is the
+    // planted bug.
     unsafe impl Send for Address {}
 
     let engine = engine();
@@ -131,7 +134,7 @@ fn uninitialised_read() {
     assert!(black_box(read) || !read);
 }
 
-/// The same read of a value that an earlier operation has written: there is no report.
+/// An operation branches on a value that an earlier operation has written: there is no report.
 #[test]
 #[ignore = "the counterpart of `uninitialised_read`, in which a sanitizer must find nothing"]
 fn no_uninitialised_read() {

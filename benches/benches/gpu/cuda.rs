@@ -1,5 +1,5 @@
-//! A CUDA device, and the same work without an engine: with cudarc, with cudarc's event tracking disabled, and with
-//! several threads that call the driver.
+//! The measurements on a CUDA device. For comparison, the same work is also done without an engine: with cudarc, with
+//! cudarc's event tracking disabled, and by several threads that call the driver.
 
 use std::{
     env,
@@ -44,7 +44,8 @@ impl Kernels {
     /// Launches a kernel that changes the word at `at`, after `time` has passed.
     ///
     /// # Safety
-    /// 1. `at` is a word in memory of this device, which no other code uses until the kernel has completed.
+    /// 1. `at` is the address of a word in memory of this device, and no other code uses the word until the kernel has
+    ///    completed.
     unsafe fn at(&self, stream: &CudaStream, at: u64, time: Duration) {
         let (nanos, count, one) = (time.as_nanos() as u64, 1u32, 1u32);
         let mut arguments = stream.launch_builder(if time.is_zero() { &self.affine } else { &self.late });
@@ -80,7 +81,7 @@ impl ByHand {
     fn new(tracking: bool, streams: usize) -> Self {
         let context = CudaContext::new(0).expect("the GPU was opened before");
         if !tracking {
-            // SAFETY: every use of a word is on the word's own stream, or ordered with it by an event.
+            // SAFETY: all uses of a word are on one stream, or events order them.
             unsafe { context.disable_event_tracking() };
         }
         let streams: Vec<_> = (0..streams).map(|_| context.new_stream().expect("a stream")).collect();
@@ -148,7 +149,8 @@ fn tracked_hops(count: usize) -> f64 {
     super::per(start.elapsed(), count)
 }
 
-/// Measures threads that launch directly, each with its own word, and each on its own stream or all on one.
+/// Measures ns per kernel for threads that launch directly, each with its own word. Each has its own stream, or all
+/// share one.
 fn threads(one_stream: bool, count: usize) -> f64 {
     let hand = ByHand::new(false, THREADS);
     let barrier = Barrier::new(THREADS + 1);

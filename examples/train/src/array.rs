@@ -53,7 +53,7 @@ impl Array {
     /// Returns an array with these values.
     ///
     /// # Errors
-    /// The number of values does not match the shape; the GPU is out of memory.
+    /// The number of values does not match the shape; the GPU is out of memory; the engine refuses a push.
     #[track_caller]
     pub fn from_vec(runtime: &Arc<Runtime>, shape: &[usize], values: Vec<f32>) -> Result<Self, Error> {
         if values.len() != volume(shape) {
@@ -163,7 +163,7 @@ impl Array {
 
     // ----------------------------------------------------------------------------------------------------- values ----
 
-    /// Waits for all operations that write the array.
+    /// Waits for all operations that write the array's chunk.
     ///
     /// # Errors
     /// One of them has failed.
@@ -171,7 +171,7 @@ impl Array {
         Ok(self.runtime.engine().wait_to_read(self.chunk.token())?)
     }
 
-    /// Waits for all operations on the array.
+    /// Waits for all operations on the array's chunk.
     ///
     /// # Errors
     /// One of them has failed.

@@ -35,8 +35,8 @@ pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], add: bool) {
     assert!(a.rows * a.columns <= a.values.len() && b.rows * b.columns <= b.values.len(), "a matrix is incomplete");
     let stride = |stride: usize| stride as isize;
     // SAFETY: the sizes match the slices, as checked above. The strides belong to a matrix in row-major order or to its
-    // transpose, so all of its elements lie within its slice. `c` is borrowed exclusively, and its
-    // elements are distinct.
+    // transpose, so all of its elements lie within its slice. `c` is borrowed exclusively, and its elements are
+    // distinct.
     unsafe {
         matrixmultiply::sgemm(
             a.rows,

@@ -9,7 +9,7 @@
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) reads: Vec<usize>,
-    /// The values that the operation writes, each with whether it is the first to write that value.
+    /// The values that the operation writes, each with a flag: whether this is the first write of the value.
     pub(crate) writes: Vec<(usize, bool)>,
     /// The pairs of an index into `reads` and an index into `writes` whose values may share memory.
     pub(crate) in_place: Vec<(usize, usize)>,

@@ -3,7 +3,7 @@
 //! | here | in the engine |
 //! |---|---|
 //! | [`Chunk`] | one variable, whose value is the memory |
-//! | freeing | after the last handle was dropped, and every operation on the variable is complete, the drop of the value returns the memory |
+//! | freeing | once the last handle has been dropped and every operation on the variable is complete, the value is dropped, which returns the memory |
 //! | GPU memory | a variable with a [`DeviceVec`]; the engine's driver has the pool, and a deletion updates the statistics |
 //!
 //! Nothing waits: a program may drop an array right after it has pushed an operation on it.
@@ -77,7 +77,7 @@ impl Pool {
 
     fn give_back(&self, mut piece: Box<[f32]>) {
         if cfg!(debug_assertions) {
-            // Makes a read of values that were not written visible in tests.
+            // Makes reads of unwritten values visible in tests.
             piece.fill(f32::NAN);
         }
         self.update(|State { statistics, free }| {

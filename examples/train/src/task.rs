@@ -114,7 +114,7 @@ pub struct Views<'a> {
     pub outs: Vec<Out<'a>>,
     /// Temporary space, with unspecified contents.
     pub temporary: &'a mut [f32],
-    /// A generator for this run. It is always the same unless the operation has requested one.
+    /// A generator for this run. Its seed is fixed unless the operation has requested a generator.
     pub random: Random,
     /// Whether the operation is a part of training.
     pub training: bool,
@@ -259,7 +259,7 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
 struct Plan {
     layout: Layout,
     reads: Vec<Arc<Chunk>>,
-    /// The chunks that are mutated, each with whether its old contents are not needed.
+    /// The chunks that are mutated, each with a flag: whether its old contents can be overwritten.
     writes: Vec<(Arc<Chunk>, bool)>,
     random: Option<Var<Random>>,
 }

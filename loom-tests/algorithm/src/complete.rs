@@ -140,8 +140,8 @@ impl Completion {
             At::LoadNextRegistered(step) => {
                 op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
             }
-            // If `wait` holds more than this thread's part, the next step would also find that only this part is left.
-            // Otherwise, the operation may run, and running it early hides no error.
+            // If `wait` holds more than this thread's part, and the rest is subtracted before the next step, that step
+            // finds this too. Otherwise, the operation may run, and running it early hides no error.
             At::LoadWait { .. } => true,
             At::RetireShare(share, _) | At::End(share) => share.is_alone(),
             _ => false,
@@ -241,8 +241,8 @@ impl Completion {
         }
     }
 
-    /// Continues once the tail is past `step.from`. If that access belongs to another operation, this thread ends its
-    /// share now; the shares of the completed operation end later.
+    /// Continues once the tail is past `step.from`. If that access belongs to another operation, this thread ends the
+    /// access's share of that operation's record now; the shares of the completed operation end later.
     fn passed(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
         let is_own = op_of(step.from) == Some(op);
         if is_own && self.pass_later.take().is_some() {

@@ -2,9 +2,9 @@
 //! `src/tracker`. [stateright](https://www.stateright.rs) explores it.
 //!
 //! The models for loom and shuttle run the library's own code, with few operations. This model is written separately,
-//! from the module docs of `src/tracker/mod.rs`, so that it can explore four threads. [`Step`] names the actions as
-//! those docs and the functions do; [`Rule`] names the rules of the algorithm, each of which can be removed. A change
-//! to the tracker's steps must be made here as well.
+//! from the module docs of `src/tracker/mod.rs`, so that four threads can be explored. [`Step`] lists the actions, and
+//! [`Rule`] the rules of the algorithm, each of which can be removed. A change to the tracker's steps must be made here
+//! as well.
 //!
 //! # What it covers
 //!
@@ -13,8 +13,8 @@
 //! concurrently with each other and with all pushes. Once a record is retired, only threads that were pinned at that
 //! time and have not unpinned since may use it; any other use is an error.
 //!
-//! The model has no deletions, and the only holder of a record is the thread that runs the operation. Its memory is
-//! sequentially consistent; loom checks the orderings.
+//! The model has no deletions, and the only holder of a record is the thread that runs the operation. The model's
+//! memory is sequentially consistent; loom checks the orderings.
 //!
 //! # What is checked
 //!

@@ -66,7 +66,7 @@ pub(crate) struct Push {
     own: OpId,
     /// The index of the access of `own` that the thread inserts.
     index: u8,
-    /// The operation whose access is inserted, its own or one that it helps, and the index of that access.
+    /// The operation whose access the thread inserts, `own` or one that it helps, and the index of that access.
     target: OpId,
     target_index: u8,
     /// Whether the thread inserts on behalf of another thread.

@@ -84,7 +84,7 @@ pub(crate) struct Record {
     /// Whether the record has been left to its only access.
     pub(crate) last_share: bool,
     pub(crate) retired: bool,
-    /// The threads that have been pinned since the record was retired, as bits.
+    /// The threads that were pinned when the record was retired and have not unpinned since, as bits.
     pub(crate) pinned: u8,
     /// The operations whose pushes were over when the push of this one began, as bits.
     pub(crate) after: u8,
@@ -174,8 +174,8 @@ impl State {
         &self.records[op as usize]
     }
 
-    /// Returns whether no thread will change the deferred flags of `access` again. The tail has reached the access, so
-    /// a thread that has not read its predecessor from the tail yet never will.
+    /// Returns whether no thread will change the deferred flags of `access` again. The tail must have reached the
+    /// access: a thread that has not yet read the access's predecessor from the tail never will.
     pub(crate) fn has_settled(&self, access: Access, program: &Program) -> bool {
         let Some(op) = op_of(access) else { return true };
         let Some(before) = (0..ACCESSES as Access).find(|&before| self.word(before).next == access) else {
@@ -387,7 +387,7 @@ impl World<'_> {
             }
         }
         self.state.completions[op as usize] = Completion::ready(self.shape(op));
-        // The library leaves the old value there, which no thread reads any more.
+        // The library leaves the old value in `wait`, which no thread reads any more.
         self.state.records[op as usize].wait = 0;
     }
 
@@ -441,7 +441,7 @@ impl Share {
         match self {
             // `last_share` was stored before the access was done.
             Self::LoadLast(_) => true,
-            // If there are other shares, the next step would also find that they have ended.
+            // If other shares are left and end before the next step, that step finds them ended.
             Self::LoadLive(..) => true,
             Self::Release(..) => false,
             // The earlier a record is retired, the fewer threads are protected from its reclamation.

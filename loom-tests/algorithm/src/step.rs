@@ -40,7 +40,7 @@ pub enum Step {
     EndRegistration,
     /// `adopt_deferred` loads the deferred flags.
     LoadAdopted,
-    /// `adopt_deferred` sets them.
+    /// `adopt_deferred` sets the flags that were deferred.
     Adopt,
     /// Edge `ready`: the pusher subtracts its part from `wait`.
     Decrement,

@@ -19,9 +19,9 @@ pub enum Rule {
     CountWhatIsIn,
     /// The tail never moves back: it is moved by a CAS.
     SwingByCas,
-    /// A thread that moves the tail for another one leaves the grantable flags for that thread.
+    /// A thread that moves the tail for another thread first defers the flags that are grantable to the access.
     Defer,
-    /// A thread that moves the tail for another one leaves the flags that were grantable when the access was linked,
+    /// A thread that moves the tail for another thread defers the flags that were grantable when the access was linked,
     /// not those that are grantable now.
     DeferWhatWasLinked,
     /// The pusher adopts the flags that helpers have deferred.

@@ -71,7 +71,7 @@ fn four_threads() {
     check("four threads", Tracker::new(parse(&["WW-, -WW, -W-, R--", "RW-, WR-, R--, -R-"])), 8_000_000);
 }
 
-/// As [`four_threads`], with a ring of three operations.
+/// Like [`four_threads`], but with a ring of three operations.
 #[test]
 #[ignore = "26 million states; takes minutes"]
 fn four_threads_with_a_ring() {

@@ -20,7 +20,7 @@ use crate::{
     values::device::Device,
 };
 
-/// `try_submit_launch` for functions that return a `DeviceError`.
+/// `try_submit_launch` for functions that fail with a `DeviceError`.
 trait SubmitLaunch {
     fn submit_launch_any<A: Accesses, R: Send + 'static>(
         self,
@@ -226,7 +226,7 @@ fn current() -> i32 {
     number_of("fakeCurrent")
 }
 
-/// Sets whether another thread is capturing a graph in the global mode.
+/// Sets whether another thread is capturing a graph in the global mode: 0 if not.
 fn capture(how: i32) {
     fake::<extern "C" fn(i32)>("fakeCapture")(how);
 }
@@ -402,7 +402,7 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), 0);
 }
 
-/// Passes each call on a stream that can fail to `check`.
+/// Calls `check` for each call on a stream that can fail.
 fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
@@ -779,7 +779,7 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     assert!(stream.mark(3).expect_err("the device is lost").is_lost());
 }
 
-/// Every error number of the driver that means an unusable context, and some that do not.
+/// All error numbers that count as losses, and some that do not.
 #[test]
 fn only_errors_that_end_a_context_are_losses() {
     for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999] {

@@ -28,8 +28,8 @@ impl<'s> SimulatedStream<'s> {
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
     /// `args` is one vector or a tuple of up to six: `f` receives a `&DeviceVec<T>` as `&[T]`, and a `&mut
-    /// DeviceVec<T>` as `&mut [T]`. `f` runs on any thread that polls the device. If it panics, the device is lost. `f`
-    /// must not wait for an operation on the device.
+    /// DeviceVec<T>` as `&mut [T]`. `f` may run on any thread that polls the device or issues a command. If `f` panics,
+    /// the device is lost. `f` must not wait for an operation on the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -65,10 +65,11 @@ impl<'s> SimulatedStream<'s> {
         let mut raw = args.raw(self.0.device.number)?;
         let kernel = move || {
             // SAFETY: (1) the caller has received the references from the engine, in an operation on the variables
-            // whose values they refer to. The engine keeps other operations away from the variables until the stream
-            // has passed a mark behind this kernel, or the device is lost; after a loss no kernel runs. Other kernels
-            // and copies of the operation are on the same stream, or on one that `GpuStream::include` has ordered with
-            // it, so they run before or after this kernel. (2) `raw` is used once.
+            // whose values they refer to. Until the stream has passed a mark behind this kernel, or the device is lost,
+            // the engine keeps conflicting operations away from the variables, or orders their commands before or after
+            // this kernel. After a loss no kernel starts, and the engine waits for those that are running. Other
+            // kernels and copies of the operation are on the same stream, or on one that was included
+            // (`GpuStream::include`), so they run before or after this kernel. (2) `raw` is used once.
             let views = unsafe { A::views(&mut raw) };
             f(views);
         };
@@ -133,8 +134,8 @@ impl<T: Pod + Send + Sync> KernelArgs for &DeviceVec<T> {
     }
 
     unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
-        // SAFETY: a simulated device's memory is host memory, and initialised. The vector has `len` values there,
-        // which may be any bytes. By (1) nothing changes them.
+        // SAFETY: a simulated device's memory is host memory, aligned and initialised. The vector has `len` values
+        // there, and any bytes are valid values, since `T` is `Pod`. By (1) nothing changes them.
         unsafe { slice::from_raw_parts(raw.ptr, raw.len) }
     }
 }

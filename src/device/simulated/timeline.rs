@@ -21,8 +21,8 @@
 //!
 //! Polls may be far apart, so a poll may find many commands whose times have passed. Each start and each end is
 //! recorded with the time at which it would have happened. A command starts at the latest of these times: its issue
-//! plus the latency; the end of the command before it; the event that it waits for; and the moment at which an engine
-//! became free.
+//! plus the latency; the end of the command before it; the event that it waits for; the moment at which an engine
+//! became free; and, if it needs an engine, the end of the last stall.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -112,9 +112,10 @@ impl Work {
     fn execute(self) -> Result<(), DeviceError> {
         match self {
             Self::Copy { from, to, bytes, .. } => {
-                // SAFETY: the caller that issued the copy promised that `from` and `to` have `bytes` bytes each until a
-                // mark behind the copy has passed, which cannot happen before this returns, and that nothing else uses
-                // them until then. They may overlap.
+                // SAFETY: the caller that issued the copy promised that `from` and `to` have `bytes` bytes each, and
+                // that nothing conflicts with the copy, until a mark behind it has passed or the device is lost. No
+                // such mark passes before this returns; after a loss, memory is freed only when `Driver::abandon` has
+                // returned, which waits for this. The ranges may overlap.
                 unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
                 Ok(())
             }

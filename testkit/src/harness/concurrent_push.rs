@@ -1,4 +1,4 @@
-//! The target `concurrent_push`: several threads push, and one order must explain the log of every variable.
+//! The target `concurrent_push`: several threads push, and a single order must explain the logs of all variables.
 
 use std::sync::Arc;
 

@@ -203,8 +203,8 @@ impl Program {
             Property::Async,
             Property::DeleteVar,
         ]);
-        // With other kinds, the handle may be dropped outside its operation. If it is the last one, its drop may wait
-        // for other threads.
+        // In other kinds of operation, the handle may be dropped outside the operation. If it is the engine's last
+        // handle, the drop may wait for other threads.
         let keeps_engine = matches!(kind, Kind::Sync | Kind::Submit) && bytes.one_in(6);
         let id = self.operations.len();
         let inner = Vec::new();
@@ -258,7 +258,7 @@ struct World {
     phase: Mutex<String>,
 }
 
-/// The handles that a thread has. Clones of engines are handles.
+/// The handles that a thread has. An [`Engine`] is a handle too.
 #[derive(Clone)]
 struct Hands {
     engines: Vec<Option<Engine>>,
@@ -304,7 +304,7 @@ impl World {
                 Inner::Shutdown(how) => {
                     self.notes_shutdown(operation.engine, how);
                     let result = engine.shutdown(how, Some(Duration::ZERO));
-                    // Once its completion has been used, the operation is complete, and any result is possible.
+                    // An operation is complete once its completion has been used. Then any result is possible.
                     let fine = operation.kind != Kind::Sync || result == Err(ShutdownError::InsideOperation);
                     if !fine {
                         self.violation(format!("a shutdown inside operation {id} returned {result:?}"));
@@ -320,7 +320,7 @@ impl World {
                 Inner::Push(child) => {
                     let result = self.push(child, &engine, hands);
                     let state = &self.engines[operation.engine];
-                    // Once its completion has been used, the function no longer runs inside an operation.
+                    // Once the operation's completion has been used, its function no longer runs inside an operation.
                     let is_over = operation.kind == Kind::Early && state.begun.load(SeqCst);
                     let excuse = state.cancelled.load(SeqCst) || is_over;
                     if result.is_err_and(|refusal| refusal == PushError::ShutDown) && !excuse {
@@ -510,7 +510,7 @@ impl Actor {
                 }
             }
             Step::DropEngine(number) => {
-                // This may be the last handle outside operations.
+                // If this is the last handle outside operations, its drop may begin a shutdown.
                 world.engines[number].begun.store(true, SeqCst);
                 self.hands.engines[number] = None;
             }
@@ -764,7 +764,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         // From here on each engine ends when its last handle is dropped, which may happen inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // Dropped on another thread: the drop may wait for operations whose completions only this thread uses.
+    // Dropped on another thread: the drop may wait for operations whose completions this thread has yet to use.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {

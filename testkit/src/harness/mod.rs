@@ -1,9 +1,9 @@
 //! The functions of the fuzz targets, without the fuzzer: an ordinary test, `tests/corpus.rs`, runs them over the
 //! corpus.
 //!
-//! Each target turns bytes into a program, runs it and panics with the program if a check fails. Every input runs under
-//! a watchdog, which prints the program's position and ends the process if the input hangs. The panics that programs
-//! cause on purpose are not reported; all others are, on every thread.
+//! Each target turns bytes into a program and runs it. If a check fails, it panics with a message that contains the
+//! input. Every input runs under a watchdog, which prints the program's position and ends the process if the input
+//! hangs. The panics that programs cause on purpose are not reported; all others are, on every thread.
 
 pub mod concurrent_push;
 pub mod lifecycle;
@@ -31,7 +31,7 @@ use crate::{PanicsOnDrop, lock, program::Source};
 /// A target: a function that runs one input.
 pub type Target = fn(&[u8]);
 
-/// The targets, by the names of their corpora.
+/// The targets, each with the name of its corpus.
 pub const TARGETS: [(&str, Target); 5] = [
     ("push", serial::push),
     ("concurrent_push", concurrent_push::concurrent_push),

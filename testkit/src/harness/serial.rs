@@ -74,7 +74,7 @@ enum Ends {
     Lost,
 }
 
-/// What an operation may be cancelled by.
+/// What an operation belongs to, or what may cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
     None,
@@ -90,8 +90,8 @@ enum Bound {
     PassedOver,
     /// A scope of its own, which waits for it.
     Scope,
-    /// A parent of its own, which declares the same variables and pushes the operation as its child. In most cases it
-    /// first pushes another child, which fills a variable of the family.
+    /// A parent of its own, which declares the same variables and pushes the operation as its child. In most cases
+    /// the parent first pushes another child, which fills a variable of the family.
     Parent,
     /// The operation's handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise
     /// it may start first.
@@ -421,7 +421,7 @@ impl Operation {
 
     /// Whether the operation runs on the device, if it names one. The function of a device operation is called as soon
     /// as its dependencies have been issued, so only the kernel may use the values outside the variables. The function
-    /// uses the values of typed variables, which are on the host.
+    /// may use the values of typed variables, since these are on the host.
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
@@ -448,7 +448,8 @@ impl Operation {
         self.no_skip || self.property == Property::NoSkip || self.is_clean_up()
     }
 
-    /// Returns how the operation ends if it is cancelled. `by_handle` says whether its handle has cancelled it.
+    /// Returns the cause of the operation's failure if the operation is cancelled. `by_handle` says whether its handle
+    /// has cancelled it.
     fn cancelled(&self, by_handle: bool) -> Option<&'static str> {
         const BEFORE: &str = "it was cancelled";
         match self.bound {
@@ -581,7 +582,7 @@ struct Model {
     /// The failures of the group's operations since the last wait for the group, and whether each failure began in the
     /// group.
     of_group: Vec<(usize, bool)>,
-    /// The operations that their handles have cancelled. Only the run determines them.
+    /// The operations that their handles have cancelled. The model learns them from the run.
     withdrawn: BTreeSet<usize>,
 }
 

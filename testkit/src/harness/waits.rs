@@ -51,7 +51,7 @@ enum Step {
 struct Program {
     variables: usize,
     groups: usize,
-    /// Whether no operation starts before all operations of the program's own thread were pushed.
+    /// Whether no operation starts before all operations of the program's own thread have been pushed.
     is_held: bool,
     operations: Vec<Operation>,
     /// The number of operations, including those that other operations push.
@@ -161,7 +161,8 @@ enum Origin {
     Child(Id),
 }
 
-/// The waits that may occur, between two points of each operation: the return of its function and its completion.
+/// The waits that may occur. The nodes are two points of each operation: the return of its function, and its
+/// completion. `after` lists, for each point, the points that it may have to wait for.
 struct Graph {
     after: Vec<Vec<usize>>,
 }
@@ -219,8 +220,8 @@ impl Program {
     }
 
     /// Returns all waits that may occur in any run. Where the order of two pushes depends on the run, both orders
-    /// count. A naive engine completes a ready operation inside its push, so there the pusher's function may wait for
-    /// it.
+    /// count. A naive engine completes a ready operation inside its push, so the function that pushes an operation may
+    /// wait for it.
     fn graph(&self, is_naive: bool) -> Graph {
         let mut all: Vec<(&Operation, Origin)> = Vec::new();
         self.each(&mut |operation, origin| all.push((operation, origin)));
@@ -271,12 +272,12 @@ impl Program {
     /// Whether, of two operations that conflict, `late` may be pushed after `early`.
     fn may_stand_behind(&self, late: (Id, Origin), early: (Id, Origin)) -> bool {
         match (late.1, early.1) {
-            // Children stand in a queue of their own.
+            // The children of an operation have queues of their own.
             (Origin::Child(parent), Origin::Child(same)) => parent == same && early.0 < late.0,
             (Origin::Child(_), _) | (_, Origin::Child(_)) => false,
             (Origin::Program, Origin::Program) => early.0 < late.0,
             (Origin::Function(one), Origin::Function(other)) if one == other => early.0 < late.0,
-            // A function runs after the push of its own operation, so after earlier ones as well.
+            // A function runs after the push of its own operation, and so after all earlier pushes of that thread.
             (Origin::Program, Origin::Function(_)) => !self.is_held && early.0 < late.0,
             (Origin::Function(_), Origin::Program | Origin::Function(_)) => true,
         }

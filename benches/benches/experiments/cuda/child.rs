@@ -139,7 +139,7 @@ pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], l
     watch(child, name, Duration::from_secs(limit))
 }
 
-/// Reads the output of a part until it ends or its time limit expires.
+/// Reads the output of a part until the part ends or its time limit expires.
 fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String> {
     let deadline = Instant::now() + limit;
     let (send, lines) = mpsc::channel();

@@ -182,8 +182,8 @@ pub fn kernels() -> Kernels {
 /// Launches a kernel with the given numbers of blocks and threads.
 ///
 /// # Safety
-/// 1. The arguments match the kernel's parameters, and the kernel has exclusive access to the memory that it writes
-///    until it has completed.
+/// 1. The arguments match the kernel's parameters. Until the kernel has completed, it has exclusive access to the
+///    memory that it writes.
 unsafe fn launch(
     kernel: sys::CUfunction,
     stream: Stream,
@@ -226,7 +226,7 @@ impl Kernels {
     /// Launches a kernel that writes readings of the clock.
     ///
     /// # Safety
-    /// 1. There is room for `count` words of 64 bits, which no other code uses until the kernel has completed.
+    /// 1. There is room at `at` for `count` words of 64 bits, which no other code uses until the kernel has completed.
     pub unsafe fn sample(&self, stream: Stream, mut at: CUdeviceptr, mut count: u32) -> CUresult {
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast()];
         // SAFETY: the arguments match the kernel's parameters, and (1).
@@ -236,7 +236,7 @@ impl Kernels {
     /// Launches a kernel that runs for `time` and writes a reading of the clock.
     ///
     /// # Safety
-    /// 1. There is room for a word of 64 bits, which no other code writes until the kernel has completed.
+    /// 1. There is room at `at` for a word of 64 bits, which no other code writes until the kernel has completed.
     pub unsafe fn stamp(&self, stream: Stream, mut at: CUdeviceptr, time: Duration) -> CUresult {
         let mut nanos = time.as_nanos() as u64;
         let mut arguments = [(&raw mut at).cast(), (&raw mut nanos).cast()];
@@ -247,7 +247,7 @@ impl Kernels {
     /// Launches a kernel that sets `count` words to `value`.
     ///
     /// # Safety
-    /// 1. There are `count` words of 32 bits, which no other code uses until the kernel has completed.
+    /// 1. There are `count` words of 32 bits at `at`, which no other code uses until the kernel has completed.
     pub unsafe fn fill(&self, stream: Stream, mut at: CUdeviceptr, mut count: u64, mut value: u32) -> CUresult {
         let blocks = count.div_ceil(u64::from(BLOCK)).clamp(1, 2048) as u32;
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast(), (&raw mut value).cast()];

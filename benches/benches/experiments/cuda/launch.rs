@@ -84,8 +84,7 @@ fn count() -> usize {
     machine::choose(20_480, 1_024)
 }
 
-/// Returns two times in ns: that of one call on a thread, and the whole time divided by the number of launches of all
-/// threads.
+/// Returns two times in ns: the mean time of a call, and that time divided by the number of threads.
 fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     let barrier = Barrier::new(threads);
     let found: Vec<Duration> = thread::scope(|scope| {

@@ -268,7 +268,7 @@ fn calls() {
             "cuEventDestroy" => unsafe { sys::cuEventDestroy_v2(fresh.0) },
             // SAFETY: the image is PTX terminated by a zero.
             "cuModuleLoadData" => unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) },
-            // SAFETY: no code uses its kernels from here on.
+            // SAFETY: no code uses the module's kernels from here on.
             "cuModuleUnload" => unsafe { sys::cuModuleUnload(kernels.module) },
             // SAFETY: any thread may make this call.
             "cuCtxSynchronize" => unsafe { sys::cuCtxSynchronize() },
