@@ -24,7 +24,7 @@ struct Counting;
 struct Count(AtomicUsize, AtomicUsize);
 
 /// The layouts of records, and of the separate accesses of an operation on five variables.
-const RECORD: Layout = layout(320, 64);
+const RECORD: Layout = layout(384, 64);
 const FIVE_ACCESSES: Layout = layout(5 * 32, 32);
 
 static RECORDS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));

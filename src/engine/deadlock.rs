@@ -50,7 +50,7 @@ use crate::{
     notify::{
         oneshot::Oneshot,
         pending::{PendingOps, Ticket},
-        waiters::{Goal, Inside, IsOver, Kind, Ops, Waiter, Waiters},
+        waiters::{Goal, Inside, IsOver, Kind, Nested, Ops, Waiter, Waiters},
     },
     sync::{atomic::AtomicPtr, fork::PerProcess},
     tracker::{Ahead, Op, OpRef, walk_blocked},
@@ -125,13 +125,23 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 /// after the operation is complete.
 ///
 /// # Safety
-/// 1. The record of each operation exists: the operation's function has not returned, or the operation is not complete.
-unsafe fn incomplete(ops: &[NonNull<()>]) -> impl Iterator<Item = NonNull<Op<Task>>> {
-    let is_over = |op: &NonNull<Op<Task>>| {
-        // SAFETY: (1).
-        unsafe { op.as_ref() }.task().is_over()
-    };
-    ops.iter().map(|op| op.cast()).filter(move |op| !is_over(op))
+/// 1. The calling thread is pinned.
+/// 2. The record of each operation with depth 0 exists: the operation's function has not returned, or the operation is not
+///    complete. Each operation around another one is not complete before that one, nor is its record reused.
+unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> {
+    // The depth of the last operation that is complete, or may be.
+    let mut over = None;
+    ops.iter().filter_map(move |&Nested { op, depth }| {
+        if over.is_some_and(|over| depth > over) {
+            return None;
+        }
+        let op: NonNull<Op<Task>> = op.cast();
+        // SAFETY: (2): this is an operation with depth 0, or the one inside it was found to be incomplete. (1): since then,
+        // the record cannot be reused.
+        let is_over = unsafe { op.as_ref() }.task().is_over();
+        over = is_over.then_some(depth);
+        (!is_over).then_some(op)
+    })
 }
 
 /// Returns the ticket of `op` in `pending`, if that is the count of one of its groups.
@@ -225,8 +235,8 @@ impl Walk {
     fn from(waiter: &Waiter<'_>, inside: &Inside, only_closing: bool) -> Self {
         let own = Step { number: waiter.number(), kind: waiter.kind(), from: 0 };
         let mut walk = Self { own: waiter.number(), only_closing, steps: vec![own], found: None, ahead: Vec::new() };
-        // SAFETY: (1): each operation runs on this thread, so its function has not returned; or it cannot complete
-        // before such an operation.
+        // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on this thread, so its function has
+        // not returned.
         walk.ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
         walk.enter(inside, 0);
         walk
@@ -274,8 +284,8 @@ impl Walk {
             }
             let step = steps.len();
             steps.push(Step { number, kind, from });
-            // SAFETY: (1): each operation runs on the thread of a waiter that is in the list, so its function has not
-            // returned; or it cannot complete before such an operation.
+            // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a waiter that is
+            // in the list, so its function has not returned.
             ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, step)));
             todo.push((inside.clone(), step));
         });
@@ -469,16 +479,16 @@ impl Core {
     pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
         // Pinned before any operation is found to be incomplete.
         let _pinned = epoch::pin();
-        let mut ops = Ops::from_iter([NonNull::from(&**op).cast()]);
+        let mut ops = Ops::from_iter([Nested { op: NonNull::from(&**op).cast(), depth: 0 }]);
         // SAFETY: (1): this thread owns the operation.
         unsafe {
             op.with_membership(|membership| {
                 let kin = membership.and_then(|membership| membership.family.as_ref());
-                kin.into_iter().for_each(|share| share.kin().each_parent(&mut |parent| ops.push(parent)));
+                let mut push = |around: Nested| ops.push(Nested { depth: around.depth + 1, ..around });
+                kin.into_iter().for_each(|share| share.kin().each_parent(&mut push));
             });
         }
-        // SAFETY: (1): this thread owns the operation, and its parents, or the functions around its scope, end after
-        // it.
+        // SAFETY: (1): this thread is pinned. (2): this thread owns the operation.
         let ahead = unsafe { incomplete(&ops) }.map(|op| (op, 0)).collect();
         let look = |op: &Op<Task>, _: usize, ahead: &mut Ahead<Task>| {
             let Some(task) = identity(op) else { return false };
@@ -489,8 +499,8 @@ impl Core {
                 return true;
             }
             waiters().each_for(None, reaches, |_, _, inside| {
-                // SAFETY: (1): each operation runs on the thread of a waiter that is in the list, so its function has
-                // not returned; or it cannot complete before such an operation.
+                // SAFETY: (1): this thread is pinned. (2): each operation with depth 0 runs on the thread of a waiter
+                // that is in the list, so its function has not returned.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
             });
             false

@@ -91,7 +91,7 @@ impl Core {
             }
         }
         for OpenScope { around, count } in scopes {
-            if let Some(&op) = around.iter().find_map(|op| by_record.get(op)) {
+            if let Some(&op) = around.iter().find_map(|around| by_record.get(&around.op)) {
                 let inside = members.in_count(count.as_ptr()).filter(|member| member.is_innermost);
                 dump.ops[op].waits_for.extend(inside.map(|member| member.index));
             }
@@ -286,7 +286,7 @@ impl Members {
 impl Dump {
     /// Adds a thread that waits for `targets`. `find` returns the index of an operation, given its record.
     fn add_sleeper(&mut self, sleeper: &Sleeper, targets: Vec<usize>, find: impl Fn(&NonNull<()>) -> Option<usize>) {
-        let mut inside: Vec<usize> = sleeper.ops.iter().filter_map(find).collect();
+        let mut inside: Vec<usize> = sleeper.ops.iter().map(|around| &around.op).filter_map(find).collect();
         inside.sort_unstable();
         inside.dedup();
         for &op in &inside {

@@ -59,7 +59,7 @@ use crate::{
         op::{Cause, OpError},
         push::PushError,
     },
-    notify::family_count::FamilyCount,
+    notify::{family_count::FamilyCount, waiters::Nested},
     sync::{Mutex, lock},
     tracker::{Mode, Op, OpRef, ReadyList},
     values::name::Name,
@@ -430,11 +430,14 @@ impl Family {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
         }
-        // Without workers, all of them enter their queues before the first one runs.
+        // What would run on this thread runs only when all of them are in their queues.
         let mut ready = ReadyList::default();
+        let mut dispatch = |op: OpRef<Task>| {
+            let runs_elsewhere = self.core.has_workers() && !op.task().has(flag::EAGER);
+            if runs_elsewhere { self.core.dispatch(op) } else { ready.push(op) }
+        };
         for Child { op, .. } in children {
-            let dispatch = |op| if self.core.has_workers() { self.core.dispatch(op) } else { ready.push(op) };
-            let pushed = self.core.enqueue_with(op, dispatch);
+            let pushed = self.core.enqueue_with(op, &mut dispatch);
             debug_assert!(pushed.is_ok(), "a variable of a family is never deleted");
         }
         for cell in variables {
@@ -442,7 +445,7 @@ impl Family {
             let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };
             // SAFETY: (1): the family has a handle to the variable. (2): every child that names it has entered its
             // queue, and everything else is refused.
-            unsafe { self.core.empty_variable(cell, KinShare::new(this)) };
+            unsafe { self.core.empty_variable(cell, KinShare::new(this), &mut dispatch) };
         }
         self.leave();
         // Other operations may run inside this call, and may wait for the parent, so nothing here may hold up the
@@ -511,11 +514,12 @@ impl Kin for Family {
         self.within().iter().for_each(|family| family.each_held(look));
     }
 
-    fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
+    fn each_parent(&self, look: &mut dyn FnMut(Nested)) {
         if !self.count.is_over() {
-            look(self.identity.op);
+            look(Nested { op: self.identity.op, depth: 0 });
         }
-        self.within().iter().for_each(|family| family.each_parent(look));
+        let mut look = |nested: Nested| look(Nested { depth: nested.depth + 1, ..nested });
+        self.within().iter().for_each(|family| family.each_parent(&mut look));
     }
 
     fn known_from(&self) -> Option<*const ()> {

@@ -51,7 +51,7 @@ use crate::{
     error::deadlock::Pushed,
     notify::{
         claim::Claim,
-        waiters::{Inside, Ops},
+        waiters::{Inside, Nested, Ops},
     },
     sync::thread_static,
     testing::weaken::{Step, removed},
@@ -491,11 +491,12 @@ pub(super) fn running_ops() -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
         if frame.holds != Holds::Nothing && !frame.is_over() {
-            ops.extend(frame.op.map(NonNull::cast));
+            ops.extend(frame.op.map(|op| Nested { op: op.cast(), depth: 0 }));
             if let Some(family) = frame.limits().child_of {
                 // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed
                 // the family.
-                unsafe { family.as_ref() }.each_parent(&mut |op| ops.push(op));
+                unsafe { family.as_ref() }
+                    .each_parent(&mut |around| ops.push(Nested { depth: around.depth + 1, ..around }));
             }
         }
         true

@@ -63,7 +63,7 @@ impl Core {
     /// none is left or the wait for `goal` is over. Without workers, runs such operations that were left to ready loops
     /// of this thread.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
-        while !is_over() && !ready_loop::is_stack_short() {
+        while !self.is_forked() && !is_over() && !ready_loop::is_stack_short() {
             // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.
             let wanted = |op: &OpRef<Task>| Self::leads_to(op, goal) && !is_over();
             let taken = match self.has_workers() {

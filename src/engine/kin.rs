@@ -3,15 +3,15 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-use crate::engine::cancellable::Place;
+use crate::{engine::cancellable::Place, notify::waiters::Nested};
 
 /// A family, as its parent and its children see it, or a scope, as its operations see it.
 pub(crate) trait Kin: Send + Sync {
     /// Calls `look` with the queue of each variable that is held by the parent, or by an operation around the scope,
     /// and so on outwards. The pointers are only compared.
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
-    /// Calls `look` with the parent, or with the operations around the scope, and so on outwards.
-    fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>));
+    /// Calls `look` with the parent, or with the operations around the scope, and so on outwards. Depths begin with 0.
+    fn each_parent(&self, look: &mut dyn FnMut(Nested));
     /// Returns the frame in which the scope was opened, if that was on the calling thread. The pointer is only
     /// compared. `each_held` and `each_parent` cover that frame and those around it.
     fn known_from(&self) -> Option<*const ()>;

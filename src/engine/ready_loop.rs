@@ -233,12 +233,16 @@ pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> boo
         }
         while let Some(op) = deferred.pop() {
             looked_at += 1;
-            if found.is_none() && looked_at <= MAX_LOOKS && wanted(&op) {
+            if wanted(&op) {
                 found = Some(op);
-            } else {
-                kept.push(op);
+                break;
+            }
+            kept.push(op);
+            if looked_at == MAX_LOOKS {
+                break;
             }
         }
+        kept.append(&mut deferred);
         *deferred = kept;
         found
     })

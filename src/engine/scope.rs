@@ -65,7 +65,7 @@ use crate::{
     notify::{
         pending::Ticket,
         sleepers::{Awaits, Sleeps},
-        waiters::{Goal, Ops},
+        waiters::{Goal, Nested, Ops},
         wakers::Wakers,
     },
     sync::{Mutex, lock},
@@ -134,7 +134,7 @@ impl Kin for Scoped {
         self.held.iter().for_each(|held| unsafe { held.each(look) });
     }
 
-    fn each_parent(&self, look: &mut dyn FnMut(NonNull<()>)) {
+    fn each_parent(&self, look: &mut dyn FnMut(Nested)) {
         lock(&self.around).iter().for_each(|op| look(*op));
     }
 
@@ -263,6 +263,9 @@ impl Scoped {
             Core::catch_up();
         } else {
             self.core.run_leading(is_over, &Goal::Counted(pending, None));
+            if self.core.is_forked() {
+                return Err(PushError::Forked.into());
+            }
         }
         // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs
         // what it can, and tries again.

@@ -13,7 +13,7 @@ use crate::{
         kin::KinShare,
         no_wait::{self, NoWait},
         spec::{Entry, Refs, Spec},
-        task::{Cleanup, FnJob, Job, flag},
+        task::{Cleanup, FnJob, Job, Task, flag},
         variable::{ValueMemory, VarCell, VarRef},
     },
     error::{
@@ -21,7 +21,7 @@ use crate::{
         push::PushError,
     },
     system::panics,
-    tracker::Mode,
+    tracker::{Mode, OpRef},
 };
 
 impl Core {
@@ -109,12 +109,18 @@ impl Core {
 
 impl Core {
     /// Closes a variable of a family. After the pending operations on it, drops its value and then `share`. If the
-    /// value needs no drop, drops `share` immediately.
+    /// value needs no drop, drops `share` immediately. Calls `dispatch` with the operation that drops the value, if that
+    /// operation is ready.
     ///
     /// # Safety
     /// 1. The variable has a handle until `share` is dropped.
     /// 2. No operation that uses the value enters the variable's queue any more.
-    pub(super) unsafe fn empty_variable(self: &Arc<Self>, cell: NonNull<VarCell>, share: KinShare) {
+    pub(super) unsafe fn empty_variable(
+        self: &Arc<Self>,
+        cell: NonNull<VarCell>,
+        share: KinShare,
+        dispatch: &mut dyn FnMut(OpRef<Task>),
+    ) {
         // SAFETY: (1).
         let var = unsafe { cell.as_ref() };
         var.queue().close();
@@ -124,8 +130,10 @@ impl Core {
         let spec = Spec::internal("drop", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
         let entry = Entry { cell, mode: Mode::Overwrite, refs: Refs::None };
         let job = EmptyJob(Some(share));
-        let pushed = self.push_sorted(&spec, spec.priority, Location::caller(), &[entry], job);
-        debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
+        let created = self.create(&spec, spec.priority, Location::caller(), &[entry], job);
+        debug_assert!(created.is_ok(), "internal operations are not refused");
+        let pushed = created.map(|op| self.enqueue_with(op, dispatch));
+        debug_assert!(matches!(pushed, Ok(Ok(()))), "internal operations are not refused");
     }
 }
 

@@ -182,6 +182,10 @@ impl Core {
         self.check_wait()?;
         if let (None, Some(target)) = (deadline, &target) {
             self.run_leading(|| oneshot.is_done(), &target.goal());
+            if self.is_forked() {
+                // An operation that ran on this thread has forked the process, and this is the child.
+                return Err(PushError::Forked.into());
+            }
         }
         if oneshot.is_done() {
             return wait(oneshot, deadline);

@@ -184,9 +184,10 @@ mod records {
         },
     };
 
-    /// The size of a record in bytes: the head, the accesses and the task. Five cache lines, of which an operation with
-    /// a small function uses two if it has one access, and four if it has four.
-    pub(super) const SIZE: usize = 320;
+    /// The size of a record in bytes: the head, the accesses and the task, and a line that belongs to the pool. An
+    /// operation with a small function uses two of the first five cache lines if it has one access, and four if it has
+    /// four.
+    pub(super) const SIZE: usize = 384;
     pub(super) const ALIGN: usize = 64;
 
     /// The number of records in a group: the number of words in a cache line.
@@ -203,7 +204,7 @@ mod records {
     const _: () =
         assert!(BATCHES_PER_BAG * BATCH > 1000, "there must be at most one allocation in a thousand operations");
 
-    /// The maximum number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 20 MiB.
+    /// The maximum number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 24 MiB.
     const KEEP: usize = 1024;
 
     /// Offsets of the cache lines of a record that a push with a small function may write.
@@ -219,9 +220,9 @@ mod records {
         /// operation again.
         next_batch: AtomicPtr<Leader>,
         /// Pinned threads may still read and change this part while the record waits for the epoch.
-        _head: [u64; 23],
-        /// The other records of the group, on a cache line of their own behind all accesses. Only holders of the
-        /// operation have used this part.
+        _head: [u64; 39],
+        /// The other records of the group, on a cache line that no operation uses: dumps and searches for cycles of waits
+        /// read the task of an operation that has ended until the epoch has passed.
         references: [Record; GROUP - 1],
         /// The next group of the batch.
         next: Option<NonNull<Leader>>,

@@ -499,13 +499,17 @@ impl PendingOps {
 
     /// Polls whether there is room. If not, `waker` will be woken when there is.
     pub fn poll_room(&self, key: &mut WakerKey, waker: &Waker) -> Poll<()> {
-        // A future that has not registered looks twice, the second time after the watch began. For one that has
-        // registered, the watch has lasted since then.
+        // A future registers only if there is no room after the watch began: an operation that left before the watch
+        // notifies no one. For a future that has registered, the watch has lasted since then.
         wakers::poll(&self.state, key, waker, |state| {
             if self.count_in(state) < self.limit() {
                 return Ok(());
             }
+            let was_watched = state.watched;
             self.watch(state);
+            if !was_watched && self.count_in(state) < self.limit() {
+                return Ok(());
+            }
             Err(&mut state.for_room)
         })
     }

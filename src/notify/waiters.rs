@@ -28,8 +28,18 @@ use crate::{
     sync::{Mutex, Ordering::Relaxed, atomic::AtomicPtr, fork::ProcessMark, lock},
 };
 
-/// Operations, identified by their records.
-pub type Ops = SmallVec<[NonNull<()>; 2]>;
+/// An operation, identified by its record, in a list in which the operations around it follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nested {
+    pub op: NonNull<()>,
+    /// The number of operations before this one that cannot complete unless it does: the last one before it with a lower
+    /// number is its child, or an operation of a scope in it. Once that one is complete, this one may complete as well, and
+    /// its record may be reused.
+    pub depth: usize,
+}
+
+/// Operations, each followed by the operations around it.
+pub type Ops = SmallVec<[Nested; 2]>;
 
 /// The operations that a thread is inside of. Unless they are asynchronous, they do not end before the thread's wait.
 #[derive(Clone, Debug, Default)]

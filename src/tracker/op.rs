@@ -637,10 +637,10 @@ fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     place.as_ptr()
 }
 
-// SAFETY: (1): the first field is the pool's; (2): pinned threads use only the accesses and what comes before them.
+// SAFETY: (1): the first field is the pool's; (2): all that pinned threads may use is in the record.
 unsafe impl<T> Record for Op<T> {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    const PRIVATE_FROM: usize = offset_of!(Op<T>, room) + offset_of!(Room<T>, task);
+    const PRIVATE_FROM: usize = size_of::<Self>();
 
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn owns_memory(&self) -> bool {
@@ -707,6 +707,21 @@ impl<T> ReadyList<T> {
             }
             None => self.head = Some(op),
         }
+    }
+
+    /// Moves all operations of `other` to the end.
+    pub fn append(&mut self, other: &mut Self) {
+        let Self { head: Some(first), tail } = std::mem::take(other) else { return };
+        match self.tail {
+            Some(last) => {
+                // SAFETY: the list owns the operation.
+                let last = unsafe { alive(last) };
+                // Relaxed: the list owns the operation.
+                last.link.store(first.into_ptr().as_ptr(), Relaxed);
+            }
+            None => self.head = Some(first),
+        }
+        self.tail = tail;
     }
 
     /// Removes and returns the operation that became ready first.
