@@ -29,12 +29,12 @@
 //! * Two operations that name the same variable run one after the other, in push order, if at least one mutates it.
 //! * Any number of threads may push at once, even inside operations. A push is atomic over all its variables: there is
 //!   one order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No
-//!   set of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) says what is not
-//!   covered.
+//!   set of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) lists what this does not
+//!   cover.
 //! * The writes of an operation are visible to every operation that must run after it, and to every thread that has
 //!   waited for it.
-//! * An operation that fails, for example by an error, a panic or a lost [`Completion`], makes the variables that it
-//!   mutates *failed*. Later operations that name a failed variable are skipped by default, and pass the same
+//! * An operation that fails, for example with an error, a panic or a lost [`Completion`], marks the variables that it
+//!   mutates as *failed*. Later operations that name a failed variable are skipped by default, and pass the same
 //!   [`OpError`] on, until [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for
 //!   such a variable returns the error.
 //! * Every function that is pushed either runs once, or is dropped once without having run.

@@ -249,7 +249,7 @@ fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
             let waits = engine.op("waits").submit((), move |()| {
                 unpinned(|| {
                     let mut other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
-                    // The operation keeps the worker busy when the wait ends, so the function queues for the worker.
+                    // `busy` occupies the worker when the wait ends, so the function queues for the worker.
                     let busy = inside.op("busy").push((), |()| thread::sleep(Duration::from_millis(2)));
                     busy.expect("the engine is open");
                     open.open();

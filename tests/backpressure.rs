@@ -29,7 +29,7 @@ use raddle::{
     Completion, Device, Engine, EngineKind, IdlePolicy, OpBuilder, Operator, PushError, Shutdown, SimulatedGpu, cx,
 };
 
-/// The number of operations by which one thread may exceed a limit. The documentation says 32.
+/// The number of operations by which one thread may exceed a limit: the documented 32, and a margin of one.
 const EXCESS: u64 = 33;
 
 fn limited(kind: EngineKind, workers: usize, limit: usize) -> Engine {
@@ -71,8 +71,8 @@ fn open_ended(engine: &Engine) -> Completion {
     receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-/// Fills an engine with operations that wait for the returned completion. When this function returns, no operation is
-/// ready or running.
+/// Fills an engine with operations that wait for the returned completion. None of them is ready or running once the
+/// function of the first one has returned.
 fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
     let token = engine.token();
     let (sender, receiver) = mpsc::channel();

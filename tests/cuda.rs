@@ -456,14 +456,14 @@ fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: 
 fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if has_gpu_for_a_child() {
         child_succeeds(
-            "inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed",
+            "in_a_child_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed",
         );
     }
 }
 
 #[test]
 #[ignore = "records for the whole process; run by the test above"]
-fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
+fn in_a_child_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if !is_child() {
         return;
     }
@@ -497,13 +497,13 @@ fn inside_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_oth
 #[test]
 fn a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other() {
     if has_gpu_for_a_child() {
-        child_succeeds("inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other");
+        child_succeeds("in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other");
     }
 }
 
 #[test]
 #[ignore = "records for the whole process; run by the test above"]
-fn inside_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other() {
+fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other() {
     if !is_child() {
         return;
     }
@@ -644,14 +644,14 @@ fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_on_its_gpu_an
     }
     for kind in ["naive", "pooled", "perdevice"] {
         // This runs in a child process, since the fault makes the GPU unusable for the whole process.
-        let (success, text) = child("inside_a_kernel_writes_to_an_invalid_address", &[("RADDLE_ENGINE", kind)]);
+        let (success, text) = child("in_a_child_a_kernel_writes_to_an_invalid_address", &[("RADDLE_ENGINE", kind)]);
         assert!(success, "{kind}: {text}");
     }
 }
 
 #[test]
 #[ignore = "makes the GPU unusable for its process; run by the test above"]
-fn inside_a_kernel_writes_to_an_invalid_address() {
+fn in_a_child_a_kernel_writes_to_an_invalid_address() {
     if !is_child() {
         return;
     }

@@ -376,7 +376,7 @@ fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     });
 }
 
-/// Each operation opens a scope with an operation that names the variable held by the next one.
+/// Each of several operations holds a variable, and opens a scope with an operation on the variable of the next.
 #[test]
 fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
     on_kinds(&THREADED, 3, |engine| {

@@ -969,7 +969,7 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
             let f = move |cx: &OpContext<'_>| {
                 sender.send(cx.engine()).unwrap();
                 meeting.wait();
-                // By now, the program has dropped its own handles.
+                // Gives the program time to drop its own handles.
                 thread::sleep(common::MOMENT);
                 drop(lock(&last).take());
             };

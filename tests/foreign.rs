@@ -211,7 +211,7 @@ fn program_code_may_wait_for_dependent_operations() {
             Box::new(move || engine.wait_for_var(&var).map(|()| var.version()))
         },
         |name, received| match received {
-            // If the place involves a failure, the next operation has ended as well, and the wait returns the failure.
+            // If the place involves a failure, the wait returns it. Even then, the next operation has ended.
             Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
             other => panic!("{name}: {other:?}"),
         },

@@ -71,7 +71,7 @@ fn fork() -> Option<libc::pid_t> {
     }
 }
 
-/// Waits for a forked process, and ends this process if the other one has failed. It does not panic, because a drop
+/// Waits for a forked process, and ends this process if the other one has failed. A panic would not do, because a drop
 /// during the unwinding might wait for a paused thread.
 fn join(child: libc::pid_t, what: &str) {
     let mut status = 0;
@@ -883,7 +883,7 @@ impl Forker {
         Self { kind, children: Arc::default() }
     }
 
-    /// Forks. The child checks the engines before it returns from this function, as the parent does.
+    /// Forks. Both processes return from this function, the child after it has checked the engines.
     fn fork(&self, engine: &Engine) {
         if let Some(child) = fork() {
             lock(&self.children).push(child);

@@ -307,7 +307,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
                 let waker = Waker::from(Arc::new(Computes(Arc::clone(&computing), sender)));
                 let mut room = pin!(engine.op("later").when_room());
                 assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-                // The function of `blocked` now queues for the worker.
+                // Gives the function of `blocked` time to queue for the worker.
                 blocks.open();
                 thread::sleep(MOMENT);
                 ends.open();

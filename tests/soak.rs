@@ -59,7 +59,7 @@ struct Ledger {
     complaints: Mutex<Vec<String>>,
 }
 
-/// A value that must be dropped once, and run at most once if it is an operation.
+/// A value that must be dropped once. If it belongs to an operation, the operation must run at most once.
 struct Pending {
     what: &'static str,
     by: String,

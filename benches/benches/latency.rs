@@ -297,8 +297,8 @@ fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
     notes.histogram()
 }
 
-/// Measures the time from the end of an operation to the start of each of its two successors that another worker took.
-/// The successors compute for a while, so that one worker cannot run both.
+/// Measures the time from the end of an operation to the start of each successor that another worker took. Each
+/// operation has two successors, which compute for a while, so that one worker cannot run both.
 fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());

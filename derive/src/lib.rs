@@ -9,10 +9,10 @@ use syn::{
 
 /// Lets a struct declare the accesses of an operation, whose function then receives a struct of references.
 ///
-/// Every field must itself be a declaration: a `Read`, a `Write`, a `Cx`, a tuple, an array or a `Vec` of declarations,
-/// or another struct with this derive. For a struct `Step`, the function of the operation receives a `StepRefs` with
-/// the same fields and the same visibility, and acquiring a `Step` returns a `StepGuards`. A struct cannot be more
-/// public than the types of its fields.
+/// Every field must itself be a declaration, such as a `Read`, a `Write`, a `Cx`, a tuple, an array or a `Vec` of
+/// declarations, or another struct with this derive. For a struct `Step`, the function of the operation receives a
+/// `StepRefs` with the same fields and the same visibility, and acquiring a `Step` returns a `StepGuards`. A struct
+/// cannot be more public than the types of its fields.
 #[proc_macro_derive(Accesses)]
 pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

@@ -18,7 +18,7 @@ use shuttle::{
 const BATCH: usize = 50;
 
 /// The depth of PCT (probabilistic concurrency testing), one more than the number of preemptions in a schedule. A bug
-/// that needs no more preemptions is found with a known probability.
+/// that needs at most that number of preemptions is found with a known probability.
 const DEPTH: usize = 3;
 
 /// Runs `f` in about `schedules` schedules, half of them random and half chosen by PCT, starting with the seed

@@ -470,7 +470,7 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
 /// A thread that finds a variable idle may use the variable's data, as the function of an operation pushed at that
 /// moment could.
 #[test]
-fn a_thread_that_finds_a_variable_idle_sees_its_writes() {
+fn a_thread_that_finds_a_variable_idle_sees_the_writes_to_it() {
     for mode in [Write, Read] {
         model(COMPLETE, Contract, move || {
             let world = World::new(1);
@@ -487,8 +487,8 @@ fn a_thread_that_finds_a_variable_idle_sees_its_writes() {
     }
 }
 
-/// Readers of an idle variable are ready immediately, even if one of them uses two variables and the other one finds it
-/// half pushed.
+/// Two readers of an idle variable are ready immediately, even if one of them uses two variables and is only half
+/// pushed when the other one finds it.
 #[test]
 fn readers_of_an_idle_variable_are_ready_immediately() {
     model(3, Contract, || {

@@ -64,9 +64,10 @@ fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     });
 }
 
-/// A helper reaches the variable when the variable is closed, but before the deletion is pushed.
+/// A helper may reach the variable when the variable is closed but its deletion has not been pushed. The helper then
+/// rejects the operation that it helps.
 #[test]
-fn a_helper_rejects_before_the_deletion_is_pushed() {
+fn a_helper_rejects_the_operation_before_the_deletion_is_pushed() {
     model(2, Contract, || {
         let world = World::new(2);
         let stalled = world.stall(world.op(&[(0, Write), (1, Write)]));
@@ -83,7 +84,7 @@ fn a_helper_rejects_before_the_deletion_is_pushed() {
     });
 }
 
-/// By the time that a slow helper rejects the operation, the access may already be linked, and the push may be over.
+/// By the time a slow helper rejects the operation, the access may already be linked, and the push may be over.
 #[test]
 fn an_access_that_is_linked_is_not_rejected() {
     model(2, Contract, || {

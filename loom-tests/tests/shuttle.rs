@@ -1,8 +1,8 @@
 //! Models that are too large for loom: dozens of operations on five or six threads, in hundreds or thousands of
 //! schedules.
 //!
-//! Every atomic access counts as `SeqCst` here, so these models say nothing about orderings. They check everything
-//! else. They run the library's own types; the last models run whole engines with their threads.
+//! Every atomic access counts as `SeqCst` here, so these models check the logic of the protocols, but no orderings.
+//! They run the library's own types; the last models run whole engines with their threads.
 #![cfg(raddle_shuttle)]
 
 use std::{

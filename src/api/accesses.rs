@@ -188,7 +188,7 @@ pub(crate) mod sealed {
     pub struct List<'l>(pub(crate) &'l mut Entries);
 }
 
-/// A pointer to a value, captured by an operation that has declared its variable.
+/// A pointer to a variable with a value of type `T`, captured for an operation that declares the variable.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct Captured<T>(NonNull<VarCell>, PhantomData<fn(T) -> T>);

@@ -270,8 +270,8 @@ impl EngineBuilder {
     /// the recorder. Several engines may share a recorder. Only the last call counts.
     ///
     /// With a recorder, a push takes some 25 ns more, and a run some 40 ns more, of which each reading of the clock
-    /// takes 10 ns. An engine with neither a recorder nor an [observer](Self::observer) pays only for one test in each
-    /// push.
+    /// takes 10 ns. An engine without a recorder, an [observer](Self::observer), a [profile](Self::profile) or a
+    /// [watchdog](Self::watchdog) pays only for one test in each push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -57,7 +57,8 @@ use crate::{
 pub enum Shutdown {
     /// Pending operations run, and may push further operations. All other pushes are refused.
     Drain,
-    /// Operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled). Deletions still run.
+    /// Operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled). Deletions and
+    /// [clean-ups](crate::OpBuilder::cleanup) still run.
     Cancel,
 }
 
@@ -358,8 +359,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`], [`PushError::DeletedVariable`] if the variable was deleted before, or
-    /// [`PushError::Forked`]. If there is an error, `f` does not run.
+    /// [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] if the variable
+    /// was deleted before, or [`PushError::Forked`]. If there is an error, `f` does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -386,7 +387,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`], [`PushError::DeletedVariable`] or [`PushError::Forked`].
+    /// [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] or
+    /// [`PushError::Forked`].
     #[track_caller]
     pub fn clear_error(&self, variable: impl AsRef<Token>) -> Result<(), PushError> {
         self.core.clear_error(variable.as_ref().var(), Location::caller())
@@ -420,8 +422,8 @@ impl Engine {
 
     /// Waits for every operation on the variable that was pushed before the call.
     ///
-    /// Any thread may wait. Before it waits, an operation runs what the wait depends on, as far as its worker finds
-    /// that ready, and hands the worker over to another thread; see [`blocking`](crate::blocking).
+    /// Any thread may wait. A wait inside an operation first runs what it depends on, as far as the worker finds that
+    /// ready, and hands the worker over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -438,7 +440,8 @@ impl Engine {
     /// * [`WaitError::WouldDeadlock`]: the wait would never return, for example because the calling operation names the
     ///   variable.
     /// * [`WaitError::TooManyWaiting`]: no thread could take over the worker.
-    /// * [`WaitError::Refused`]: the variable belongs to another engine, or this is a forked child.
+    /// * [`WaitError::Refused`]: the variable belongs to another engine or to the children of an operation, or this is
+    ///   a forked child.
     /// * [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::InObserver`]: waits are forbidden here,
     ///   even if no operation is pending.
     #[track_caller]
@@ -588,8 +591,9 @@ impl Engine {
     /// keeps, one error states how many were only counted.
     ///
     /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself.
-    /// [`WaitError::TooManyWaiting`]. Where waits are forbidden, [`WaitError::OnDevice`], [`WaitError::InDeletion`] or
-    /// [`WaitError::InObserver`]. [`WaitError::Refused`] in a forked child.
+    /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden,
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. [`WaitError::Refused`] in a
+    /// forked child.
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }

@@ -137,9 +137,9 @@ impl Group {
         self
     }
 
-    /// Waits for every operation that any thread pushed to the group before the call. Before it waits, an operation
-    /// runs what the wait depends on, as far as its worker finds that ready, and hands the worker over to another
-    /// thread; see [`blocking`](crate::blocking).
+    /// Waits for every operation that any thread pushed to the group before the call. A wait inside an operation first
+    /// runs what it depends on, as far as the worker finds that ready, and hands the worker over to another thread; see
+    /// [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -158,8 +158,9 @@ impl Group {
     /// failed with the failure that caused the skip.
     ///
     /// [`WaitError::WouldDeadlock`] inside an operation of the group, or inside one that an operation of the group
-    /// waits for. [`WaitError::TooManyWaiting`]. Where waits are forbidden, [`WaitError::OnDevice`],
-    /// [`WaitError::InDeletion`] or [`WaitError::InObserver`]. [`WaitError::Refused`] in a forked child.
+    /// waits for. [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden,
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. [`WaitError::Refused`] in a
+    /// forked child.
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }

@@ -72,8 +72,8 @@ impl<R> OpHandle<R> {
 
     /// Waits for the operation and takes its result.
     ///
-    /// Before it waits, an operation runs what the wait depends on, as far as its worker finds that ready, and hands
-    /// the worker over to another thread; see [`blocking`](crate::blocking).
+    /// A wait inside an operation first runs what it depends on, as far as the worker finds that ready, and hands the
+    /// worker over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -86,9 +86,9 @@ impl<R> OpHandle<R> {
     ///
     /// # Errors
     /// Returns [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if the wait
-    /// would never return, or [`WaitError::TooManyWaiting`]. Where waits are forbidden, returns
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
-    /// [`WaitError::Refused`].
+    /// would never return, or [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are
+    /// forbidden, returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked
+    /// child, returns [`WaitError::Refused`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
@@ -150,7 +150,7 @@ impl<R> OpHandle<R> {
 impl<R> OpHandle<R> {
     /// Cancels the operation if it has not started, and returns whether this call cancelled it. At most one call does.
     ///
-    /// A cancelled operation never runs. Before this call returns, its function is dropped, and waits for the handle
+    /// A cancelled operation never runs. Before this call returns, its function is dropped, and waits on the handle
     /// return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables stay as they are until its turn comes; then
     /// the mutated ones fail with the same error, and later operations that name one of these are skipped. If nothing
     /// else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
@@ -181,8 +181,8 @@ impl<R> OpHandle<R> {
         self.cancel_by(Cancel::Loudly)
     }
 
-    /// Does the same as [`cancel`](Self::cancel), but the operation changes nothing in its turn: its variables do not
-    /// fail, and later operations run as if it had never been pushed.
+    /// Does the same as [`cancel`](Self::cancel), but the operation changes nothing when its turn comes: its variables
+    /// do not fail, and later operations run as if it had never been pushed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

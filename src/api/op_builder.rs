@@ -314,9 +314,9 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. Use
-    /// it for work that is short, or that only starts something. `MXNet` calls it `kAsync`.
+    /// this for work that is short, or that only starts something. `MXNet` calls it `kAsync`.
     ///
-    /// An operation of a device must start on the thread of its lane, so its push is refused with
+    /// An operation of a device must start on the thread of its lane, so the push of an eager one is refused with
     /// [`PushError::EagerOnDevice`].
     ///
     /// ```
@@ -398,8 +398,8 @@ impl<'e> OpBuilder<'e> {
     /// complete when its function has returned and all its children, with their own children, are complete. No function
     /// has to wait for this. Until then the operation holds its variables.
     ///
-    /// If the operation is completed by a [`Completion`], that must have been used as well. If the operation is a
-    /// future, the future must have ended and its guards must have been dropped; it pushes children through
+    /// If the operation is completed by a [`Completion`], the completion must have been used as well. If the operation
+    /// is a future, the future must have ended and its guards must have been dropped; it pushes children through
     /// [`FutureContext::child`](crate::FutureContext::child). An [`Operator`] may have children in each of its runs.
     ///
     /// Children may name variables that their parent holds: they may mutate what it mutates, and read what it reads or
@@ -600,7 +600,8 @@ impl<'e> OpBuilder<'e> {
     ///
     /// The function receives what `accesses` declares: references to values, and the operation's context for
     /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone. The function cannot
-    /// assign to variables of its caller, since it may outlive the caller; `submit` returns a value.
+    /// assign to local variables of the code that pushes it, which it may outlive; to get a value back, use
+    /// [`submit`](Self::submit).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1241,7 +1242,7 @@ impl<'e> OpBuilder<'e> {
         self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
     }
 
-    /// Creates an operator of a device whose function returns nothing. See [`launch`](Self::launch).
+    /// Creates a device operator whose function returns nothing. See [`launch`](Self::launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1270,8 +1271,8 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Creates an operator of a device whose function may fail. In each run, an `Err` fails every variable that the
-    /// operation mutates, and later operations that name one of these are skipped with the same error. See
+    /// Creates a device operator whose function may fail. In each run, an `Err` fails every variable that the operation
+    /// mutates, and later operations that name one of these are skipped with the same error. See
     /// [`try_launch`](Self::try_launch).
     ///
     /// ```
@@ -1491,7 +1492,8 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
-    /// Does the same as [`finish`](Self::finish), for an operation of a scope.
+    /// Calls [`finish`](Self::finish) for an operation of a scope. Returns an error if an operation around the scope
+    /// holds one of the variables.
     fn finish_scoped(
         &mut self,
         location: &'static Location<'static>,
@@ -1557,7 +1559,8 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
-    /// Does the same as [`finish`](Self::finish), for an operation that is a future.
+    /// Calls [`finish`](Self::finish) for an operation that is a future. Returns an error if the operation is for a
+    /// device.
     fn finish_future(&mut self, accesses: &impl ScopedAccesses) -> Result<(), PushError> {
         if self.device != Device::Cpu {
             return Err(PushError::FutureOnDevice);
@@ -1565,8 +1568,8 @@ impl<'e> OpBuilder<'e> {
         self.finish(accesses, flag::ASYNC)
     }
 
-    /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler never builds the
-    /// description of an operation that is pushed immediately.
+    /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler need not build the
+    /// description of an operation that `push_sole` pushes.
     #[inline(always)]
     fn enqueue_worker_job<J: Job>(
         mut self,

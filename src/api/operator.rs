@@ -45,8 +45,8 @@ unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
 
-/// The state that the handles of an operator share. Synchronous runs over variables hold no count of the state. An
-/// operation behind them in the queues drops the state.
+/// The state that the handles of an operator share. Synchronous runs over variables use the state without being counted
+/// as its owners: an operation behind them in the queues drops it.
 struct Owner {
     /// A pointer from a box. It is raw, since runs use the state as well, even while the `Owner` is being dropped.
     inner: NonNull<Inner>,
@@ -74,8 +74,8 @@ unsafe impl Send for Remains {}
 
 impl Drop for Remains {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from a box. The owner is gone, and all runs are complete: the drop of the `Owner`
-        // ensures this.
+        // SAFETY: the pointer came from a box. The owner no longer uses the state, and all runs are complete: the drop
+        // of the `Owner` ensures this.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -88,7 +88,7 @@ impl Drop for Owner {
         }
         let remains = Remains(self.inner);
         let Some(&entry) = self.get().entries.first() else {
-            // Runs without variables hold a count of the `Owner`, so none is left.
+            // Runs without variables are counted as owners, so none is left.
             return drop(remains);
         };
         let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
@@ -222,7 +222,7 @@ impl Operator {
     }
 
     /// Pushes a run of the operator with a priority other than the one it was created with. The priority has no effect
-    /// on [clean-ups](crate::OpBuilder::cleanup), and on operators whose property decides the priority.
+    /// on [clean-ups](crate::OpBuilder::cleanup), or on operators whose property decides the priority.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

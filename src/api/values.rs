@@ -46,7 +46,8 @@ impl Engine {
     /// * [`WaitError::WouldDeadlock`]: the wait would never return, for example because the calling operation names the
     ///   variable.
     /// * [`WaitError::TooManyWaiting`]: no thread could take over the worker.
-    /// * [`WaitError::Refused`]: the variable belongs to another engine or is deleted, or this is a forked child.
+    /// * [`WaitError::Refused`]: the variable belongs to another engine or to the children of an operation, it is
+    ///   deleted, or this is a forked child.
     /// * [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::InObserver`]: waits are forbidden here.
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {

@@ -518,7 +518,7 @@ impl Shared {
         drop(relaxed);
         if before != self.context.cu_ctx() {
             // SAFETY: the context was current before `f` was called. If it has been destroyed since, the driver returns
-            // an error, and no context is current.
+            // an error.
             let _ = unsafe { sys::cuCtxSetCurrent(before) };
         }
         result
@@ -680,8 +680,8 @@ impl Drop for Shared {
             }
             for event in lock(&self.events).drain(..) {
                 // SAFETY: the event is alive, and the list was its only owner. Its last recording may still be pending:
-                // the driver permits the destruction even then, and releases the event once it has happened. If the
-                // call fails, the event leaks.
+                // the driver permits the destruction even then, and releases the event once the device has reached it.
+                // If the call fails, the event leaks.
                 let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
             }
             Ok(())

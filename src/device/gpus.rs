@@ -28,7 +28,8 @@ pub(crate) struct Gpus<T> {
     lanes: Box<[GpuLane<T>]>,
     /// Whether the lanes' threads are pinned to the cores near their devices.
     pub(crate) pins: bool,
-    /// The number of lanes of each GPU. It is one in the naive engine, where no thread serves the lane.
+    /// The number of lanes of each GPU. In the naive engine it is one: no lanes exist, but each GPU has the number of a
+    /// lane.
     pub(crate) lanes_each: usize,
 }
 

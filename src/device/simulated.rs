@@ -517,7 +517,7 @@ impl Simulated {
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
         let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
-            // A caller that learns of a loss may free memory that running effects still use.
+            // A caller that learns of a loss may free memory, so this waits for effects that still use it.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
             // The lock is released by now: the drop of the command may run program code.
             drop(command);

@@ -167,7 +167,7 @@ impl GpuStream {
     /// `other` belongs to another device, or was imported through a handle that is neither the engine's nor a clone of
     /// it; a capture is open on one of the two streams; or the device refuses a call or is lost. Errors that are found
     /// before the call to `f` prevent that call. If the device repeatedly refuses a call that is needed after `f`, the
-    /// engine gives it up like a lost one: all operations in flight on the device fail, since their state is unknown.
+    /// engine gives the device up like a lost one: all operations in flight on it fail, since their state is unknown.
     ///
     /// # Panics
     /// If `f` panics.

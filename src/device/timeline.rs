@@ -1,10 +1,10 @@
 //! How far the streams of a device have progressed, and which operations in flight use a variable.
 //!
-//! A device operation releases its variables when it is *issued*, before the device has completed it. Unless the host
-//! uses their values, dependent operations of the same device need no more, because events order the streams. All other
-//! dependent operations must wait until the device operation is *complete*. So each lane numbers the operations that it
-//! issues, each variable notes the numbers of the operations that use it (in its [`DeviceUses`]), and the lane
-//! publishes the number of the last complete one (in its [`Timeline`]).
+//! A device operation releases its variables when it is *issued*, before the device has completed it. Events order the
+//! streams, so dependent operations of the same device need no more, unless their functions may use values in host
+//! memory. All other dependent operations must wait until the device operation is *complete*. So each lane numbers the
+//! operations that it issues, each variable notes the numbers of the operations that use it (in its [`DeviceUses`]),
+//! and the lane publishes the number of the last complete one (in its [`Timeline`]).
 //!
 //! # Who may touch what
 //!

@@ -17,17 +17,17 @@
 //!
 //! For a future, a [`GuardsJob`] puts guards into the oneshot instead. They hold [shares](super::held) of the right to
 //! end the operation. If the future is dropped before the operation's turn has come, it [cancels](Claim) the operation,
-//! which then changes nothing in its turn.
+//! which then changes nothing.
 //!
 //! # Who may touch what
 //!
 //! * The job: the thread that starts or skips the operation. The end of an operation that has started does not touch
 //!   the job, since another thread may end the operation while the job's `start` is still running
 //!   ([`FnState::MayRun`](super::ending::FnState::MayRun)).
-//! * The values: the owner of the [`Acquired`], as the accesses permit.
+//! * The values: the owner of the [`Acquired`] or of the guards, as the accesses permit.
 //!
-//! This module has no edges of its own: the oneshot hands the [`Acquired`] over, and with it everything that the queues
-//! have handed over.
+//! This module has no edges of its own: the oneshot hands over the [`Acquired`] or the guards, and with them everything
+//! that the queues have handed over.
 
 use std::{mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
 

@@ -114,9 +114,9 @@ impl Place {
 
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
-        // Relaxed: the value is exact for the work that holds the operation back. It is also exact for the operations
-        // that are let go together with this one, since they enter a queue only after the store. Other threads may read
-        // an earlier value, but do not run inside the operation that this value names.
+        // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations
+        // that are let go together with this one, since these enter a queue only after the store. Other threads may
+        // read an earlier value, but do not run inside the operation that this value names.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
@@ -206,8 +206,8 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl Cancellable<dyn Function> {
-    /// Registers `stop` to be called when the started operation is asked to stop. If that has happened before, only
-    /// [`Claim::is_stopping`] shows it.
+    /// Registers `stop` to be called when the started operation is asked to stop. Does not call `stop` for an earlier
+    /// request, which only [`Claim::is_stopping`] shows.
     pub(super) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
         *lock(&self.stop) = Some(Box::new(stop));
     }
@@ -242,9 +242,9 @@ impl Cancellable<dyn Function> {
     }
 
     /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with its failure, and
-    /// drops the function. Returns whether the caller must count the operation out of its scope. It must if this call
-    /// has cancelled the operation, or if an earlier call has cancelled it and dropped the function, and its turn has
-    /// not come.
+    /// drops the function. Returns whether the caller must count the operation out of its scope: either this call has
+    /// cancelled the operation, or an earlier call has cancelled it and dropped the function, and the operation's turn
+    /// has not come.
     pub(super) fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         // Acquire (edge `cleared`): the drop of the function, which comes before the end of the scope.

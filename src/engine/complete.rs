@@ -181,7 +181,7 @@ impl Core {
         self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
     }
 
-    /// Marks the variables that an operation mutates as failed, unless they have failed already.
+    /// Fails the variables that an operation mutates, except those that have failed already.
     fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
         // Recorded before another thread can see it on a variable.
         failure.record(&self.failures);

@@ -63,7 +63,7 @@ pub(crate) struct Core {
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
-    /// The number of operations that were run by pushes that were held back.
+    /// The number of operations that pushes have run while they were held back.
     pub(super) helped: Count,
     /// All threads that sleep in calls to this engine.
     pub(super) sleepers: Sleepers,

@@ -26,8 +26,9 @@
 //! | some can be refused | the one among them that began to wait last | its wait returns `WouldDeadlock` |
 //! | all are at the end of a scope | the one that began to wait last | it abandons operations that cannot start; see [`engine::scope`](crate::engine::scope) |
 //!
-//! A walk finds one cycle through its own wait, not all of them. Among the refusable waits of cycles that share waits,
-//! the one that began last is also the last in each cycle that its own walk can find, so it ends that cycle.
+//! A walk finds one cycle through its own wait, not all of them. That is enough: among the refusable waits of cycles
+//! that share waits, the one that began last is also the last in each cycle that its own walk can find. So it ends the
+//! cycle that the walk finds.
 //!
 //! # Not followed
 //!

@@ -175,7 +175,7 @@ impl Core {
     #[inline(never)]
     fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
         // The work that a device operation's function has issued is not complete when the function returns, so no
-        // operation of the program may run inside it.
+        // operation of the program may run inside the function.
         let forbidden = !op.task().has(flag::INLINE) && no_wait::in_device_function();
         if forbidden && self.has_workers() {
             self.observe_ready(&op);

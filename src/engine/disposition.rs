@@ -36,7 +36,8 @@ impl Core {
         if self.is_forked() || op.is_rejected() {
             return Disposition::Discard;
         }
-        // GPU lanes are checked before the failures are read: they may change a failure until their work is complete.
+        // GPU lanes are checked before the failures are read: the lanes may change a failure until their work is
+        // complete.
         if let Some(lane) = self.pending_on_device(op, at) {
             return Disposition::Forward(lane);
         }
@@ -85,8 +86,8 @@ impl Core {
 
     /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`. The caller
     /// sends the operation to that lane, which sends it back later. Each lane is returned at most once for an
-    /// operation: commands that the lane receives later, such as those of readers beside a wait, are not
-    /// dependencies.
+    /// operation: commands that the lane receives later are not dependencies. For example, readers may run alongside an
+    /// operation with a [`Mode::Await`] access.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.

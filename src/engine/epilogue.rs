@@ -126,8 +126,8 @@ impl Core {
     #[cold]
     pub(super) fn wake(self: &Arc<Self>, wakers: Wakers) {
         // The thread of a GPU lane leaves the wakers to a worker, unless the workers may have ended. In that case the
-        // operation pushed for the wakers would run here. Counting it out would wake the waker that ends the engine;
-        // that waker would find the operation pending, register again, and be woken again, without end.
+        // operation pushed for the wakers would run here. Counting that operation out would wake the waker that ends
+        // the engine; the waker would find the operation pending, register again, and be woken again, without end.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }

@@ -541,7 +541,7 @@ impl Kin for Family {
             return;
         }
         match self.this.upgrade() {
-            // Many nested families may end one inside the other, each with its only child.
+            // If each of many nested families has a single child, they end one inside the other.
             Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
             _ => self.end(),
         }

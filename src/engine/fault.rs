@@ -76,8 +76,8 @@ impl<E: Clone> Fault<E> {
     /// Returns the failure.
     ///
     /// # Safety
-    /// 1. The caller holds the variable, and the writes of GPUs to it are complete; or the caller is a lane of such a
-    ///    GPU and holds the [`FaultLock`].
+    /// 1. The caller holds the variable, and the writes of GPUs to it are complete; or the caller is a lane of a GPU
+    ///    that writes to it, and holds the [`FaultLock`].
     pub unsafe fn failure(&self) -> Option<E> {
         if !self.has_failed() {
             return None;
@@ -89,8 +89,8 @@ impl<E: Clone> Fault<E> {
     /// Sets or clears the failure. Returns the previous one.
     ///
     /// # Safety
-    /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is
-    ///    a lane of such a GPU and holds the [`FaultLock`].
+    /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is a
+    ///    lane of a GPU whose operations use it, and holds the [`FaultLock`].
     pub unsafe fn set_failure(&self, failure: Option<E>) -> Option<E> {
         if failure.is_some() {
             // Relaxed: the bit is handed over with the failure itself.

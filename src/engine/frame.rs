@@ -106,7 +106,7 @@ impl Frame {
         self.holds == Holds::Variables && self.op().is_some_and(|op| op.task().is_over())
     }
 
-    /// Takes the right to end the operation out of the frame.
+    /// Takes the frame's right to end the operation, if it has one.
     pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.right.take().map(ManuallyDrop::into_inner)
     }
@@ -485,8 +485,8 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
     held.into()
 }
 
-/// Returns the operations that run on this thread, for any engine, and have not released their variables, and the
-/// parents of those that are children.
+/// Returns the operations of any engine that run on this thread and have not released their variables. If one of them
+/// is a child, its parents are included.
 pub(super) fn running_ops() -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
@@ -556,8 +556,8 @@ pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
     member
 }
 
-/// Puts the right to end an operation back into the innermost frame, if that frame belongs to the operation and a panic
-/// in its function is dropping the completion. Returns the right otherwise.
+/// Puts `right`, the right to end an operation, back into the innermost frame, if that frame belongs to the operation
+/// and a panic in its function is dropping the completion. Returns the right otherwise.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
     // `enter_with` has taken the frame out of the list.

@@ -127,7 +127,8 @@ impl<R: Send + 'static> Deliver for Delivery<R> {
         let (result, unwanted) = match (result, value) {
             (Ok(()), Some(value)) => (Ok(value), None),
             (Ok(()), None) => (Err(handle.beside().failure()), None),
-            // A panic has dropped a guard that the future gave away.
+            // There is a value if the drop of the future panicked, or if a panic has dropped a guard that the future
+            // gave away.
             (Err(failure), value) => (Err(failure), value),
         };
         let wakers = handle.set(result);

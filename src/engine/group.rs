@@ -3,8 +3,8 @@
 //! # States
 //!
 //! Groups form a tree. A group is open until it is cancelled, loudly or quietly. A cancellation is final. The members
-//! of a cancelled group, and those of the groups inside it, do not start any more: in its turn, each fails, or changes
-//! nothing if the group was cancelled quietly. Clean-ups start nevertheless.
+//! of a cancelled group, and those of the groups inside it, do not start any more: when its turn comes, each one fails,
+//! or changes nothing if the group was cancelled quietly. Clean-ups start nevertheless.
 //!
 //! A member is counted in its group, and in those around it, from before its push until its epilogue has run.
 //!
@@ -165,7 +165,7 @@ struct Kept {
     mutates: bool,
 }
 
-/// The membership of an operation in a group, which counts the operation until this is dropped.
+/// The membership of an operation in a group. The group counts the operation until this value is dropped.
 pub(crate) struct Membership {
     group: Arc<Group>,
     /// The member's tickets in the group and in those around it.

@@ -60,8 +60,8 @@ impl Core {
     }
 
     /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
-    /// none is left or the wait for `goal` is over. Without workers, runs such operations that were left to ready loops
-    /// of this thread.
+    /// none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such operations that
+    /// were left to ready loops of this thread.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
         while !self.is_forked() && !is_over() && !ready_loop::is_stack_short() {
             // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.

@@ -3,8 +3,8 @@
 //! The function of an asynchronous operation may still run when the operation ends, so the end of the operation must
 //! not touch its job. The right therefore reports what the job would otherwise report.
 //!
-//! Only one thread at a time has the right: the one that starts the operation, then the owner of the completion or of
-//! the guards.
+//! First the thread that starts the operation has the right, and then the owner of the completion. Guards and futures
+//! [share](super::held) the right instead.
 
 use std::{
     any::Any,

@@ -7,7 +7,8 @@
 //!
 //! # A push that is held back
 //!
-//! [`hold_back`](Core::hold_back) acts on the first of these cases that applies, and repeats this until a case ends it:
+//! [`hold_back`](Core::hold_back) acts on the first of these cases that applies, again and again, until the push
+//! continues or is refused:
 //!
 //! 1. A shutdown has begun: the push is refused.
 //! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
@@ -16,7 +17,7 @@
 //!    one does: it must not wait for what this thread holds.
 //! 4. Nothing is ready or running: the push continues although there is no room. What is pending waits for something
 //!    that only the program can do, perhaps on this thread.
-//! 5. Otherwise the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit that
+//! 5. Otherwise the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or up to a time limit that
 //!    doubles each time. The time limit is needed because no event reports that nothing runs any more.
 //!
 //! # What runs
@@ -30,14 +31,15 @@
 //! in `running`: those that have handed over their worker, and threads of the program inside a ready loop. While such a
 //! thread sleeps in a wait for an engine, it is counted in `waiting` instead: only what it waits for matters then. A
 //! thread whose wait has just ended may still be counted in `waiting`. So if threads wait, two checks, with a pause
-//! between them, must find that nothing runs. A GPU lane whose thread is not searching has work in flight.
+//! between them, must find that nothing runs. The thread of a GPU lane waits for operations, and so notes that a search
+//! found nothing, only when it has no work in flight. A lane with work in flight therefore counts as running.
 //!
 //! # How far a limit is exceeded
 //!
 //! A count is a sum over shards, taken under a lock. So a thread that finds room takes a [credit](CREDIT) for at most
-//! half of that room, and at most [`MAX_CREDIT`] operations. It counts again when the credit is used up. If only one
-//! thread pushes, it therefore stays within the limit; several threads exceed it by at most `MAX_CREDIT` each, or by
-//! one each without credit.
+//! half of that room, and at most [`MAX_CREDIT`] operations. It counts again when the credit is used up. So a single
+//! thread that pushes stays within the limit. Several threads exceed the limit by at most `MAX_CREDIT` each, or by one
+//! each without credit.
 //!
 //! # Who may touch what
 //!

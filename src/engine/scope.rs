@@ -72,8 +72,8 @@ use crate::{
     system::panics,
 };
 
-/// How long a closing scope waits before it tries again to hand over its worker. Not tuned: an attempt is cheap, and a
-/// thread is available for the worker unless about a thousand operations wait.
+/// How long the thread of a closing scope waits before it tries again to hand over its worker. Not tuned: an attempt is
+/// cheap, and a thread is available for the worker unless about a thousand operations wait.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// The minimum length at which complete operations are removed from the list of a scope. Not tuned: a list of this
@@ -88,7 +88,7 @@ struct Members {
     left: usize,
 }
 
-/// Whether the operation of `handled` has ended. A cancelled operation ends in its turn.
+/// Whether the operation of `handled` has ended. A cancelled operation ends when its turn comes.
 fn is_gone(handled: &Handled<()>) -> bool {
     handled.is_done() && !handled.beside().claim().awaits_turn()
 }

@@ -1,4 +1,4 @@
-//! Shuffling: an engine that starts its ready operations in a random order.
+//! Shuffling: an engine starts its ready operations in a random order.
 //!
 //! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws them one after the
 //! other.

@@ -2,10 +2,10 @@
 //!
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
-//! | open, bounded | all, but an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
+//! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
 //! | draining | those that operations of the engine make, and the engine's own | cancelling, closed |
 //! | cancelling | the engine's own; operations that have not started fail | closed |
-//! | closed | the engine's own, whose operations run on the pushing thread | - |
+//! | closed | the engine's own; the operations run on the pushing thread | - |
 //!
 //! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation that was
 //! counted before the engine closed still finds its workers. Only then do the threads end.
@@ -194,7 +194,7 @@ impl Core {
 
 /// A waker that ends an engine without a waiting thread: the thread that counts out the last operation wakes it.
 ///
-/// A weak reference is enough, since the engine's threads keep the engine alive.
+/// A weak reference is enough, since the engine's threads keep the engine alive, as do completions and guards.
 struct End {
     core: Weak<Core>,
     /// Set when the threads have been told to end.
@@ -223,7 +223,7 @@ impl Wake for End {
 /// A shutdown that proceeds in the background, whether it is awaited or not.
 struct AsyncShutdown {
     core: Arc<Core>,
-    /// Resolves when the threads have been told to end; or the reason why the caller must not wait for that.
+    /// `Ok`: resolves when the threads have been told to end. `Err`: why the caller must not wait for that.
     told: Result<Waiter<()>, ShutdownError>,
 }
 

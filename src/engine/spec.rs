@@ -50,7 +50,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Returns the properties of an operation in the first lane that has nothing special except perhaps a name.
+    /// Returns the properties of an operation of the first lane, with nothing special except perhaps a name.
     #[inline]
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };

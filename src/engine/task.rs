@@ -93,7 +93,7 @@ const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
 /// The engine's part of the record of an operation. If the operation has only one access, the task begins a cache line,
-/// in which a small function has room as well. Fields that only some operations need are not initialised for the
+/// which has room for a small function as well. Fields that only some operations need are not initialised for the
 /// others.
 #[repr(C)]
 pub(crate) struct Task {
@@ -281,13 +281,16 @@ impl Task {
     }
 }
 
-/// The engine's view of an operation. The engine reaches an `Op` only through its [`OpRef`](crate::tracker::OpRef), a
-/// hold of its record, or an access of such an operation. Each of these keeps the task alive.
+/// The engine's view of an operation. The engine reaches an `Op` through its [`OpRef`](crate::tracker::OpRef), a hold
+/// of its record, or an access of such an operation. Each of these keeps the task alive. A pinned thread may also find
+/// an `Op` for a dump, or in a search for a deadlock. The task may then be dropped at any time, but what such a thread
+/// reads stays valid until it is unpinned.
 impl Op<Task> {
     /// Returns the task.
     #[inline]
     pub(crate) fn task(&self) -> &Task {
-        // SAFETY: every `Op` that the engine can reach holds its task, and the fields that change are in cells.
+        // SAFETY: every `Op` that the engine can reach holds its task, or held it at some moment since this thread was
+        // pinned. The fields that change are in cells.
         unsafe { &*self.shared_task_ptr() }
     }
 
@@ -496,7 +499,8 @@ pub(crate) trait Job: Send + 'static {
     }
     /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Notes that the operation ends in its turn. Returns whether its scope has already counted it out of its group.
+    /// Notes that the operation ends, now that its turn has come. Returns whether its scope has already counted it out
+    /// of its group.
     fn is_abandoned(&self) -> bool {
         false
     }

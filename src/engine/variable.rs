@@ -3,7 +3,8 @@
 //! # States
 //!
 //! 1. *Open*: operations can be pushed. The variable has handles.
-//! 2. *Closed*: it was deleted, or its last handle is gone. The queue accepts only the engine's own operations.
+//! 2. *Closed*: it was deleted, or its last handle is gone. The queue accepts only the engine's own operations that
+//!    drop the value, free the cell, or wait for the variable.
 //! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
 //! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Pinned threads may still read the queue and
 //!    the name; the memory is freed once they are unpinned.
@@ -14,7 +15,7 @@
 //! * `handles`: the owners of handles.
 //! * The value: operations that hold the variable, as their accesses permit.
 //! * `version`: stored by operations that hold the variable for writing, and by GPU lanes; read by any thread.
-//! * `emptied`: operations that hold the variable for writing; for others a hint.
+//! * `emptied`: operations that hold the variable for writing; a hint for all others.
 //! * `name`: set once, by any owner of a handle; read by any thread.
 //! * `fault` and `waits`: see [`Fault`] and [`Waits`].
 //!
@@ -156,7 +157,7 @@ impl<'h> VarRef<'h> {
 impl VarCell {
     /// Creates a variable with one handle.
     pub(crate) fn with_value<T: Send + 'static>(core: &Arc<Core>, value: T, memory: ValueMemory) -> NonNull<Self> {
-        // SAFETY: (1): the value is valid for ever.
+        // SAFETY: (1): the value is valid forever.
         unsafe { Self::with_borrowing_value(core, value, memory) }
     }
 
@@ -165,7 +166,7 @@ impl VarCell {
     pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
         // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
-        // SAFETY: (1): the value is valid for ever.
+        // SAFETY: (1): the value is valid forever.
         unsafe { Self::owned_by(core, owner, value, memory) }
     }
 

@@ -209,8 +209,8 @@ impl Core {
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or until `deadline`. Then waits
-    /// for a worker for the thread, if the thread has [handed over its own](Self::make_way).
+    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` has passed. Then
+    /// waits for a worker for the thread, if the thread has [handed over its own](Self::make_way).
     pub(super) fn sleep<R>(
         &self,
         deadline: Option<Instant>,
@@ -243,8 +243,8 @@ impl Core {
     /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
     /// an operation is complete, may depend on that work.
     pub(crate) fn catch_up() {
-        // The work that the function of a device operation has issued is not complete when it returns, so no operation
-        // of the program may run inside that function.
+        // The work that a device operation's function has issued is not complete when the function returns, so no
+        // operation of the program may run inside the function.
         if no_wait::in_device_function() {
             return;
         }
@@ -480,7 +480,7 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 /// functions that return from a wait, by up to 100 ms.
 ///
 /// The worker is blocked with the calling thread if no other thread can take it over, and in the functions of device
-/// operations and in deletions, which must not wait. Outside operations `blocking` only calls `f`.
+/// operations, in deletions and in observers, which must not wait. Outside operations `blocking` only calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -130,7 +130,8 @@ impl Seen {
         {
             problems.push(Problem::Stalled { time });
         }
-        // No operation has changed between two dumps, so the cycle is not made up of states from different moments.
+        // Reported only if no operation has changed between two dumps: otherwise the cycle could be made up of states
+        // from different moments.
         if let Some(ops) = dump.cycle().filter(|_| !has_moved && before.is_empty()) {
             if !std::mem::replace(&mut self.told_of_cycle, true) {
                 problems.push(Problem::Cycle { ops });

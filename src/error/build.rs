@@ -113,7 +113,8 @@ pub enum ShutdownError {
     /// asynchronous operation that continues after its completion, a destructor of a thread-local, or a logger. The
     /// threads end when it returns. A further call waits again; dropping the engine does not wait for them.
     ThreadsLeft(Vec<String>),
-    /// The engine was built by the parent of this forked process, where its threads are. The call has no effect.
+    /// This is a forked child of the process that built the engine, and has none of the engine's threads. The call has
+    /// no effect.
     Forked,
 }
 

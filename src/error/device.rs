@@ -41,7 +41,7 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Returns whether the device is out of memory (2), or the operating system could not pin any memory (304). The
+    /// Returns whether the device is out of memory (2), or the operating system could not pin more memory (304). The
     /// simulated device uses CUDA's numbers.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
@@ -64,7 +64,7 @@ impl DeviceError {
     }
 
     /// Returns the driver's error number: a `CUresult`, whose numbers the [simulated device](crate::simulated) uses as
-    /// well. It is negative if the driver was not reached or has no number.
+    /// well. The number is negative if the driver was not reached or has no number for the error.
     #[must_use]
     pub fn code(&self) -> i32 {
         self.0.code
@@ -76,8 +76,9 @@ impl DeviceError {
         &self.0.message
     }
 
-    /// Returns whether the whole device is lost to this process: a command has accessed memory that it must not access,
-    /// a kernel failed, or the hardware is gone. Every later call to the device returns the same error.
+    /// Returns whether the whole device is lost to this process, for example because a command has accessed memory that
+    /// it must not access, a kernel has failed, or the hardware is gone. Later calls to a lost device return a loss as
+    /// well.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.lost

@@ -52,13 +52,14 @@ pub enum Cause {
     Cancelled,
     /// The operation had not started when its [deadline](crate::OpBuilder::deadline) passed.
     DeadlinePassed,
-    /// The operation's device failed, while the operation was running there or earlier, or the function of a device
+    /// The operation's device failed before the operation started or while it ran, or the function of a device
     /// operation returned an error of the device.
     Device(DeviceError),
 }
 
 impl Cause {
-    /// Converts the cause of a device operation, whose function may have returned an error of the device.
+    /// Turns an error of the device, returned by the function of a device operation, into
+    /// [`Cause::Device`](Self::Device). Returns any other cause unchanged.
     pub(crate) fn of_device(self) -> Self {
         match self {
             Self::Error(error) => DeviceError::found_in(error).map_or_else(Self::Error, Self::Device),
@@ -268,7 +269,7 @@ impl OpError {
         matches!(self.cause(), Cause::Cancelled)
     }
 
-    /// Returns the failure's sequence number, which rises with time.
+    /// Returns the failure's sequence number. Later failures have higher numbers.
     pub(crate) fn sequence(&self) -> u64 {
         self.0.sequence
     }

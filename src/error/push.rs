@@ -84,7 +84,8 @@ pub enum PushError {
     FutureOnDevice,
     /// The call is for operations of a device, but no device was given to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
-    /// The engine was built by the parent of this forked process, where its threads are. Build another engine here.
+    /// This is a forked child of the process that built the engine, and has none of the engine's threads. Build another
+    /// engine in the child.
     Forked,
 }
 

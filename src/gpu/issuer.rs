@@ -1,5 +1,5 @@
-//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and forwards the operations of other
-//! lanes that wait for this one.
+//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and forwards *cross-lane waiters*,
+//! the operations of other lanes that wait for this one.
 //!
 //! # States of an operation here
 //!
@@ -117,7 +117,7 @@ struct Issuer<'c> {
 
 /// The main function of the thread that serves GPU lane `number`.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    // The thread may use all cores near the GPU, since each of them has a worker pinned to it.
+    // The thread may use all cores near the GPU, since each of them may have a worker pinned to it.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
     let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
     worker_thread::serve_device(core, &near, || serve_lane(core, number, worker));
@@ -479,7 +479,7 @@ impl Issuer<'_> {
 
     /// Fails every operation in flight because of `error`.
     fn fail(&mut self, error: &DeviceError) {
-        // A stream that is still captured could not be waited for.
+        // Ends a capture that is still open, since a captured stream cannot be waited for.
         let _ = self.stream.function_ended(FunctionEnd::Failed);
         let loss = self.core.gpus().gpus[self.lane().gpu].lose(error);
         self.marked = self.issued;

@@ -2,9 +2,10 @@
 //!
 //! A ready device operation is scheduled on its lane. The lane's thread calls the operation's function with the stream,
 //! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are noted on the
-//! variables ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or uses a
-//! value in host memory, must wait until the operations in flight on its variables are complete. It is *sent* to the
-//! lane that it waits for. This lane watches its stream, and sends the waiting operation on once they are complete.
+//! variables ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or whose
+//! function may use a value in host memory, must wait until the operations in flight on its variables are complete. It
+//! is *sent* to the lane that it waits for. This lane watches its stream, and sends the waiting operation on once the
+//! operations in flight are complete.
 
 use std::sync::Arc;
 

@@ -20,8 +20,8 @@ pub(crate) use model::Atomic;
 /// Returns a guard that protects nothing, for operations on atomics.
 #[inline(always)]
 pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
-    // SAFETY: the callers only exchange words through this guard. Everything that they dereference is kept alive by the
-    // rules of the tracker, not by this guard.
+    // SAFETY: the callers only load and change words through this guard. Everything that they dereference is kept alive
+    // by the rules of the tracker, not by this guard.
     unsafe { crossbeam_epoch::unprotected() }
 }
 
@@ -33,8 +33,8 @@ mod real {
 
     use crate::sync::fork::PerProcess;
 
-    /// The crate has its own collector, so that closures retired by other users of crossbeam-epoch do not run inside
-    /// it. A forked child has another one, in which no thread of its parent is pinned.
+    /// The crate has its own collector, so that its pins do not run closures that other users of crossbeam-epoch have
+    /// retired. A forked child has another one, in which no thread of its parent is pinned.
     static COLLECTOR: PerProcess<Collector> = PerProcess::new();
 
     /// The thread's handle to the collector, from its first pin on. It has no drop glue, so that accessing it reads

@@ -12,9 +12,9 @@
 //! in the caches of threads that do not exist in the child, a few hundred each, are lost, and so are those that were
 //! retired but not yet free.
 //!
-//! The stack of batches, which with a count of them is all that threads share in a steady load, is in `free_list.rs`,
-//! and is checked by models. The first record of a batch is the batch's node. It is pushed again only after the epoch
-//! has passed, because the batch's records have been used and retired in between.
+//! The stack of batches is in `free_list.rs`, and is checked by models. In a steady load, this stack and a count of its
+//! batches are the only parts of the pool that threads share. The first record of a batch is the batch's node. The node
+//! is pushed again only after the epoch has passed, because the batch's records have been used and retired in between.
 //!
 //! Under loom and shuttle every record is newly allocated, and is marked when it is reclaimed, so that models find each
 //! later use. Under the cfg `raddle_unpooled` each record is allocated on the heap and freed, so that heap checkers

@@ -5,7 +5,8 @@
 //!
 //! # Who may touch what
 //!
-//! * The set: threads that allocate or free a record, under the locks. The pool makes this rare.
+//! * The set: threads that allocate, free or look for records, under the locks. The pool makes allocating and freeing
+//!   rare.
 //! * The mark, the first word of a record: the record's user while the record is in use; while it is free, the pool's
 //!   stack, which stores pointers to other records there, never a mark.
 //!

@@ -5,7 +5,7 @@
 //! | state | meaning | next |
 //! |---|---|---|
 //! | `OPEN` | the function has not failed, and the completion was not used | `FAILED` by the function's thread, `RESOLVED` by the completion |
-//! | `FAILED` | the function failed and left its error; the completion, which still exists, will complete the operation with it | `RESOLVED` |
+//! | `FAILED` | the function failed and left its error for the completion, which still exists and will complete the operation with that error | `RESOLVED` |
 //! | `RESOLVED` | the completion has completed the operation | – |
 //!
 //! A function that fails while its completion exists elsewhere does not complete the operation: the holder of the
@@ -34,8 +34,8 @@ pub struct AsyncState<E> {
     early: UnsafeCell<Option<E>>,
 }
 
-// SAFETY: `early` is written by the function's thread before it sets `FAILED`, and taken by the thread that sets
-// `RESOLVED` after that.
+// SAFETY: the function's thread writes `early` before it tries to set `FAILED`. If it succeeds, the thread that sets
+// `RESOLVED` after that takes the error. If it fails, it takes the error back, and no other thread uses the field.
 unsafe impl<E: Send> Sync for AsyncState<E> {}
 
 impl<E> Default for AsyncState<E> {

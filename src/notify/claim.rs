@@ -12,11 +12,14 @@
 //! | with `SETTLED` | its turn has come: its thread counts it out of its groups | – |
 //! | with `ABANDONED` | its scope has counted it out already, and does not wait for its turn | – |
 //!
-//! The thread that ends the state `PENDING` has the function to itself, and calls or drops it.
+//! The thread that ends the state `PENDING` has the function to itself, and calls or drops it. A waiter, however, may
+//! come too late to take the operation from its queue. It then leaves the function to the worker that has popped the
+//! operation.
 //!
 //! # Who may touch what
 //!
 //! * [`start`](Claim::start): the owner of the ready operation, as often as it likes.
+//! * [`start_first`](Claim::start_first): a waiter that tries to take the ready operation from its queue.
 //! * [`settle`](Claim::settle): the thread that ends the operation.
 //! * [`cancel`](Claim::cancel): any thread.
 //! * [`abandon`](Claim::abandon): the thread that ends the scope of the operation.

@@ -18,7 +18,7 @@ enum State<R> {
     Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
-    /// There is no result yet, and nothing wants it. A failure counts as reported when it is set.
+    /// There is no result yet, and nothing wants it. A failure that is set later counts as reported.
     Ignored,
 }
 

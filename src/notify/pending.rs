@@ -10,7 +10,7 @@
 //!
 //! | word | meaning | bit 0 | bit 1 |
 //! |---|---|---|---|
-//! | `entered` | operations that entered through this shard, times four; changed by CAS | closed: an entry is refused and retries in the current generation | unused |
+//! | `entered` | operations that entered through this shard, times four; raised by CAS | closed: an entry is refused and retries in the current generation | unused |
 //! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for waiters for room |
 //!
 //! Closing sets bit 0 of every word with one read-modify-write each, which returns the exact count at that moment. The
@@ -51,8 +51,8 @@
 //! `current`, and is repeated if another thread of its shard was faster. A wait closes the current generation
 //! immediately, whatever else drains.
 //!
-//! No waker runs in this module: a call that ends the waits of futures returns their wakers, and its caller wakes them
-//! when nothing that others may wait for depends on the calling thread any more.
+//! No waker is woken in this module: a call that ends the waits of futures returns their wakers, and its caller wakes
+//! them when nothing that others may wait for depends on the calling thread any more.
 
 use std::{
     collections::BTreeSet,
@@ -514,8 +514,8 @@ impl PendingOps {
         })
     }
 
-    /// Ends a wait for room that was polled. Returns the waker of the next future, if there is room: this wait may have
-    /// been notified in its place.
+    /// Ends a wait for room that was polled. Returns the waker of the next future, if there is room: the wait that ends
+    /// here may have received the only notification.
     #[must_use = "futures wait to be woken"]
     pub fn end_room(&self, key: &mut WakerKey) -> Option<Wakers> {
         wakers::leave(&self.state, key, |state| Some(&mut state.for_room));
@@ -606,7 +606,7 @@ impl PendingOps {
         self.wait_in(lock(&self.state), wait.0.target(), deadline)
     }
 
-    /// Whether `wait` covers the operation with this ticket, which has not left.
+    /// Whether `wait` covers the operation with this ticket, which must not have left.
     pub fn covers(&self, wait: &PendingWait, Ticket(generation): Ticket) -> bool {
         let (state, generation) = (lock(&self.state), generation as usize);
         // Relaxed: only changed under the lock.

@@ -41,7 +41,8 @@ pub struct Nested {
 /// Operations, each followed by the operations around it.
 pub type Ops = SmallVec<[Nested; 2]>;
 
-/// The operations that a thread is inside of. Unless they are asynchronous, they do not end before the thread's wait.
+/// The operations that a thread is inside of. Unless they are asynchronous, they do not end before the thread's wait
+/// does.
 #[derive(Clone, Debug, Default)]
 pub struct Inside {
     /// The operations that run on the thread and were not complete when its wait began, and those that cannot complete
@@ -66,8 +67,8 @@ pub enum Goal<'g> {
     Op {
         /// The pointer that identifies the operation. Never dereferenced.
         task: NonNull<()>,
-        /// Where to find the pointer that identifies the operation that keeps this one from entering a queue, or null.
-        /// `None` if no operation can do that. The pointer is never dereferenced.
+        /// Holds a pointer to the operation that keeps this one from entering a queue, or null while none does. The
+        /// pointer is never dereferenced. `None` if no operation can ever keep this one from entering a queue.
         held_back_by: Option<&'g AtomicPtr<()>>,
     },
     /// The operations of this count that the wait covers, or all of them if there is no wait.

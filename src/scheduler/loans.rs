@@ -2,7 +2,8 @@
 //!
 //! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, and gives
 //! the place back when it waits again or returns. A worker that finds work in the meantime stays idle, unless the other
-//! idle workers cover all loans. So no more functions compute than the lane has workers.
+//! idle workers cover all loans. So no more functions compute than the lane has workers, unless a worker has stayed
+//! idle until its time limit passed.
 //!
 //! # States of a worker
 //!
@@ -100,6 +101,7 @@ impl Loans {
     /// `deadline`. Calls `put_back` first, unless the loans are covered already. The worker counts as busy when this
     /// returns.
     pub fn stay_idle(&self, sleep: &Sleep, worker: usize, deadline: Option<Instant>, put_back: impl FnOnce()) -> Stay {
+        // Relaxed: ordered by the fence before this call, and later by the one below.
         let is_covered = || sleep.count_idle() >= self.lent.load(Relaxed);
         let mut staying = lock(&self.staying);
         if is_covered() {

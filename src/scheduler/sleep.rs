@@ -185,7 +185,7 @@ impl Sleep {
     #[inline]
     pub fn count_find(&self, worker: usize) {
         if cfg!(raddle_loom) {
-            // Under loom a timed park ends immediately.
+            // Under loom a timed park ends immediately, so the count is not needed.
             return;
         }
         let finds = &self.finds[worker];

@@ -292,8 +292,8 @@ impl<T> Worker<T> {
         self.find_queued(slot)
     }
 
-    /// Continues [`find`](Self::find) if the next operation is not in the slot. Kept short, since it is usually in the
-    /// deque then.
+    /// Continues [`find`](Self::find) if the next operation is not in the slot. It is usually in the deque then, so
+    /// this function is kept short.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         if slot.is_none() && self.budget.get() > 0 && !self.lane.injector().is_urgent() {

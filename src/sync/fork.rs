@@ -32,14 +32,14 @@ pub(crate) struct ProcessMark(usize);
 impl ProcessMark {
     /// Returns the mark of this process.
     pub(crate) fn current() -> Self {
-        // Relaxed: it changes only while there is no other thread.
+        // Relaxed: the number changes only while there is no other thread.
         Self(FORKS.load(Relaxed))
     }
 
     /// Whether the mark was made by a process that this one was forked from.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
-        // Relaxed: it changes only while there is no other thread.
+        // Relaxed: the number changes only while there is no other thread.
         self.0 != FORKS.load(Relaxed)
     }
 }

@@ -3,8 +3,8 @@
 //! On x86-64 the counter is read in some 10 ns, less than half of what [`Instant::now`] takes. It is used if the
 //! processor reports that the counter runs at a constant rate in every power state ("invariant": Intel, Software
 //! Developer's Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007
-//! of CPUID). Linux synchronises the counters of all cores, and two readings that a message between threads orders have
-//! never been observed out of order.
+//! of CPUID). Linux synchronises the counters of all cores. Two readings that are ordered by a message between threads
+//! have never been observed out of order.
 
 use std::{
     sync::OnceLock,

@@ -23,7 +23,7 @@ pub struct Finding {
     pub about: &'static str,
     /// What was found.
     pub found: String,
-    /// What to do, if the finding should be different.
+    /// What to do about the finding, if something should be done.
     pub advice: Option<String>,
 }
 
@@ -87,7 +87,7 @@ fn finding(about: &'static str, found: impl Into<String>, advice: Option<&str>) 
     Some(Finding { about, found: found.into(), advice: advice.map(str::to_owned) })
 }
 
-/// Returns the text of a system file, without the newline at its end, or `None` if there is no text.
+/// Returns the text of a system file, without the white space around it, or `None` if there is no text.
 fn read(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();

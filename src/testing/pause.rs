@@ -28,7 +28,7 @@ points! {
         PushPinned,
         /// `insert`: the tail is read.
         PushReadTail,
-        /// `insert`: the word of the access at the tail is read; nothing is linked there.
+        /// `insert`: the word of the access at the tail is read; no access is linked behind it.
         PushReadWord,
         /// `insert`: no operation is in the way; `registered` and `closed` are read.
         PushReadRegistered,
@@ -72,7 +72,7 @@ points! {
         CompleteFlagged,
         /// `propagate`: before an access is subtracted from what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `propagate`, `end`, `Core::finish_completed`: before an access is retired.
+        /// `propagate_from_reader`, `end`, `Core::finish_completed`: before an access is retired.
         CompleteBeforeRetire,
         /// `advance_tail`: the push of the next access's operation may not be over; before the tail is moved to that
         /// access.

@@ -8,15 +8,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(any(raddle_loom, raddle_shuttle)), allow(dead_code))]
 pub enum Step {
-    /// `tracker::insert` helps the operation at the tail onto all its variables before it appends behind it.
+    /// `tracker::insert` appends an access behind another operation only once that operation is in all its queues.
     HelpBeforeAppend,
-    /// `tracker::insert` reads `registered` again after it has read the tail and its word.
+    /// `tracker::insert` reads `registered` again after it has read the tail and the word of the access there.
     RereadRegistered,
     /// A completion moves the tail past an access before the access is retired.
     TailPastRetired,
     /// A completion releases the operation's writes to its successors.
     CompletionReleases,
-    /// A completion passes a reader's own right to read on to the next reader.
+    /// A completion that grants `READ_OK` to a reader also grants it to the next reader.
     ReadersPassOn,
     /// A retired record is reclaimed only after the epoch has passed.
     ReclaimAfterEpoch,
@@ -43,7 +43,7 @@ pub enum Step {
     /// A dropped `Completion` completes its operation immediately, even inside the operation's own function
     /// (`frame::leave_lost`).
     DropEndsAtOnce,
-    /// A CPU operation waits for no device once it has entered its lane (`Core::schedule_beside_devices`).
+    /// A CPU operation waits for no device once it has entered its lane (`Core::schedule_beside_gpus`).
     EndWaitingForDevices,
     /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`,
     /// `workers::execute_otherwise`).
@@ -58,7 +58,7 @@ pub enum Step {
     EndChecksAgain,
     /// A worker withdraws its note that it is idle before it looks for work again (`Sleep::note_busy`).
     NoteBusy,
-    /// `PendingOps::leave` notifies the threads that wait for the count.
+    /// `PendingOps::leave` notifies the threads and futures that wait for the count.
     LeaveNotifies,
     /// A thread is pinned during a walk (`tracker::walk_blocked`).
     WalkPins,

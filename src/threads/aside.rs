@@ -12,7 +12,7 @@
 //!
 //! * The state: under the lock. No foreign code runs there, and no thread is started. The lock of the list of threads
 //!   is taken before this one, and the lock of the spare threads after it.
-//! * The workers that are aside: the thread that has [taken](Aside::take) them.
+//! * A worker that was aside: the thread that has [taken](Aside::take) it.
 //!
 //! # Edges
 //!
@@ -153,8 +153,8 @@ impl<W> Aside<W> {
         if removed(Step::WaitsTakeUp) { Vec::new() } else { mem::take(&mut state.workers) }
     }
 
-    /// Notes that program code runs on a thread that has given its worker away, unless a stop is requested: the stop
-    /// waits for the thread itself. Returns whether the code was noted.
+    /// Notes that program code runs on a thread that has given its worker away. Notes nothing if a stop is requested,
+    /// since the stop waits for the thread itself. Returns whether the code was noted.
     pub fn code_begins(&self) -> bool {
         let mut state = lock(&self.state);
         state.waiting += usize::from(!state.requested);

@@ -1,4 +1,4 @@
-//! `Shuffler`: holds the ready operations of an engine, and draws one of them at random.
+//! `Shuffler`: holds the ready operations of an engine, and draws them in a random order.
 //!
 //! An engine that shuffles puts its ready operations here instead of into its lanes. A thread of the engine draws them
 //! one by one, and sends each to its lane.
@@ -7,8 +7,8 @@
 //!
 //! * `state`: under its lock. No foreign code runs there.
 //! * `drawing`: locked by the thread that draws, until the drawn operation is in its lane, and by the thread that ends
-//!   the engine. A waiter may take and complete the drawn operation earlier. Without this lock, the engine could then
-//!   end during the draw.
+//!   the engine. A waiter may take and complete the drawn operation before it is in its lane. Without this lock, the
+//!   engine could then end during the draw.
 //! * `outside`: see [`Waiters`].
 //!
 //! There are no edges: the locks and the lanes hand over the operations.
@@ -130,8 +130,8 @@ impl<T> Shuffler<T> {
         })
     }
 
-    /// Whether the program seems to have pushed what it can for now: no wait of a thread outside the engine is over,
-    /// and there is such a wait or no such thread has pushed for a while.
+    /// Whether the program seems to have pushed what it can for now. That is the case if no wait of a thread outside
+    /// the engine is over, and either there is such a wait or no such thread has pushed or ended a wait for a while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;

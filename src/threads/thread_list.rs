@@ -164,7 +164,7 @@ struct MainGuard {
 impl Drop for MainGuard {
     fn drop(&mut self) {
         if self.process.is_foreign() {
-            // In a forked child the lock may be held for ever.
+            // In a forked child the lock may be held forever.
             return;
         }
         let mut list = lock(&self.threads.list);

@@ -15,8 +15,8 @@ use super::{
 use crate::values::{device::Device, name::Name};
 
 /// A list of what is pending in an engine, from [`Engine::dump`](crate::Engine::dump). [`Display`](fmt::Display) prints
-/// it as text, and begins with a cycle of waits, if there is one, or else with the operation that holds up the most
-/// others.
+/// it as text: after the number of operations comes a cycle of waits, if there is one, or else the operation that holds
+/// up the most others.
 #[derive(Clone, Debug, Default)]
 pub struct Dump {
     pub(crate) ops: Vec<PendingOp>,
@@ -108,7 +108,7 @@ pub struct PendingOp {
     pub place: Option<String>,
     /// The time since the operation's push. Known only for the same engines as `place`.
     pub age: Option<Duration>,
-    /// The operation's priority, or, of the priorities that the engine treats as equal to it, the one closest to 0.
+    /// The priority closest to 0 among those that the engine treats as equal to the operation's.
     pub priority: i32,
     /// Whether the operation ends when its completion is used, rather than when its function returns.
     pub asynchronous: bool,

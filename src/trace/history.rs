@@ -29,7 +29,7 @@ pub struct TracedOp {
     pub engine: u16,
     /// The number of the operation's lane: see [`Trace::lane`].
     pub lane: u8,
-    /// The operation's priority, or, of the priorities that the engine treats as equal to it, the one closest to 0.
+    /// The priority closest to 0 among those that the engine treats as equal to the operation's.
     pub priority: i32,
     /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
@@ -53,7 +53,7 @@ pub struct TracedOp {
     pub ended: Option<Duration>,
     /// How the operation ended.
     pub outcome: Option<Outcome>,
-    /// Where and when the operation's function ran. There are several runs if the function waited.
+    /// Where and when the operation's function ran. There may be several runs if the function waited.
     pub runs: Vec<Run>,
     /// The operations in the trace that came before this one on its variables, and that it had to wait for.
     pub depends_on: Vec<OpId>,
@@ -262,8 +262,8 @@ const MAX_ENDED: usize = 1 << 20;
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
-    /// Adds a thread, and returns its number. If all numbers are taken, it reuses the number of a thread that has
-    /// ended, or returns `None` if there is no such thread.
+    /// Adds a thread, and returns its number. If all numbers are taken, reuses the number of a thread that has ended,
+    /// or returns `None` if there is no such thread.
     pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<u16> {
         let is_full = self.threads.len() == max_threads();
         let number = if is_full { self.ended_threads.pop_front()? } else { self.threads.len() as u16 };

@@ -12,8 +12,7 @@ use super::{
 ///
 /// The calls are made immediately, between the steps of the engine, so they should be quick. An observer must neither
 /// push nor wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in
-/// the order of these methods, with two exceptions: `ready` may come, on another thread, before `pushed` has returned,
-/// and `returned` may come after `ended`.
+/// the order of these methods, except that `returned` may come after `ended`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

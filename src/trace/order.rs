@@ -86,7 +86,7 @@ impl Trace {
     /// push order. The check does not look at the engine's queues: it asks whether the recorded times of pushes and
     /// runs can be explained by one order of all pushes. Operations that have not ended are not checked.
     ///
-    /// A program's tests can end with this check, as raddle's own do.
+    /// A program's tests can end with this check, as many of raddle's own do.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

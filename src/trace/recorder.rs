@@ -63,8 +63,8 @@ const TICKS_BITS: u32 = 4;
 /// Clones are handles to the same recorder.
 ///
 /// Each thread writes to a ring of its own: only the thread's first event takes a lock and allocates memory. An event
-/// that finds the ring full is lost; the trace says [how many](Trace::lost). A long-running program takes the trace
-/// from time to time, or lets [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
+/// that finds the ring full is lost; the trace says [how many](Trace::lost). A long-running program should take the
+/// trace from time to time, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -215,7 +215,7 @@ impl Recorder {
     }
 
     /// If events were lost, searches the recorder's engines for pending operations, and returns these with the time of
-    /// the search: operations whose ends were lost would otherwise seem to be pending for ever. Does nothing if the
+    /// the search: operations whose ends were lost would otherwise seem to be pending forever. Does nothing if the
     /// last search began less than `interval` ago.
     fn pending_after_losses(&self, interval: Duration) -> Option<(HashSet<OpId>, Duration)> {
         let mut state = lock(&self.shared.state);

@@ -28,12 +28,12 @@ const MAX_DRAWN: usize = 50_000;
 pub struct CriticalStep {
     /// The operation.
     pub op: OpId,
-    /// The time from the end of the operation before it on the path until its push; zero if it was pushed before that
-    /// end.
+    /// The time from the end of the previous operation on the path to the push of this one; zero if this one was pushed
+    /// before that end.
     pub unpushed: Duration,
-    /// How long it was ready and waited for a worker.
+    /// How long the operation was ready and waited for a worker.
     pub queued: Duration,
-    /// How long it ran: up to its end, or, if it pushed the next operation on the path, up to that push.
+    /// How long the operation ran: up to its end, or, if it pushed the next operation on the path, up to that push.
     pub ran: Duration,
 }
 
@@ -112,8 +112,8 @@ impl Trace {
     /// The errors of `out`.
     pub fn write_report(&self, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let (head, tail) = PAGE.split_once(DATA).expect("the page has a place for the data");
-        // In a script, `</script` would end it, and `<!--` with `<script` would let it continue past its end. The data
-        // have `<` only in strings.
+        // `</script` would end the script that holds the data, and `<!--` with `<script` would let that script continue
+        // past its end. The data have `<` only in strings.
         let data = self.report_data(title).replace('<', "\\u003c");
         out.write_all(head.as_bytes())?;
         out.write_all(data.as_bytes())?;

@@ -20,9 +20,9 @@ pub struct Stats {
     /// The number of operations that were pushed since the engine was made. Like the next two, it includes the engine's
     /// own operations, such as waits and deletions.
     pub pushed: u64,
-    /// How many of them have ended.
+    /// How many of the pushed operations have ended.
     pub ended: u64,
-    /// How many of them are pending.
+    /// How many of the pushed operations are pending.
     pub pending: u64,
     /// How many operations were run by waits and by pushes that were held back, instead of by a worker.
     pub helped: u64,
@@ -30,7 +30,8 @@ pub struct Stats {
     pub lanes: Vec<LaneStats>,
     /// The operations by name, sorted by the total time that they ran, longest first. Empty for engines with neither a
     /// [recorder](crate::EngineBuilder::recorder) nor a [profile](crate::EngineBuilder::profile). The list covers all
-    /// engines of the recorder, and all operations that have ended since the recorder was made.
+    /// engines of the recorder, and all operations that have ended since the recorder was made, except the engines'
+    /// own.
     pub operations: Vec<OpStats>,
     /// The number of events that the recorder has lost since it was made. They are missing from `operations`.
     pub lost: u64,
@@ -54,13 +55,13 @@ pub struct LaneStats {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct WorkerStats {
-    /// The number of operations in its deque at the moment.
+    /// The number of operations in the worker's deque at the moment.
     pub queued: usize,
-    /// The number of times that it has stolen operations from another worker.
+    /// The number of times that the worker has stolen operations from another worker.
     pub steals: u64,
-    /// The number of operations that functions on it have run while they waited.
+    /// The number of operations that functions on the worker have run while they waited.
     pub helped: u64,
-    /// The number of times that it has parked because there was nothing to run.
+    /// The number of times that the worker has parked because there was nothing to run.
     pub parks: u64,
 }
 
@@ -185,7 +186,7 @@ impl Collected {
         op.took().into_iter().for_each(|time| stats.took.add(time));
     }
 
-    /// Returns the statistics by name.
+    /// Returns the statistics by name, sorted by the total time that the operations ran, longest first.
     pub(super) fn sorted(&self) -> Vec<OpStats> {
         let mut stats: Vec<OpStats> = self.0.values().cloned().collect();
         stats.sort_by(|a, b| b.ran.total.cmp(&a.ran.total).then_with(|| a.name.cmp(&b.name)));

@@ -70,7 +70,7 @@ impl Observer for TracingObserver {
             return;
         }
         let span = tracing::info_span!(target: TARGET, "operation", name = op.name, pushed_at = %op.location).entered();
-        // A thread whose thread-locals are gone calls no more functions that would need the span.
+        // If the thread is ending and its thread-locals are gone, the span is left immediately.
         let _ = RUNNING.try_with(|running| running.borrow_mut().push((op.id, span)));
     }
 

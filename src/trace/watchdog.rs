@@ -69,7 +69,7 @@ impl Watchdog {
         self
     }
 
-    /// Reports operations of this name that run for longer than `limit`, instead of the limit for [all
+    /// Reports operations of this name that run for longer than `limit`. For them, `limit` replaces the limit for [all
     /// operations](Self::running).
     ///
     /// ```

@@ -73,8 +73,8 @@ impl Queued {
         self.0.load(Relaxed) == PASSES_CLOSED
     }
 
-    /// Notes that an entry is about to own the operation, if this is the operation's first entry, and returns whether
-    /// it is. Called by the owner.
+    /// Notes that an entry is about to own the operation. Returns `false`, and changes nothing, if the operation had an
+    /// entry before or if waiters do not take it. Called by the owner.
     pub(super) fn enter(&self) -> bool {
         // Relaxed: no other thread changes the state before the pointer is published.
         let is_first = self.0.load(Relaxed) == OUTSIDE;

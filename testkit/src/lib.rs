@@ -55,7 +55,8 @@ pub const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, Engin
 
 pub const THREADED: [EngineKind; 2] = [EngineKind::Pooled, EngineKind::PerDevice];
 
-/// Builds an engine of `kind` with `workers` unpinned workers: pinned workers of concurrent tests would share a core.
+/// Builds an engine of `kind` with `workers` workers. They are unpinned, because pinned workers of concurrent tests
+/// could share a core while other cores are idle.
 pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }

@@ -226,7 +226,7 @@ fn assert_ends(observer: &Engine) {
     observer.shutdown(Shutdown::Drain, Some(Duration::from_secs(30))).expect("the engine ends");
 }
 
-/// In each case, one of the engine's threads drops the last handle to the engine.
+/// In each case, the last handle is dropped by a thread that runs operations of the engine.
 #[test]
 fn an_operation_may_drop_the_last_handle_to_the_engine() {
     on_kinds(&KINDS, 1, |engine| {

@@ -1,5 +1,4 @@
-//! Tests that misuse by a program and calls at the worst moment have defined results: nothing is lost, and nothing
-//! hangs.
+//! Misuse by a program, and calls at the worst moment, have defined results: nothing is lost, and nothing hangs.
 
 #![forbid(unsafe_code)]
 

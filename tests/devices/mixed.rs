@@ -3,7 +3,7 @@
 //!
 //! A program runs on two GPUs that pick their commands at random. Without faults there is one correct result: what
 //! each operation saw, and every value, version and failure. With a fault, operations that do not fail must still be
-//! correct, and operations that do not depend on the device must not fail.
+//! correct, and operations that do not depend on the faulty GPU must not fail.
 
 use crate::common::shapes::*;
 use std::{
@@ -270,7 +270,7 @@ impl Model {
     fn new() -> Self {
         Self {
             values: (0..PLACES.len()).map(first_value).collect(),
-            // A first operation on each variable has written its first value.
+            // The first operation on each variable has written the variable's first value.
             versions: vec![1; PLACES.len()],
             failed: vec![None; PLACES.len()],
             results: Vec::new(),
@@ -694,7 +694,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         let expected = model.failed[variable].map_or(Ok(model.values[variable]), Err);
         assert_eq!(shown(runner.value(variable)), expected, "{}", at(&format!("variable {variable}")));
         let token = runner.variables[variable].token();
-        // A copy on another stream may have read the value before the variable's lane has counted the mutation.
+        // A copy on another stream may have read the value before the lane of the mutation has counted it.
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         assert_eq!(shown(waited), expected.map(|_| 0), "{}", at(&format!("a wait for variable {variable}")));
         let version = token.version();

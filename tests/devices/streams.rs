@@ -297,8 +297,8 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
     }
 }
 
-/// A device that refuses every attempt to order the lane's stream with the imported one is given up. All operations
-/// report this, and no later function is called.
+/// A device that refuses every attempt to make the lane's stream wait for the imported one is given up: all operations
+/// on the device report its loss, and no later function is called.
 #[test]
 fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     for kind in KINDS {

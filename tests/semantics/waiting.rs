@@ -272,7 +272,7 @@ fn each_of_many_waits_for_all_covers_exactly_the_earlier_operations() {
                 inner.open();
             });
             started.pass();
-            // By now, the other thread is inside its call.
+            // Gives the other thread time to enter its call.
             thread::sleep(4 * MOMENT);
             let last = hold(engine, &engine.token());
             let limit = Duration::from_secs(3);

@@ -68,7 +68,7 @@ typedef struct command {
     struct command *next;
 } command;
 
-/* Commands in the order in which they were issued, in which they can be executed one by one. */
+/* Commands in the order in which they were issued. They can be executed one by one in this order. */
 typedef struct graph { int refs; device *of; command *first, **end; } graph;
 
 /* A capture in progress. `counts` holds the number of commands of each of its streams. The capture began on the first

@@ -12,7 +12,8 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("the engine is built")
 }
 
-/// A value that operations access without declaring it. This breaks the rules.
+/// A value that operations access without declaring it, which breaks the rules unless a declared variable orders these
+/// accesses.
 struct Hole(UnsafeCell<u64>);
 
 // SAFETY: unsound, which is the planted bug.
@@ -20,7 +21,8 @@ unsafe impl Sync for Hole {}
 
 impl Hole {
     fn add(&self, more: u64) {
-        // SAFETY: the value is alive. The accesses of the two threads are not ordered, which is the planted bug.
+        // SAFETY: the value is alive. In `data_race`, the accesses of the two threads are not ordered, which is the
+        // planted bug.
         unsafe { *self.0.get() += black_box(more) };
     }
 }

@@ -83,7 +83,7 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Returns what the backward pass reads.
     fn needs(&self) -> Needs;
 
-    /// Returns the pairs of values, one that a pass reads and one that it writes, that may share memory, as indices.
+    /// Returns the pairs of values that may share memory, as indices: one that the pass reads, and one that it writes.
     fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
         let _ = pass;
         &[]

@@ -9,7 +9,7 @@
 //! | input | `read()` | `&[f32]` |
 //! | output | `write()`; `overwrite()` if the old contents of the whole chunk are not needed | `&mut [f32]` |
 //! | input and output, [`Mode::InPlace`] | `write()` | `&mut [f32]`, which holds the input |
-//! | input in the chunk of another output | `write()` | `&[f32]`: a copy, made when the operation runs |
+//! | input in the same chunk as an output | `write()` | `&[f32]`: a copy, made when the operation runs |
 //! | temporary space, random generator | `overwrite()` | `&mut [f32]`, [`Random`] |
 //!
 //! The same function runs on a worker, and as a kernel of the simulated GPU.
@@ -91,8 +91,8 @@ impl Out<'_> {
         }
     }
 
-    /// Prepares the values for a sum: sets them to zero with [`Mode::Write`], so that results can be added in either
-    /// mode.
+    /// Prepares the values for a sum: sets them to zero with [`Mode::Write`], so that results can be added as with
+    /// [`Mode::Add`].
     pub fn begin_sum(&mut self) {
         if self.mode == Mode::Write {
             self.values.fill(0.0);

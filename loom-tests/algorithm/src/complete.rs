@@ -42,7 +42,7 @@ pub(crate) enum At {
     Done { variable: u8 },
     /// `advance_tail`: loads `registered` of the next operation (edge `register`).
     LoadNextRegistered(Passing),
-    /// `advance_tail`: defers, to the next access, the flags that were grantable when it was linked.
+    /// `advance_tail`: adds to the deferred flags of the next access those that were grantable when it was linked.
     DeferNext(Passing),
     /// `advance_tail`: moves the tail (edge `swing`).
     Pass(Passing),
@@ -140,8 +140,8 @@ impl Completion {
             At::LoadNextRegistered(step) => {
                 op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
             }
-            // If `wait` holds more than this thread's part, and the rest is subtracted before the next step, that step
-            // finds this too. Otherwise, the operation may run, and running it early hides no error.
+            // If other parts of `wait` are left and are subtracted before the next step, that step finds this. If only
+            // this thread's part is left, the operation may run, and running it early hides no error.
             At::LoadWait { .. } => true,
             At::RetireShare(share, _) | At::End(share) => share.is_alone(),
             _ => false,

@@ -114,8 +114,8 @@ impl Work {
             Self::Copy { from, to, bytes, .. } => {
                 // SAFETY: the caller that issued the copy promised that `from` and `to` have `bytes` bytes each, and
                 // that nothing conflicts with the copy, until a mark behind it has passed or the device is lost. No
-                // such mark passes before this returns; after a loss, memory is freed only when `Driver::abandon` has
-                // returned, which waits for this. The ranges may overlap.
+                // such mark passes before this returns; after a loss, memory is freed only when `Driver::abandon`,
+                // which waits for this copy, has returned. The ranges may overlap.
                 unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
                 Ok(())
             }

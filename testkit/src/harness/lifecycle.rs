@@ -4,7 +4,7 @@
 //! that other operations have left, in no particular order. In every order:
 //!
 //! * every captured value, variable's value and result is dropped exactly once;
-//! * a function never runs twice, and runs once if its engine has neither cancelled nor failed an operation;
+//! * a function never runs twice, and runs once unless its engine cancels or one of the engine's operations fails;
 //! * every handle returns the result of its operation, even after the end of the engine;
 //! * a push is refused only for a valid reason, and always after a shutdown that the same thread has begun;
 //! * every operation, wait and shutdown ends.

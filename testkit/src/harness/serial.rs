@@ -1,11 +1,12 @@
 //! The targets `push` and `typed`: one thread's program on the naive engine and on a threaded one, against a model.
 //!
-//! With one pushing thread every result is determined: the values that each operation saw, every final value and
-//! version, every failure with its cause, and every refusal. Two rules are not promised but hold on all engines, so the
-//! model has them as well: an operation over several failed variables propagates the failure of the oldest variable,
-//! and a failed variable keeps its failure. In `push`, most operations are over tokens, and they complete in every
-//! possible way. In `typed`, most are over typed variables in many shapes, some of them aliased. In a third of the
-//! programs the engine and the group have a limit on pending operations, which changes no result.
+//! With one pushing thread, the program determines the values that each operation saw, every final value and version,
+//! every failure with its cause, and every refusal. Only whether a handle cancels its operation in time is taken from
+//! the run. Two rules are not promised but hold on all engines, so the model has them as well: an operation over
+//! several failed variables propagates the failure of the oldest variable, and a failed variable keeps its failure. In
+//! `push`, most operations are over tokens, and they complete in every possible way. In `typed`, most are over typed
+//! variables in many shapes, some of them aliased. In a third of the programs the engine and the group have a limit on
+//! pending operations, which changes no result.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -582,7 +583,7 @@ struct Model {
     /// The failures of the group's operations since the last wait for the group, and whether each failure began in the
     /// group.
     of_group: Vec<(usize, bool)>,
-    /// The operations that their handles have cancelled. The model learns them from the run.
+    /// The operations that their handles have cancelled, taken from the run.
     withdrawn: BTreeSet<usize>,
 }
 

@@ -277,7 +277,8 @@ impl Program {
             (Origin::Child(_), _) | (_, Origin::Child(_)) => false,
             (Origin::Program, Origin::Program) => early.0 < late.0,
             (Origin::Function(one), Origin::Function(other)) if one == other => early.0 < late.0,
-            // A function runs after the push of its own operation, and so after all earlier pushes of that thread.
+            // A function runs after the push of its operation, and so after all earlier pushes of the program's own
+            // thread.
             (Origin::Program, Origin::Function(_)) => !self.is_held && early.0 < late.0,
             (Origin::Function(_), Origin::Program | Origin::Function(_)) => true,
         }
@@ -424,7 +425,7 @@ impl World {
             }),
         };
         match result {
-            // Operations fail only where a refused scope has cancelled its own.
+            // Operations fail only if they belong to a refused scope, which cancels them.
             Ok(()) | Err(WaitError::Failed(_)) => {}
             Err(error) => lock(&self.refused).push((id, error)),
         }
