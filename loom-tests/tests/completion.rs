@@ -211,7 +211,7 @@ fn a_result_wakes_a_future_that_was_pending() {
     });
 }
 
-/// A future is dropped while the result is set: it may be woken before the drop, but its waker is dropped with it. A
+/// A future is dropped while the result is being set: it may be woken before the drop, but its waker goes with it. A
 /// future that is polled with another waker keeps only the new one.
 #[test]
 fn a_dropped_future_leaves_no_waker_with_the_result() {

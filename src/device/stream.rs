@@ -194,7 +194,8 @@ impl GpuStream {
         let result = panics::catch(|| f(other));
         // Ends a capture that `f` has left open on `other`: `record`, below, would refuse a captured stream.
         let left = other.function_ended(FunctionEnd::Failed);
-        // `f` may also have begun to capture the lane's stream. That graph holds only this operation's work.
+        // `f` may also have begun to capture the lane's stream. The graph of such a capture holds only this operation's
+        // work, so the capture is ended here as well.
         let left = match self.stream.is_captured() {
             Ok(true) => left.and(self.function_ended(FunctionEnd::Failed)),
             _ => left,

@@ -305,7 +305,9 @@ impl Family {
             let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
             let Some(index) = held.iter().position(fits) else {
                 let owner = named.queue().owner();
-                return Err(if owner == self.core.tag() || self.is_within_owner(named) {
+                // A closed variable is that of a family that has ended, which may have been where this one is now.
+                let is_within = || !named.queue().is_closed() && self.is_within_owner(named);
+                return Err(if owner == self.core.tag() || is_within() {
                     PushError::NotHeld(named.refused_access(name, location))
                 } else {
                     self.core.not_owned(named, name, location)

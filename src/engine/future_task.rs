@@ -145,7 +145,7 @@ struct Started {
 }
 
 impl Started {
-    /// Calls `f`, program code, as a part of the operation.
+    /// Calls `f`, which runs program code, as part of the operation.
     fn enter<R>(
         &mut self,
         core: &Arc<Core>,

@@ -1,4 +1,4 @@
-//! Statistics: counts of an engine, and how long operations of each name took.
+//! Statistics: what an engine has counted, and how long the operations of each name took.
 
 use std::{collections::HashMap, fmt, panic::Location, time::Duration};
 

@@ -2,8 +2,8 @@
 //!
 //! An [`Operator`] has no variables. It specifies which shapes are valid, what its gradients depend on, which outputs
 //! may take the place of an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe
-//! operations on arrays that are pushed once; an [`Executor`](crate::Executor) creates operations that are pushed
-//! often.
+//! operations on arrays, each of which is pushed once. The operations that an [`Executor`](crate::Executor) creates are
+//! pushed many times.
 
 use std::{fmt, sync::Arc};
 

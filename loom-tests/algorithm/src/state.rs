@@ -444,7 +444,7 @@ impl Share {
             // If other shares are left and end before the next step, that step finds them ended.
             Self::LoadLive(..) => true,
             Self::Release(..) => false,
-            // The earlier a record is retired, the fewer threads are protected from its reclamation.
+            // To retire at once is the worst case: a thread that pins later is not protected from the reclamation.
             Self::Retire(_) => true,
         }
     }
