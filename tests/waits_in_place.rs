@@ -545,13 +545,17 @@ fn a_wait_that_is_refused_runs_no_other_ready_operation() {
 #[test]
 fn a_child_may_wait_for_a_later_child() {
     on_kinds(&KINDS, 2, |engine| {
-        let parent = engine.op("parent").with_children().submit(cx(), |cx| {
-            let (sender, receiver) = mpsc::channel::<OpHandle<i32>>();
-            let early = cx.child("early").submit((), move |()| receiver.recv().unwrap().wait()).unwrap();
-            sender.send(cx.child("late").submit((), |()| 7).unwrap()).unwrap();
-            early
-        });
-        assert_eq!(parent.unwrap().wait().unwrap().wait().unwrap().unwrap(), 7);
+        for is_eager in [false, true] {
+            let parent = engine.op("parent").with_children().submit(cx(), move |cx| {
+                let (sender, receiver) = mpsc::channel::<OpHandle<i32>>();
+                let early = cx.child("early");
+                let early = if is_eager { early.eager() } else { early };
+                let early = early.submit((), move |()| receiver.recv().unwrap().wait()).unwrap();
+                sender.send(cx.child("late").submit((), |()| 7).unwrap()).unwrap();
+                early
+            });
+            assert_eq!(parent.unwrap().wait().unwrap().wait().unwrap().unwrap(), 7);
+        }
     });
 }
 

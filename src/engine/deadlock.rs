@@ -145,6 +145,16 @@ unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> 
     })
 }
 
+/// Removes the operations that are complete, or may be, from `ops`.
+///
+/// # Safety
+/// 1. and 2. as for [`incomplete`].
+pub(super) unsafe fn keep_incomplete(ops: &mut Ops) {
+    // SAFETY: (1) and (2).
+    let kept = unsafe { incomplete(ops) }.map(|op| Nested { op: op.cast(), depth: 0 }).collect();
+    *ops = kept;
+}
+
 /// Returns the ticket of `op` in `pending`, if that is the count of one of its groups.
 ///
 /// # Safety

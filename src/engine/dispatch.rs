@@ -78,7 +78,7 @@ impl Core {
 
     /// Schedules an operation on its lane, and records that it has become ready.
     #[inline(never)]
-    fn schedule_recorded(&self, op: OpRef<Task>) {
+    pub(super) fn schedule_recorded(&self, op: OpRef<Task>) {
         self.record_ready(&op);
         self.schedule(op);
     }

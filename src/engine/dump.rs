@@ -14,7 +14,7 @@ use crate::{
     device::gpus::FIRST_LANE,
     engine::{
         core::Core,
-        deadlock::ticket_in,
+        deadlock::{keep_incomplete, ticket_in},
         group::Joined,
         task::{Task, flag},
         variable::VarCell,
@@ -56,7 +56,13 @@ impl Core {
         // The records of the operations, and the indices of variables by their addresses.
         let (mut records, mut variables) = (Vec::new(), HashMap::new());
         // Listed before the operations, so that whatever these threads still wait for afterwards is found pending.
-        let (sleepers, scopes) = (self.sleepers.list(), self.sleepers.scopes());
+        let (mut sleepers, mut scopes) = (self.sleepers.list(), self.sleepers.scopes());
+        let inside = sleepers.iter_mut().map(|sleeper| &mut sleeper.ops);
+        for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
+            // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they were
+            // listed, so no record is reused before this thread is unpinned.
+            unsafe { keep_incomplete(ops) };
+        }
         let marks = [self.mark(), self.started_mark()];
         let look = |op: &Op<Task>, mark: *mut ()| {
             let index = dump.ops.len();

@@ -272,10 +272,10 @@ impl Family {
         Ok(cell)
     }
 
-    /// Whether the variable belongs to this family, or to one around it.
-    fn is_within_owner(&self, cell: &VarCell) -> bool {
+    /// Whether the variable belongs to a family around this one.
+    fn belongs_around(&self, cell: &VarCell) -> bool {
         let owner = cell.queue().owner();
-        self.owner() == owner || iter::successors(self.within(), |family| family.within()).any(|at| at.owner() == owner)
+        iter::successors(self.within(), |family| family.within()).any(|at| at.owner() == owner)
     }
 
     /// Returns the family that the parent belongs to, if it is a child itself.
@@ -305,9 +305,10 @@ impl Family {
             let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
             let Some(index) = held.iter().position(fits) else {
                 let owner = named.queue().owner();
-                // A closed variable is that of a family that has ended, which may have been where this one is now.
-                let is_within = || !named.queue().is_closed() && self.is_within_owner(named);
-                return Err(if owner == self.core.tag() || is_within() {
+                // A variable of this family is not closed yet. This one belongs to a family that has ended, and that was
+                // where this one is now.
+                let is_around = || owner != self.owner() && self.belongs_around(named);
+                return Err(if owner == self.core.tag() || is_around() {
                     PushError::NotHeld(named.refused_access(name, location))
                 } else {
                     self.core.not_owned(named, name, location)
@@ -432,11 +433,14 @@ impl Family {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
         }
-        // What would run on this thread runs only when all of them are in their queues.
+        // Without workers, all of them enter their queues before the first one runs. On an engine with workers, none runs on
+        // this thread, not even an eager one: it could wait for another.
         let mut ready = ReadyList::default();
-        let mut dispatch = |op: OpRef<Task>| {
-            let runs_elsewhere = self.core.has_workers() && !op.task().has(flag::EAGER);
-            if runs_elsewhere { self.core.dispatch(op) } else { ready.push(op) }
+        let has_workers = self.core.has_workers();
+        let mut dispatch = |op: OpRef<Task>| match has_workers {
+            true if op.task().has(flag::EAGER) => self.core.schedule_recorded(op),
+            true => self.core.dispatch(op),
+            false => ready.push(op),
         };
         for Child { op, .. } in children {
             let pushed = self.core.enqueue_with(op, &mut dispatch);

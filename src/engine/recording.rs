@@ -53,7 +53,7 @@ impl Recording {
         }
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
-        // Numbers repeat after 65,535 engines, and no recorder serves that many at a time.
+        // Of the engines of a process, each has the number of the one 65,535 before it. A recorder serves fewer at a time.
         let engine = (engine.saturating_sub(1) % u64::from(u16::MAX) + 1) as u16;
         // If the program has set no recorder, an internal one gives the operations their numbers.
         let recorder = recorder.unwrap_or_else(|| {
