@@ -320,7 +320,7 @@ impl<T> Op<T> {
 /// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s keep the record
 /// alive.
 #[must_use = "a dropped operation never runs"]
-pub struct OpRef<T>(NonNull<Op<T>>);
+pub struct OpRef<T>(pub(super) NonNull<Op<T>>);
 
 impl<T> std::fmt::Debug for OpRef<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

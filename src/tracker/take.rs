@@ -37,7 +37,7 @@ impl<T> OpRef<T> {
             return Some(self);
         }
         // SAFETY: the share was counted for the entry, which ends here.
-        drop(unsafe { Hold::from_ptr(NonNull::from(&*self)) });
+        drop(unsafe { Hold::from_ptr(self.0) });
         (popped == Popped::OpAndShare).then_some(self)
     }
 
@@ -48,7 +48,7 @@ impl<T> OpRef<T> {
         let popped = if removed(Step::LookPops) { Popped::Op } else { self.queued.pop() };
         if popped == Popped::Share {
             // SAFETY: the share was counted for the entry, which ends here.
-            drop(unsafe { Hold::from_ptr(NonNull::from(&*self)) });
+            drop(unsafe { Hold::from_ptr(self.0) });
             return None;
         }
         let result = look(&self);
