@@ -16,7 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{KINDS, MOMENT, Meeting, PATIENCE, THREADED, engine, hold, lock, on_kinds, watched};
+use common::{
+    KINDS, MOMENT, Meeting, PATIENCE, THREADED, engine, hold, lock, on_kinds,
+    program::{Random, Source},
+    watched,
+};
 use raddle::{Engine, EngineKind, OpHandle, Var, WaitError};
 
 /// The time within which a wait that would never return must be refused.
@@ -421,21 +425,12 @@ fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
 
 // ------------------------------------------------------------------------------------------------ random programs ----
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % n
-    }
-}
-
 /// Operations push, and wait for handles, groups, variables and scopes at random. Whatever cycles arise, all waits
 /// return.
 #[test]
 fn random_waits_of_all_kinds_return() {
     on_kinds(&THREADED, 2, |engine| {
-        let (mut random, start, mut refused) = (Random(7), Instant::now(), 0);
+        let (mut random, start, mut refused) = (Random::new(7), Instant::now(), 0);
         while start.elapsed() < Duration::from_millis(2500) {
             let other = common::engine(engine.kind(), 1);
             let engines = [engine.downgrade(), other.downgrade()];
@@ -494,7 +489,7 @@ fn random_waits_of_all_kinds_return() {
 #[test]
 fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
     on_kinds(&THREADED, 2, |engine| {
-        let (mut random, start) = (Random(1), Instant::now());
+        let (mut random, start) = (Random::new(1), Instant::now());
         let variables: Vec<_> = (0..5).map(|_| engine.var(0u64)).collect();
         while start.elapsed() < Duration::from_millis(1500) {
             let mut groups: Vec<raddle::Group> = Vec::new();

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{KINDS, THREADED, eventually, hold, on_kinds, watched, watched_for};
+use common::{HOSTILE, KINDS, THREADED, eventually, hold, on_kinds, watched, watched_for};
 use raddle::{Device, Dump, Engine, EngineKind, OpState, PendingOp, Recorder, SimulatedGpu, WaitKind, cx};
 
 fn find<'d>(dump: &'d Dump, name: &str) -> &'d PendingOp {
@@ -496,19 +496,6 @@ fn a_dump_works_on_a_stopped_engine_and_during_a_shutdown() {
         assert!(dump.ops().is_empty() && dump.waits().is_empty(), "{dump}");
     });
 }
-
-/// Names that try to break out of strings, elements, lines and terminals.
-const HOSTILE: [&str; 9] = [
-    "\"quoted\" and \\backslashed\\",
-    "</script><script>throw 1</script>",
-    "<!--<script>",
-    "<img src=x onerror=document.title='broken'>",
-    "two\nlines\r\n and \0 and \u{1b}[31m red \u{7f}\u{9b}",
-    "\\u000a \\n \\N \\G {a|b}",
-    "\u{2028}\u{202e}\u{1f980}\u{feff}",
-    "${name} `code` %s &amp; &#60;",
-    "'",
-];
 
 #[test]
 fn hostile_names_do_not_break_the_formats() {

@@ -7,21 +7,8 @@ use raddle_testkit as common;
 
 use std::{fs, path::PathBuf, sync::mpsc, thread, time::Duration};
 
-use common::watched;
+use common::{HOSTILE, watched};
 use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace};
-
-/// Names that try to break out of strings, elements, lines and terminals.
-const HOSTILE: [&str; 9] = [
-    "\"quoted\" and \\backslashed\\",
-    "</script><script>document.title='broken'</script>",
-    "<!--<script>",
-    "<img src=x onerror=document.title='broken'>",
-    "two\nlines\r\n and \0 and \u{1b}[31m red \u{7f}\u{9b}",
-    "\\u000a \\n \\N \\G {a|b}",
-    "\u{2028}\u{202e}\u{1f980}\u{feff}",
-    "${name} `code` %s &amp; &#60;",
-    "'",
-];
 
 /// The folder for the files: `RADDLE_FILES`, or a temporary folder, which is removed at the end.
 struct Folder(PathBuf, bool);

@@ -425,7 +425,7 @@ fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     });
 }
 
-/// As above, but a helper has linked the operation, and the operation's pusher adopts the deferred flags.
+/// A helper has linked the operation, and the operation's pusher adopts the deferred flags.
 #[test]
 fn an_access_linked_by_a_helper_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {

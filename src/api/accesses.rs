@@ -224,7 +224,7 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
         // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value during `'a`. The
         // value has the type `T`, and its drop follows this operation in the queue.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: (1), as above.
+        // SAFETY: (1): the operation holds the variable.
         unsafe { &*value }
     }
 
@@ -264,7 +264,7 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): this
         // operation uses the value once.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: (1) and (2), as above.
+        // SAFETY: (1): the operation holds the variable for writing; (2): it uses the value once.
         unsafe { &mut *value }
     }
 

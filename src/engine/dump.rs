@@ -257,7 +257,7 @@ impl Members {
         for (index, record) in members.records.iter().enumerate() {
             // SAFETY: the record was found marked after this thread was pinned, so it is not reused.
             let op = unsafe { record.as_ref() };
-            // SAFETY: (1): as above.
+            // SAFETY: (1): the operation was pending when it was found marked.
             for (depth, count) in unsafe { op.joined() }.into_iter().flat_map(Joined::counts).enumerate() {
                 members.by_count.entry(count).or_default().push(Member { index, is_innermost: depth == 0 });
             }
@@ -270,7 +270,7 @@ impl Members {
         self.records.iter().enumerate().filter_map(|(index, record)| {
             // SAFETY: see `of`: the record is not reused.
             let op = unsafe { record.as_ref() };
-            // SAFETY: (1): as above.
+            // SAFETY: (1): the operation was pending when it was found marked.
             Some((index, unsafe { op.joined() }?.parent()?))
         })
     }
@@ -284,7 +284,7 @@ impl Members {
     fn ticket_in(&self, index: usize, pending: &PendingOps) -> Option<Ticket> {
         // SAFETY: see `of`: the record is not reused.
         let op = unsafe { self.records[index].as_ref() };
-        // SAFETY: (1): as above.
+        // SAFETY: (1): the operation was pending when it was found marked.
         unsafe { ticket_in(op, pending) }
     }
 }

@@ -260,7 +260,7 @@ impl Joined {
         self.counts.iter().zip(&self.tickets).take(levels).map(|(count, ticket)| {
             // SAFETY: `new` has initialised this many of both.
             let count = unsafe { count.assume_init() };
-            // SAFETY: as above.
+            // SAFETY: `new` has initialised this many of both.
             (count, unsafe { ticket.assume_init() })
         })
     }

@@ -335,17 +335,18 @@ impl Core {
     pub(crate) fn wait_for_group(self: &Arc<Self>, group: &Group, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_group_wait(group)?;
         let covered = group.pending.begin();
+        let is_over = || group.pending.is_over(&covered);
+        let goal = Goal::Counted(&group.pending, Some(&covered));
         if deadline.is_none() {
-            self.run_leading(|| group.pending.is_over(&covered), &Goal::Counted(&group.pending, Some(&covered)));
+            self.run_leading(is_over, &goal);
         }
         if self.is_forked() {
             // An operation that ran on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
-        if !group.pending.is_over(&covered) {
+        if !is_over() {
             if deadline.is_none() {
-                let goal = Goal::Counted(&group.pending, Some(&covered));
-                self.check_before_others(goal, None, &|| group.pending.is_over(&covered))?;
+                self.check_before_others(goal, None, &is_over)?;
             }
             self.make_way()?;
             if self.is_forked() {

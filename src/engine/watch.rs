@@ -40,7 +40,6 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
             seen = Seen::default();
             continue;
         }
-        let dump = core.dump();
         // A report may take the program a long time, and must not keep the engine alive.
         drop(core);
         for problem in seen.look(watchdog, &dump, Instant::now()) {

@@ -32,12 +32,7 @@ use super::registry;
 ///
 /// # Safety
 /// 1. Its first word is reserved for the pool.
-/// 2. Only its holders read or write its bytes from [`PRIVATE_FROM`](Self::PRIVATE_FROM) on.
 pub(crate) unsafe trait Record: Sized {
-    /// The number of bytes at the record's start that pinned threads may use until the epoch has passed.
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    const PRIVATE_FROM: usize;
-
     /// Returns whether the record owns a further allocation. May be called on a retired record until the epoch has
     /// passed.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -161,10 +156,7 @@ pub(crate) type PoolWord = std::sync::atomic::AtomicPtr<()>;
 /// Returns whether records of this type are pooled.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) const fn fits<R: Record>() -> bool {
-    !cfg!(raddle_unpooled)
-        && size_of::<R>() <= records::SIZE
-        && align_of::<R>() <= records::ALIGN
-        && R::PRIVATE_FROM <= records::REFERENCES.start
+    !cfg!(raddle_unpooled) && size_of::<R>() <= records::REFERENCES.start && align_of::<R>() <= records::ALIGN
 }
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]

@@ -15,7 +15,6 @@
 
 use std::{
     fmt,
-    mem::transmute,
     ptr::NonNull,
     thread::{self, Thread},
     time::{Duration, Instant},
@@ -24,7 +23,7 @@ use std::{
 use crate::{
     notify::{
         pending::PendingOps,
-        waiters::{Goal, IsOver, Ops},
+        waiters::{Goal, IsOver, IsOverRef, Ops},
     },
     sync::{Mutex, fork::ProcessMark, lock},
 };
@@ -104,7 +103,7 @@ struct Entry {
     goal: Option<Goal<'static>>,
     since: Instant,
     /// Borrowed by the call to `during` that made the entry.
-    is_over: NonNull<IsOver<'static>>,
+    is_over: IsOverRef,
 }
 
 impl fmt::Debug for Entry {
@@ -115,9 +114,7 @@ impl fmt::Debug for Entry {
 
 impl Entry {
     fn waits(&self) -> bool {
-        // SAFETY: the entry is in the list, so the call to `during` that borrows the function has not returned.
-        let is_over = unsafe { self.is_over.as_ref() };
-        !is_over()
+        !self.is_over.call()
     }
 }
 
@@ -155,10 +152,10 @@ impl Sleepers {
         if self.process.is_foreign() {
             return wait();
         }
-        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
-        let is_over = unsafe { transmute::<NonNull<IsOver<'_>>, NonNull<IsOver<'static>>>(NonNull::from(is_over)) };
-        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
-        let goal = unsafe { transmute::<Option<Goal<'_>>, Option<Goal<'static>>>(sleeps.goal) };
+        // SAFETY: (1): the entry leaves the list before this call returns.
+        let is_over = unsafe { IsOverRef::new(is_over) };
+        // SAFETY: (1): the entry leaves the list before this call returns.
+        let goal = sleeps.goal.map(|goal| unsafe { goal.unbound() });
         let (thread, awaits) = (thread::current(), sleeps.awaits);
         let mut list = lock(&self.list);
         list.last += 1;

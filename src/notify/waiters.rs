@@ -75,7 +75,16 @@ pub enum Goal<'g> {
     Counted(&'g PendingOps, Option<&'g PendingWait>),
 }
 
-impl Goal<'_> {
+impl<'g> Goal<'g> {
+    /// Returns the goal without its lifetime.
+    ///
+    /// # Safety
+    /// 1. The result is not used after `'g`.
+    pub(super) unsafe fn unbound(self) -> Goal<'static> {
+        // SAFETY: (1), and only the lifetime changes.
+        unsafe { transmute::<Goal<'g>, Goal<'static>>(self) }
+    }
+
     /// Whether the goal is the operation that `task` identifies, or one that this operation keeps from entering a
     /// queue.
     pub fn depends_on(&self, task: NonNull<()>) -> bool {
@@ -142,12 +151,31 @@ struct Entry {
     goal: Goal<'static>,
     kind: Kind,
     /// Borrowed by the call to `during` that has added the entry.
-    is_over: NonNull<IsOver<'static>>,
+    is_over: IsOverRef,
     is_suspended: bool,
 }
 
 /// A function that returns whether a wait is over, and that any thread may call.
 pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
+
+/// A reference to an [`IsOver`], without its lifetime, in a list of waits.
+pub(super) struct IsOverRef(NonNull<IsOver<'static>>);
+
+impl IsOverRef {
+    /// # Safety
+    /// 1. [`call`](Self::call) is not called after the lifetime of `is_over`.
+    pub(super) unsafe fn new(is_over: &IsOver<'_>) -> Self {
+        // SAFETY: only the lifetime changes.
+        Self(unsafe { transmute::<NonNull<IsOver<'_>>, NonNull<IsOver<'static>>>(NonNull::from(is_over)) })
+    }
+
+    /// Whether the wait is over.
+    pub(super) fn call(&self) -> bool {
+        // SAFETY: the caller of `new` has guaranteed that the function still exists.
+        let is_over = unsafe { self.0.as_ref() };
+        is_over()
+    }
+}
 
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -157,9 +185,7 @@ impl fmt::Debug for Entry {
 
 impl Entry {
     fn waits(&self) -> bool {
-        // SAFETY: the entry is in the list, so the call to `during` that has borrowed the function has not returned.
-        let is_over = || unsafe { self.is_over.as_ref() }();
-        !self.is_suspended && !is_over()
+        !self.is_suspended && !self.is_over.call()
     }
 }
 
@@ -187,10 +213,10 @@ impl Waiters {
         is_over: &IsOver<'_>,
         wait: impl FnOnce(&Waiter<'_>) -> R,
     ) -> R {
-        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
-        let is_over = unsafe { transmute::<NonNull<IsOver<'_>>, NonNull<IsOver<'static>>>(NonNull::from(is_over)) };
-        // SAFETY: only the lifetime changes, and the entry leaves the list before this call returns.
-        let goal = unsafe { transmute::<Goal<'_>, Goal<'static>>(goal) };
+        // SAFETY: (1): the entry leaves the list before this call returns.
+        let is_over = unsafe { IsOverRef::new(is_over) };
+        // SAFETY: (1): the entry leaves the list before this call returns.
+        let goal = unsafe { goal.unbound() };
         let mut list = lock(&self.list);
         list.last += 1;
         let number = list.last;
@@ -216,13 +242,9 @@ impl Waiters {
         }
     }
 
-    /// Calls `found` for each waiter that still waits, with what it is inside of and what it waits for.
-    pub fn each(&self, mut found: impl FnMut(&Inside, &Goal<'_>)) {
-        lock(&self.list)
-            .entries
-            .iter()
-            .filter(|entry| entry.waits())
-            .for_each(|entry| found(&entry.inside, &entry.goal));
+    /// Whether a waiter still waits.
+    pub fn any_waits(&self) -> bool {
+        lock(&self.list).entries.iter().any(Entry::waits)
     }
 
     /// Returns the number of waiters.

@@ -136,9 +136,7 @@ impl<T> Shuffler<T> {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;
         }
-        let mut waits = false;
-        self.outside.each(|_, _| waits = true);
-        waits || lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET)
+        self.outside.any_waits() || lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET)
     }
 
     /// Ends all calls to [`wait`](Self::wait). Returns the entries that are left, whose operations waiters have taken.

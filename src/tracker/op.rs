@@ -637,11 +637,8 @@ fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     place.as_ptr()
 }
 
-// SAFETY: (1): the first field is the pool's; (2): all that pinned threads may use is in the record.
+// SAFETY: (1): the first field is the pool's.
 unsafe impl<T> Record for Op<T> {
-    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-    const PRIVATE_FROM: usize = size_of::<Self>();
-
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     fn owns_memory(&self) -> bool {
         self.inline == BOXED

@@ -51,6 +51,19 @@ pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5
 /// How long a test waits to see that something does *not* happen.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
+/// Names that try to break out of strings, elements, lines and terminals.
+pub const HOSTILE: [&str; 9] = [
+    "\"quoted\" and \\backslashed\\",
+    "</script><script>document.title='broken'</script>",
+    "<!--<script>",
+    "<img src=x onerror=document.title='broken'>",
+    "two\nlines\r\n and \0 and \u{1b}[31m red \u{7f}\u{9b}",
+    "\\u000a \\n \\N \\G {a|b}",
+    "\u{2028}\u{202e}\u{1f980}\u{feff}",
+    "${name} `code` %s &amp; &#60;",
+    "'",
+];
+
 pub const KINDS: [EngineKind; 3] = [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice];
 
 pub const THREADED: [EngineKind; 2] = [EngineKind::Pooled, EngineKind::PerDevice];

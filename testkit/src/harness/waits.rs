@@ -312,17 +312,26 @@ impl World {
         lock(&self.violations).push(what);
     }
 
-    fn describe<'e>(&'e self, mut builder: OpBuilder<'e>, operation: &Operation) -> OpBuilder<'e> {
+    /// Returns the variables that an operation accesses in one way.
+    fn tokens<'w>(&'w self, operation: &'w Operation, access: Access) -> impl Iterator<Item = &'w Token> {
+        let in_this_way = operation.accesses.iter().filter(move |(_, its)| *its == access);
+        in_this_way.map(|(variable, _)| &self.variables[*variable].token)
+    }
+
+    fn submit(
+        self: &Arc<Self>,
+        builder: OpBuilder<'_>,
+        operation: &Operation,
+        held: Option<&Token>,
+    ) -> Result<OpHandle<()>, PushError> {
         // A refused scope cancels its operations, so the variables fail.
-        builder = builder.run_always();
-        for &(variable, access) in &operation.accesses {
-            let token = &self.variables[variable].token;
-            builder = if access == Access::Write { builder.writes([token]) } else { builder.reads([token]) };
-        }
+        let mut builder = builder.run_always();
+        builder = builder.reads(self.tokens(operation, Access::Read)).writes(self.tokens(operation, Access::Write));
         if operation.steps.iter().any(|step| matches!(step, Step::Child(_))) {
             builder = builder.with_children();
         }
-        builder
+        let (world, run) = (Arc::clone(self), operation.clone());
+        builder.reads(held).submit(raddle::cx(), move |cx| world.run(&run, &cx.engine(), Some(cx)))
     }
 
     fn keep(&self, operation: &Operation, pushed: Result<OpHandle<()>, PushError>) {
@@ -343,15 +352,7 @@ impl World {
             Some(group) => self.groups[group].op(name),
             None => engine.op(name),
         };
-        let (world, run) = (Arc::clone(self), operation.clone());
-        let builder = self.describe(builder, operation).reads(held);
-        builder.submit(raddle::cx(), move |cx| world.run(&run, &cx.engine(), Some(cx)))
-    }
-
-    fn push_child(self: &Arc<Self>, cx: &OpContext<'_>, operation: &Operation) -> Result<OpHandle<()>, PushError> {
-        let (world, run) = (Arc::clone(self), operation.clone());
-        let builder = cx.child(format!("op {}", operation.id));
-        self.describe(builder, operation).submit(raddle::cx(), move |cx| world.run(&run, &cx.engine(), Some(cx)))
+        self.submit(builder, operation, held)
     }
 
     /// The function of an operation. Functions of scoped operations have no context.
@@ -406,17 +407,14 @@ impl World {
             }
             Step::Child(child) => {
                 let cx = cx.expect("operations of scopes have no children");
-                self.keep(child, self.push_child(cx, child));
+                self.keep(child, self.submit(cx.child(format!("op {}", child.id)), child, None));
                 Ok(())
             }
             Step::Scope(inside) => engine.scope(|s| {
                 for inner in inside {
-                    let mut builder = s.op(format!("op {}", inner.id)).run_always();
-                    for &(variable, access) in &inner.accesses {
-                        let token = &self.variables[variable].token;
-                        builder =
-                            if access == Access::Write { builder.writes([token]) } else { builder.reads([token]) };
-                    }
+                    let builder = s.op(format!("op {}", inner.id)).run_always();
+                    let builder = builder.reads(self.tokens(inner, Access::Read));
+                    let builder = builder.writes(self.tokens(inner, Access::Write));
                     match builder.push((), |()| self.run(inner, engine, None)) {
                         Ok(()) | Err(PushError::HeldAroundScope(_)) => {}
                         Err(error) => self.violation(format!("the push of op {} was refused: {error}", inner.id)),
