@@ -1143,14 +1143,17 @@ fn a_child_that_waits_for_what_stands_behind_its_parent_is_refused() {
 #[test]
 fn a_parent_that_waits_for_its_child_through_another_operation_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
-        for pause in [0, 30] {
+        // In the first round, the parent runs `between` in place. In the others, another worker has begun it: either
+        // `between` or the parent waits first.
+        for (before_parent, before_between) in [(0, 0), (60, 0), (60, 120)] {
             let inner = engine.downgrade();
             let parent = engine.op("parent").with_children().submit(raddle::cx(), move |cx| {
                 let (child, start) = (cx.child("child").submit((), |()| 7).unwrap(), Instant::now());
                 let between = inner.op("between").submit((), move |()| {
-                    thread::sleep(Duration::from_millis(pause));
+                    thread::sleep(Duration::from_millis(before_between));
                     child.wait()
                 });
+                thread::sleep(Duration::from_millis(before_parent));
                 (between.unwrap().wait(), start.elapsed())
             });
             let (between, took) = parent.unwrap().wait().unwrap();

@@ -107,7 +107,7 @@ fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
         let overlaps = computing.too_many.load(Relaxed);
         assert!(overlaps <= FEW, "{overlaps}");
         // Nor does the worker stay idle after the function has returned or waits again.
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(5), "the worker stays idle: {:?}", start.elapsed());
     });
 }
 
