@@ -211,6 +211,7 @@ pub mod internals {
         memory::{
             epoch::Flavour,
             free_list::{Node, Stack},
+            records::PooledRecord,
         },
         notify::{
             async_state::AsyncState,

@@ -24,7 +24,7 @@ struct Counting;
 struct Count(AtomicUsize, AtomicUsize);
 
 /// The layouts of records, and of the separate accesses of an operation on five variables.
-const RECORD: Layout = layout(384, 64);
+const RECORD: Layout = layout(320, 64);
 const FIVE_ACCESSES: Layout = layout(5 * 32, 32);
 
 static RECORDS: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
@@ -78,15 +78,15 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The number of records in a batch of the pool.
-const BATCH: usize = 64;
+/// The number of records in a batch of the pool, with the one that holds the list.
+const BATCH: usize = 40;
 
 /// The number of deferred functions that a thread collects before it passes them on to all threads. A thread that ends
 /// passes them on too.
 const BAG: usize = 64;
 
 /// The number of batches of records that are passed on together.
-const BATCHES: usize = 20;
+const BATCHES: usize = 32;
 
 /// The limit on records that the epoch has yet to free or that a thread has cached.
 const IN_TRANSIT: usize = 4 * BATCHES * BATCH;
@@ -139,10 +139,10 @@ fn records_are_reused_and_freed() {
     assert_eq!(ACCESSES.allocated(), 100 * BAG);
     assert_comes_down_to(4 * BAG, &ACCESSES, &engine, "accesses of complete operations");
 
-    // A thread that ends returns the rest of its batch, whole groups of eight as well as parts of a group.
+    // A thread that ends returns what is left of its lists.
     let before = RECORDS.alive();
     // The deletion of the thread's variable is one more operation.
-    for pushes in [7, 56, 56, 56].into_iter().cycle().take(3000) {
+    for pushes in [7, 35, 36, 37, 38].into_iter().cycle().take(3000) {
         // These pushes make a batch available to the thread.
         (0..4 * BATCH).for_each(|_| push(&engine, &one));
         let (engine, token) = (engine.clone(), engine.token());
@@ -165,7 +165,7 @@ fn records_are_reused_and_freed() {
     assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations that were taken by waiters");
 
     // The number of records kept for reuse is bounded.
-    const KEPT: usize = 1024 * BATCH;
+    const KEPT: usize = (1 << 16) / BATCH * BATCH;
     let (sender, receiver) = mpsc::channel();
     engine
         .push_async(move |_, done| sender.send(done).expect("the test receives the completion"), [], [&tokens[0]])

@@ -26,7 +26,7 @@ use raddle_benches::{
 /// The number of operations in a phase: enough to make the ends of the phase negligible.
 const OPERATIONS: usize = 4_000;
 /// The rounds of a workload before the counted one. In measurements, the counts did not change after three rounds.
-const WARM_UP: usize = 5;
+const WARM_UP: usize = 10;
 /// The environment variable that is set in the process under callgrind.
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
 /// The relative increase that counts as a regression, and the decrease after which the file should be renewed.

@@ -248,8 +248,9 @@ impl Core {
             }
             running = None;
             let Some((_, full)) = first_full(self, group, |_| 0) else { return Ok(()) };
+            let draws = self.draws_if_none_is_due();
             match self.stillness() {
-                _ if self.has_undrawn() => was_still = false,
+                _ if draws.is_none() || draws != self.draws_if_none_is_due() => was_still = false,
                 Stillness::Still => return Ok(()),
                 Stillness::Perhaps if was_still => return Ok(()),
                 stillness => was_still = stillness == Stillness::Perhaps,

@@ -73,9 +73,10 @@ impl Core {
         self.shuffler().map(|shuffler| shuffler.seed())
     }
 
-    /// Whether ready operations have yet to be drawn.
-    pub(super) fn has_undrawn(&self) -> bool {
-        self.shuffler().is_some_and(|shuffler| !shuffler.is_empty())
+    /// Returns `None` if ready operations have yet to be drawn. If two calls return the same number, no operation had
+    /// yet to be drawn in between.
+    pub(super) fn draws_if_none_is_due(&self) -> Option<u64> {
+        self.shuffler().map_or(Some(0), |shuffler| shuffler.draws_if_empty())
     }
 
     /// Notes that the calling thread pushes.

@@ -1,9 +1,9 @@
-//! Memory for operations: epochs, the pool of records, the stack of the pool's free batches, and the registry of
-//! records.
+//! Memory for operations: epochs, the pool of records with its caches and batches, and the registry of records.
 
 pub(crate) mod epoch;
 pub(crate) mod free_list;
 pub(crate) mod pool;
+pub(crate) mod records;
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) mod registry;
 

@@ -20,6 +20,8 @@ pub enum Step {
     ReadersPassOn,
     /// A retired record is reclaimed only after the epoch has passed.
     ReclaimAfterEpoch,
+    /// The record in which a list of retired records is begun is free (`records::put_on_next`).
+    ListsAreFree,
     /// `Worker::search` searches once more after it has announced itself.
     SearchAgainBeforePark,
     /// `Sleep::notify` executes a fence between the caller's push and the loads of the words.

@@ -48,6 +48,10 @@ pub struct Shuffler<T> {
 struct State<T> {
     ready: Vec<(u64, OpRef<T>)>,
     random: Random,
+    /// The number of draws so far.
+    draws: u64,
+    /// Whether an operation was drawn but is not yet in its lane.
+    is_drawing: bool,
     /// When a thread outside the engine last pushed or ended a wait.
     last_active: Option<Instant>,
     has_ended: bool,
@@ -55,7 +59,14 @@ struct State<T> {
 
 impl<T> Shuffler<T> {
     pub fn new(seed: u64) -> Self {
-        let state = State { ready: Vec::new(), random: Random(seed), last_active: None, has_ended: false };
+        let state = State {
+            ready: Vec::new(),
+            random: Random(seed),
+            draws: 0,
+            is_drawing: false,
+            last_active: None,
+            has_ended: false,
+        };
         Self {
             seed,
             state: Mutex::new(state),
@@ -75,9 +86,11 @@ impl<T> Shuffler<T> {
         self.changed.notify_all();
     }
 
-    /// Whether no operation is ready.
-    pub fn is_empty(&self) -> bool {
-        lock(&self.state).ready.is_empty()
+    /// Returns the number of draws so far, or `None` if this holds operations or a draw is under way. If two calls
+    /// return the same number, this has held no operation in between.
+    pub fn draws_if_empty(&self) -> Option<u64> {
+        let state = lock(&self.state);
+        (state.ready.is_empty() && !state.is_drawing).then_some(state.draws)
     }
 
     /// Waits until an operation is ready. Returns `false` if the engine has ended.
@@ -95,17 +108,20 @@ impl<T> Shuffler<T> {
         let _drawing = lock(&self.drawing);
         if let Some(op) = self.take() {
             schedule(op);
+            lock(&self.state).is_drawing = false;
         }
     }
 
     fn take(&self) -> Option<OpRef<T>> {
         let mut state = lock(&self.state);
-        let State { ready, random, .. } = &mut *state;
+        let State { ready, random, draws, is_drawing, .. } = &mut *state;
         if ready.is_empty() {
             return None;
         }
         ready.sort_unstable_by_key(|(number, _)| *number);
         let drawn = random.below(ready.len() as u64) as usize;
+        *draws += 1;
+        *is_drawing = true;
         Some(ready.remove(drawn).1)
     }
 

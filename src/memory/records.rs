@@ -1,0 +1,498 @@
+//! Records of one size: the caches of threads, and the batches that threads exchange.
+//!
+//! # States of a record
+//!
+//! 1. *In use*, from [`take`] to [`put_back`].
+//! 2. *Retired*: on the list of a batch. Pinned threads may still use the record until the epoch has passed.
+//! 3. *Free*: on the list of a batch whose epoch has passed, or itself the list of a batch.
+//!
+//! A batch is a full list of records. The list lies in a record as well, which was free before the list was begun, so
+//! that no batch needs memory of its own, and no retired record is written to. (Bonwick and Adams call such lists
+//! *magazines*: "Magazines and Vmem", USENIX 2001.)
+//!
+//! # Who may touch what
+//!
+//! * The slots of a list: the thread that fills or empties it, and then the closure that owns the retired batch.
+//! * The first word of a record: see [`registry`](super::registry). In a list on the stack, it is the stack's. It is an
+//!   atomic pointer at all times, because a slow pop may still read it when the record is in use again.
+//! * A [`Cache`]: its thread.
+//!
+//! The only edges are those of the stack (`free_list.rs`) and of the epoch. The stack and a count of its batches are
+//! all that threads share.
+//!
+//! A record that is reused is usually in the cache of another core, so a thread prefetches the lines of a list that it
+//! takes from the stack, and each record before it needs it.
+
+use std::{
+    cell::RefCell,
+    mem::MaybeUninit,
+    ptr::{NonNull, null_mut},
+};
+
+#[cfg(any(raddle_loom, raddle_shuttle))]
+use super::epoch::Stamp;
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use super::registry;
+use super::{
+    epoch,
+    free_list::{Node, Stack},
+};
+use crate::{
+    sync::{
+        Ordering::Relaxed,
+        atomic::{AtomicPtr, AtomicUsize},
+        cell::UnsafeCell,
+        hint, thread_static,
+    },
+    testing::weaken::{Step, removed},
+};
+
+/// The size of a record in bytes: the head, the accesses and the task. Five cache lines, of which an operation with a
+/// small function uses two if it has one access, and four if it has four.
+pub(super) const SIZE: usize = if MODEL { size_of::<List>() } else { 320 };
+pub(super) const ALIGN: usize = 64;
+
+const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
+
+/// The number of records on a full list.
+const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
+
+/// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
+/// ages. Each flush allocates, so there is one allocation in 1,248 operations. The bag could hold twice as many, but
+/// then records that wait in it would be out of the cache when they are used again.
+const BATCHES_PER_BAG: usize = 32;
+const _: () =
+    assert!(MODEL || BATCHES_PER_BAG * CAPACITY > 1000, "there must be at most one allocation in a thousand operations");
+
+/// The maximum number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 20 MiB.
+const KEEP: usize = (1 << 16) / (CAPACITY + 1);
+
+/// Offsets of the cache lines of a record that a push with a small function may write.
+const LINES: [usize; 4] = [0, 64, 128, 192];
+
+/// A record, as the pool sees it.
+pub(super) type Record = NonNull<List>;
+
+type Slot = UnsafeCell<MaybeUninit<Record>>;
+
+/// A list of records, in a free record.
+#[repr(C)]
+pub struct List {
+    /// The next list on the stack.
+    next: AtomicPtr<List>,
+    slots: [Slot; CAPACITY],
+    /// What the user of the record writes.
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    contents: UnsafeCell<usize>,
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    stamp: Stamp,
+}
+
+const _: () = assert!(size_of::<List>() <= SIZE && align_of::<List>() <= ALIGN);
+
+impl List {
+    /// Returns slot `at` of `list`.
+    ///
+    /// # Safety
+    /// 1. The record is not freed while the reference is used.
+    /// 2. `at` is below [`CAPACITY`].
+    #[inline]
+    unsafe fn slot<'l>(list: NonNull<Self>, at: usize) -> &'l Slot {
+        debug_assert!(at < CAPACITY);
+        // SAFETY: by (1) the field is in bounds; only its address is computed.
+        let slots = unsafe { &raw const (*list.as_ptr()).slots };
+        // SAFETY: (2).
+        let slot = unsafe { slots.cast::<Slot>().add(at) };
+        // SAFETY: (1). A slot may hold any bytes.
+        unsafe { &*slot }
+    }
+
+    /// Returns record `at` of `list`.
+    ///
+    /// # Safety
+    /// 1. The caller owns the list.
+    /// 2. Slot `at` was set since the list was begun.
+    #[inline]
+    unsafe fn get(list: NonNull<Self>, at: usize) -> Record {
+        // SAFETY: by (1) and (2), no other thread uses the slot, and it is initialised.
+        unsafe { Self::slot(list, at) }.with(|slot| unsafe { slot.read().assume_init() })
+    }
+
+    /// Sets slot `at` of `list` to `record`.
+    ///
+    /// # Safety
+    /// 1. The caller owns the list.
+    /// 2. `at` is below [`CAPACITY`].
+    #[inline]
+    unsafe fn set(list: NonNull<Self>, at: usize, record: Record) {
+        // SAFETY: (1) and (2): no other thread uses the slot.
+        unsafe { Self::slot(list, at) }.with_mut(|slot| unsafe { slot.write(MaybeUninit::new(record)) });
+    }
+}
+
+impl Node for List {
+    unsafe fn next<'n>(list: NonNull<Self>) -> &'n AtomicPtr<Self> {
+        // SAFETY: by (1) the record is not freed; only an address is computed.
+        let word = unsafe { &raw const (*list.as_ptr()).next };
+        // SAFETY: the first word of a record is initialised by `new` and used only as an atomic pointer.
+        unsafe { &*word }
+    }
+}
+
+/// A thread's cache of records.
+struct Cache {
+    /// The list that records are taken from, or null.
+    free: *mut List,
+    /// The number of records left on `free`.
+    free_len: usize,
+    /// The list of records that the thread has retired, or null.
+    retired: *mut List,
+    /// The number of records on `retired`, or `CAPACITY` if there is no list.
+    retired_len: usize,
+    /// The number of batches in the thread's crossbeam-epoch bag.
+    bag_len: usize,
+}
+
+impl Cache {
+    const EMPTY: Self =
+        Self { free: null_mut(), free_len: 0, retired: null_mut(), retired_len: CAPACITY, bag_len: 0 };
+
+    #[inline]
+    fn take(&mut self) -> Option<Record> {
+        let list = NonNull::new(self.free)?;
+        let Some(len) = self.free_len.checked_sub(1) else {
+            // The last record is the list itself.
+            self.free = null_mut();
+            return Some(list);
+        };
+        self.free_len = len;
+        if len > 0 {
+            // SAFETY: the thread owns the list, whose first `free_len` slots are set.
+            prefetch(unsafe { List::get(list, len - 1) });
+        }
+        // SAFETY: the thread owns the list, whose first `free_len` slots are set.
+        Some(unsafe { List::get(list, len) })
+    }
+
+    /// Makes `list`, which is full, the list that records are taken from, unless there is one.
+    fn open(&mut self, list: Record) -> bool {
+        let opened = self.free.is_null();
+        if opened {
+            (self.free, self.free_len) = (list.as_ptr(), CAPACITY);
+        }
+        opened
+    }
+
+    /// Adds `record` to the list of retired records, unless there is no room.
+    #[inline]
+    fn put_back(&mut self, record: Record) -> bool {
+        let len = self.retired_len;
+        if len == CAPACITY {
+            return false;
+        }
+        // SAFETY: the list is not null, since `retired_len` is below `CAPACITY`. The thread owns it.
+        unsafe { List::set(NonNull::new_unchecked(self.retired), len, record) };
+        self.retired_len = len + 1;
+        true
+    }
+
+    /// Begins a list of retired records in `list`, unless there is one with room. Returns what is left: `list`, or the
+    /// full list before it.
+    fn begin(&mut self, list: Record) -> Begun {
+        if self.retired_len < CAPACITY {
+            return Begun::NotNeeded(list);
+        }
+        self.retired_len = 0;
+        let full = NonNull::new(std::mem::replace(&mut self.retired, list.as_ptr()));
+        full.map_or(Begun::First, |full| {
+            self.bag_len = (self.bag_len + 1) % BATCHES_PER_BAG;
+            Begun::Full(full, if self.bag_len == 0 { Flush::Yes } else { Flush::No })
+        })
+    }
+}
+
+/// The result of [`Cache::begin`].
+enum Begun {
+    NotNeeded(Record),
+    First,
+    Full(Record, Flush),
+}
+
+enum Flush {
+    Yes,
+    No,
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Cache {
+    /// Frees all records of a thread that ends, once the epoch has passed.
+    fn end(&mut self) {
+        for (list, len) in [(&mut self.free, self.free_len), (&mut self.retired, self.retired_len)] {
+            if let Some(list) = NonNull::new(std::mem::replace(list, null_mut())) {
+                free_later(list, len);
+            }
+        }
+    }
+}
+
+thread_static! {
+    static CACHE: RefCell<Cache> = RefCell::new(Cache::EMPTY)
+}
+
+/// What all threads share.
+#[cfg_attr(any(raddle_loom, raddle_shuttle), derive(Default))]
+struct Depot {
+    batches: Stack<List>,
+    /// The approximate number of batches on the stack.
+    kept: AtomicUsize,
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+static DEPOT: Depot = Depot { batches: Stack { head: AtomicPtr::new(null_mut()) }, kept: AtomicUsize::new(0) };
+#[cfg(raddle_loom)]
+loom::lazy_static! {
+    static ref DEPOT: Depot = Depot::default();
+}
+#[cfg(raddle_shuttle)]
+shuttle::lazy_static! {
+    static ref DEPOT: Depot = Depot::default();
+}
+
+/// Prefetches a record that will be written soon.
+#[inline]
+fn prefetch(record: Record) {
+    for line in LINES {
+        hint::prefetch_write(record.as_ptr().wrapping_byte_add(line));
+    }
+}
+
+/// Allocates a record on the heap.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+fn new() -> Record {
+    // SAFETY: the size is above zero.
+    let record = unsafe { super::pool::raw(LAYOUT) };
+    // SAFETY: the record is large and aligned enough for the word, and no other thread knows it.
+    unsafe { record.cast::<AtomicPtr<List>>().write(AtomicPtr::new(null_mut())) };
+    registry::add(record);
+    record.cast()
+}
+
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+const LAYOUT: std::alloc::Layout = match std::alloc::Layout::from_size_align(SIZE, ALIGN) {
+    Ok(layout) => layout,
+    Err(_) => panic!("the layout of a record must be valid"),
+};
+
+/// Frees a record.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(super) fn free(record: Record) {
+    registry::remove(record.cast());
+    // SAFETY: every record came from `new`.
+    unsafe { std::alloc::dealloc(record.as_ptr().cast(), LAYOUT) };
+}
+
+/// Takes a free record from the thread's cache, from the stack of batches, or from the heap.
+#[inline]
+pub(super) fn take() -> Record {
+    // The cache is gone if the thread is ending.
+    match CACHE.try_with(|cache| cache.borrow_mut().take()) {
+        Ok(Some(record)) => record,
+        _ => refill(),
+    }
+}
+
+#[cold]
+fn refill() -> Record {
+    // The cache must not be borrowed here, since pinning may run retired closures.
+    let Some(list) = DEPOT.batches.pop() else {
+        return new();
+    };
+    // Relaxed: only an approximate bound on memory.
+    DEPOT.kept.fetch_sub(1, Relaxed);
+    // The lines of the list's first slots come with the stack's word.
+    for line in (64..SIZE).step_by(64) {
+        hint::prefetch_write(list.as_ptr().wrapping_byte_add(line));
+    }
+    // SAFETY: a list on the stack is full, and this thread owns it now.
+    let record = unsafe { List::get(list, CAPACITY - 1) };
+    let opened = CACHE.try_with(|cache| {
+        let mut cache = cache.borrow_mut();
+        let opened = cache.open(list);
+        if opened {
+            cache.free_len -= 1;
+        }
+        opened
+    });
+    // An error means that the thread is ending. Without one, closures that ran in the pop have filled the cache.
+    if !matches!(opened, Ok(true)) {
+        free_later(list, CAPACITY - 1);
+    }
+    record
+}
+
+/// Makes `record` available for reuse once no pinned thread can use it.
+#[inline]
+pub(super) fn put_back(record: Record) {
+    match CACHE.try_with(|cache| cache.borrow_mut().put_back(record)) {
+        Ok(true) => {}
+        Ok(false) => put_on_next(record),
+        Err(_) => retire_late(record),
+    }
+}
+
+/// Begins another list, puts `record` on it, and retires the full list.
+#[cold]
+fn put_on_next(record: Record) {
+    // Taken first, since this may pin the thread, and that may run retired closures.
+    let list = if removed(Step::ListsAreFree) { record } else { take() };
+    let begun = CACHE.with(|cache| {
+        let mut cache = cache.borrow_mut();
+        let begun = cache.begin(list);
+        let put = cache.put_back(record);
+        debug_assert!(put, "a list has no room although it was begun");
+        begun
+    });
+    match begun {
+        Begun::First => {}
+        // Closures have put records back, and begun a list. The free record is reused like a retired one.
+        Begun::NotNeeded(list) => put_back(list),
+        Begun::Full(full, flush) => retire(full, &flush),
+    }
+}
+
+/// Passes the records of a full list on to all threads once the epoch has passed.
+fn retire(full: Record, flush: &Flush) {
+    if removed(Step::ReclaimAfterEpoch) {
+        return keep(full);
+    }
+    let guard = epoch::pin();
+    // SAFETY: the closure owns the list and its records, which are plain memory.
+    unsafe { guard.retire(move || keep(full)) };
+    if let Flush::Yes = flush {
+        guard.flush();
+    }
+}
+
+/// Retires a record on a thread that is ending and has no cache any more.
+#[cold]
+fn retire_late(record: Record) {
+    // SAFETY: the closure owns the record, which is plain memory.
+    unsafe { epoch::pin().retire(move || free(record)) };
+}
+
+/// Pushes a full list whose epoch has passed onto the stack, or frees its records if there are enough.
+fn keep(full: Record) {
+    // Relaxed: only an approximate bound on memory.
+    if DEPOT.kept.fetch_add(1, Relaxed) >= KEEP {
+        DEPOT.kept.fetch_sub(1, Relaxed);
+        return free_all(full, CAPACITY);
+    }
+    // SAFETY: the closure of `retire` has passed the list on. It ran after the epoch had passed, and records are not
+    // freed while they are on the stack.
+    unsafe { DEPOT.batches.push(full) };
+}
+
+/// Frees the first `len` records of `list`, and the list, once the epoch has passed: pinned threads may still use the
+/// records, and a slow pop may read the list's first word.
+fn free_later(list: Record, len: usize) {
+    // SAFETY: the closure owns the list and its records, which are plain memory.
+    unsafe { epoch::pin().retire(move || free_all(list, len)) };
+}
+
+/// Frees the first `len` records of `list`, and the list.
+fn free_all(list: Record, len: usize) {
+    for at in 0..len {
+        // SAFETY: the caller owns the list, whose first `len` slots are set.
+        free(unsafe { List::get(list, at) });
+    }
+    free(list);
+}
+
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub use model::PooledRecord;
+
+/// Records in models. The records of a model's operations do not come from the pool: see `pool.rs`.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+mod model {
+    use super::*;
+
+    pub(super) fn new() -> Record {
+        let list = List {
+            next: AtomicPtr::new(null_mut()),
+            slots: std::array::from_fn(|_| UnsafeCell::new(MaybeUninit::uninit())),
+            contents: UnsafeCell::new(0),
+            stamp: Stamp::new(),
+        };
+        NonNull::from(Box::leak(Box::new(list)))
+    }
+
+    /// Marks a record as freed. Its memory is kept until the interleaving ends.
+    pub(super) fn free(record: Record) {
+        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record then.
+        let dealloc = move || drop(unsafe { Box::from_raw(record.as_ptr()) });
+        // SAFETY: the memory is kept until then.
+        unsafe { record.as_ref() }.stamp.kill(Box::new(dealloc));
+    }
+
+    /// A record in use.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct PooledRecord(Record);
+
+    // SAFETY: loom and shuttle run every thread of a model on one OS thread.
+    unsafe impl Send for PooledRecord {}
+
+    impl PooledRecord {
+        /// Takes a record, as a push does.
+        pub fn take() -> Self {
+            Self(super::take())
+        }
+
+        /// Writes to all of the record, as the user of the record does.
+        pub fn write(self, value: usize) {
+            // SAFETY: the memory of a record is kept until the interleaving ends.
+            let record = unsafe { self.0.as_ref() };
+            record.stamp.check();
+            // SAFETY: the record is in use by this thread; loom reports any other access.
+            record.contents.with_mut(|contents| unsafe { *contents = value });
+            record.slots.iter().for_each(|slot| slot.with_mut(|_| ()));
+        }
+
+        /// Reads all of the record, as a pinned thread may.
+        pub fn read(self) -> usize {
+            // SAFETY: the memory of a record is kept until the interleaving ends.
+            let record = unsafe { self.0.as_ref() };
+            record.stamp.check();
+            record.slots.iter().for_each(|slot| slot.with(|_| ()));
+            // SAFETY: nobody writes while pinned threads may read; loom reports a write.
+            record.contents.with(|contents| unsafe { *contents })
+        }
+
+        /// Puts the record back, as the end of an operation does.
+        pub fn put_back(self) {
+            super::put_back(self.0);
+        }
+
+        /// Returns the address of the record as a pointer.
+        pub fn as_ptr(self) -> *mut () {
+            self.0.as_ptr().cast()
+        }
+
+        /// Returns the record at an address from [`as_ptr`](Self::as_ptr), or `None` for null.
+        pub fn at(address: *mut ()) -> Option<Self> {
+            NonNull::new(address.cast()).map(Self)
+        }
+
+        /// Ends the thread's cache, as the end of the thread does.
+        pub fn end_thread() {
+            CACHE.with(|cache| cache.replace(Cache::EMPTY)).end();
+        }
+    }
+}
+#[cfg(any(raddle_loom, raddle_shuttle))]
+use model::{free, new};
