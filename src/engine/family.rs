@@ -549,7 +549,7 @@ impl Kin for Family {
         match self.this.upgrade() {
             // If each of many nested families has a single child, they end one inside the other.
             Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
-            _ => self.end(),
+            _ => ready_loop::in_place(|| self.end()),
         }
     }
 

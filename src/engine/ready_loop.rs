@@ -132,10 +132,11 @@ pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Opti
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
 }
 
-// How many operations run in place on the stack of this thread, one on top of the other.
+// How many operations run in place, and families end, on the stack of this thread, one on top of the other.
 thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which runs an operation on top of the one that waits on this thread.
+/// Calls `f`, which runs an operation on top of the one that waits on this thread, or ends a family inside the epilogue
+/// of a child.
 pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {

@@ -183,6 +183,10 @@ mod model {
         /// ordering that is missing in raddle. This flavour has two atomics instead of dozens, so models of three and
         /// four threads can be explored. It is stricter than crossbeam-epoch, which reclaims later.
         Contract,
+        /// The contract for pinned threads that read plain memory. The thread that reclaims an object also sees what
+        /// was done under guards that were dropped before the object was retired. crossbeam-epoch guarantees this: each
+        /// advance of the epoch acquires what the unpinning threads have released (`Global::try_advance`).
+        ContractForReaders,
     }
 
     std::thread_local! {
@@ -205,7 +209,7 @@ mod model {
             match self {
                 #[cfg(raddle_loom)]
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),
-                Self::Contract => _ = &*EPOCH,
+                Self::Contract | Self::ContractForReaders => _ = &*EPOCH,
             }
         }
     }
@@ -258,7 +262,7 @@ mod model {
         match FLAVOUR.get() {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
-            Flavour::Contract => {
+            Flavour::Contract | Flavour::ContractForReaders => {
                 // Acquire: what was done before each earlier `retire`. Objects retired later wait for this guard, since
                 // loom and shuttle do not switch threads between this and the entry into the registry.
                 last(&EPOCH.retired, Acquire);
@@ -326,7 +330,8 @@ mod model {
                     return;
                 }
                 let waited_for = |registry: &Registry| registry.limbo.iter().any(|(guards, _)| guards.contains(&guard));
-                if waited_for(&EPOCH.registry.lock().unwrap()) {
+                let is_needed = FLAVOUR.get() == Flavour::ContractForReaders;
+                if is_needed || waited_for(&EPOCH.registry.lock().unwrap()) {
                     // Release: pairs with the drop of the guard that reclaims.
                     EPOCH.unpinned.fetch_add(0, Release);
                 }

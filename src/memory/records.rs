@@ -61,8 +61,10 @@ const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
 /// ages. Each flush allocates, so there is one allocation in 1,248 operations. The bag could hold twice as many, but
 /// then records that wait in it would be out of the cache when they are used again.
 const BATCHES_PER_BAG: usize = 32;
-const _: () =
-    assert!(MODEL || BATCHES_PER_BAG * CAPACITY > 1000, "there must be at most one allocation in a thousand operations");
+const _: () = assert!(
+    MODEL || BATCHES_PER_BAG * CAPACITY > 1000,
+    "there must be at most one allocation in a thousand operations"
+);
 
 /// The maximum number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 20 MiB.
 const KEEP: usize = (1 << 16) / (CAPACITY + 1);
@@ -154,8 +156,7 @@ struct Cache {
 }
 
 impl Cache {
-    const EMPTY: Self =
-        Self { free: null_mut(), free_len: 0, retired: null_mut(), retired_len: CAPACITY, bag_len: 0 };
+    const EMPTY: Self = Self { free: null_mut(), free_len: 0, retired: null_mut(), retired_len: CAPACITY, bag_len: 0 };
 
     #[inline]
     fn take(&mut self) -> Option<Record> {
@@ -350,7 +351,7 @@ pub(super) fn put_back(record: Record) {
 #[cold]
 fn put_on_next(record: Record) {
     // Taken first, since this may pin the thread, and that may run retired closures.
-    let list = if removed(Step::ListsAreFree) { record } else { take() };
+    let (list, record) = if removed(Step::ListsAreFree) { (record, take()) } else { (take(), record) };
     let begun = CACHE.with(|cache| {
         let mut cache = cache.borrow_mut();
         let begun = cache.begin(list);
@@ -421,6 +422,7 @@ pub use model::PooledRecord;
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use super::*;
+    use crate::sync::Ordering::Acquire;
 
     pub(super) fn new() -> Record {
         let list = List {
@@ -450,7 +452,7 @@ mod model {
     impl PooledRecord {
         /// Takes a record, as a push does.
         pub fn take() -> Self {
-            Self(super::take())
+            Self(take())
         }
 
         /// Writes to all of the record, as the user of the record does.
@@ -463,7 +465,7 @@ mod model {
             record.slots.iter().for_each(|slot| slot.with_mut(|_| ()));
         }
 
-        /// Reads all of the record, as a pinned thread may.
+        /// Reads all of the record.
         pub fn read(self) -> usize {
             // SAFETY: the memory of a record is kept until the interleaving ends.
             let record = unsafe { self.0.as_ref() };
@@ -475,17 +477,19 @@ mod model {
 
         /// Puts the record back, as the end of an operation does.
         pub fn put_back(self) {
-            super::put_back(self.0);
+            put_back(self.0);
         }
 
-        /// Returns the address of the record as a pointer.
+        /// Reads the record that `place` points to, if there is one, as a pinned thread does.
+        pub fn read_at(place: &AtomicPtr<()>) -> Option<usize> {
+            let _guard = epoch::pin();
+            // Acquire: the contents of the record, from the store of the pointer.
+            NonNull::new(place.load(Acquire).cast()).map(|record| Self(record).read())
+        }
+
+        /// Returns a pointer for [`read_at`](Self::read_at).
         pub fn as_ptr(self) -> *mut () {
             self.0.as_ptr().cast()
-        }
-
-        /// Returns the record at an address from [`as_ptr`](Self::as_ptr), or `None` for null.
-        pub fn at(address: *mut ()) -> Option<Self> {
-            NonNull::new(address.cast()).map(Self)
         }
 
         /// Ends the thread's cache, as the end of the thread does.

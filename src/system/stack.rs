@@ -18,10 +18,34 @@ const ANOTHER: usize = 64 << 20;
 /// its current frames. `None` if that is unknown.
 pub(crate) fn is_short() -> Option<bool> {
     let (lowest, size) = imp::bounds()?;
-    let here = 0_u8;
     // On a stack that the program has created itself, the bounds are unknown.
-    let left = (&raw const here).addr().checked_sub(lowest).filter(|&left| left <= size)?;
+    let left = pointer().checked_sub(lowest).filter(|&left| left <= size)?;
     Some(left < (size / 4).clamp(LEAST, RESERVE))
+}
+
+/// Returns the stack pointer.
+#[inline(always)]
+fn pointer() -> usize {
+    // The address of a local would be wrong under AddressSanitizer, which keeps locals on the heap.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let pointer;
+        // SAFETY: the instruction copies one register to another.
+        unsafe { std::arch::asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+        pointer
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    {
+        let pointer;
+        // SAFETY: the instruction copies one register to another.
+        unsafe { std::arch::asm!("mov {}, sp", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+        pointer
+    }
+    #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
+    {
+        let here = 0_u8;
+        (&raw const here).addr()
+    }
 }
 
 /// Runs `f` on another stack, which belongs to a new thread, and waits until it returns.
