@@ -38,13 +38,11 @@ fn baseline_file() -> PathBuf {
 
 // ------------------------------------------------------------------------------------------------ under callgrind ----
 
-/// Makes callgrind write the counts since the last call, under `name`.
+/// Sends a request of callgrind's with an argument. Does nothing without callgrind.
 #[cfg(target_arch = "x86_64")]
-fn dump(name: &str) {
-    // "CT" and the fourth of callgrind's requests, `CALLGRIND_DUMP_STATS_AT`.
-    const DUMP_STATS_AT: u64 = ((b'C' as u64) << 24 | (b'T' as u64) << 16) + 3;
-    let name = std::ffi::CString::new(name).expect("a name without zero bytes");
-    let request = [DUMP_STATS_AT, name.as_ptr() as u64, 0, 0, 0, 0];
+fn request(number: u64, argument: u64) {
+    // Requests of callgrind's are numbered from "CT" in the upper half.
+    let request = [((b'C' as u64) << 24 | (b'T' as u64) << 16) + number, argument, 0, 0, 0, 0];
     // SAFETY: this is valgrind's magic sequence, which has no effect on a CPU: the rotations add up to 128 bits. Under
     // valgrind it reads `request` and the name that it points to, both of which are live, and writes rdx.
     unsafe {
@@ -56,7 +54,22 @@ fn dump(name: &str) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn dump(_: &str) {}
+fn request(_: u64, _: u64) {}
+
+/// Makes callgrind write the counts since the last call, under `name`.
+fn dump(name: &str) {
+    let name = std::ffi::CString::new(name).expect("a name without zero bytes");
+    // `CALLGRIND_DUMP_STATS_AT`.
+    request(3, name.as_ptr() as u64);
+}
+
+/// Calls `f`, whose instructions on this thread are not counted.
+fn uncounted(f: impl FnOnce()) {
+    // `CALLGRIND_TOGGLE_COLLECT`, which concerns the calling thread only.
+    request(2, 0);
+    f();
+    request(2, 0);
+}
 
 fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
@@ -75,7 +88,7 @@ fn inside() {
                 dump(&format!("push {pushed} {}", workload.name()));
             }
             drop(go);
-            settle(raddle.engine());
+            uncounted(|| settle(raddle.engine()));
             raddle.wait();
             if counted {
                 dump(&format!("run {pushed} {}", workload.name()));

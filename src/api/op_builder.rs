@@ -176,7 +176,7 @@ pub struct OpBuilder<'e> {
     device: Device,
     /// Whether the property, the device or the location was set. If so, there is more to do than for most pushes.
     has_more: bool,
-    /// Where the operation counts as pushed. Used only with `has_more`.
+    /// The source location to report for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
     entries: Entries,
     /// The group of the operation. Used only with `flag::CLAIMS`, like the next three fields.

@@ -29,8 +29,8 @@
 //!
 //! An error that [is a loss](crate::DeviceError::is_lost) is permanent: later commands and queries on all streams of
 //! the device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
-//! block that the device may still touch is used again; the head of `cuda` states what is not known about hardware.
-//! Blocks can still be returned.
+//! block that the device may still touch is used again. Blocks can still be returned. The head of `cuda` says which
+//! behaviour of the hardware is assumed.
 
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]

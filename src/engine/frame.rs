@@ -577,14 +577,13 @@ pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
 /// The call to an operation's function, and the objects that the function may take from it.
 pub(crate) struct Call<'a> {
     frame: &'a Frame,
-    core: &'a Arc<Core>,
     stream: Cell<Option<&'a mut GpuStream>>,
 }
 
 impl<'a> Call<'a> {
     #[inline]
-    pub(super) fn new(frame: &'a Frame, core: &'a Arc<Core>, stream: Option<&'a mut GpuStream>) -> Self {
-        Self { frame, core, stream: Cell::new(stream) }
+    pub(super) fn new(frame: &'a Frame, stream: Option<&'a mut GpuStream>) -> Self {
+        Self { frame, stream: Cell::new(stream) }
     }
 
     /// Takes the stream that the operation issues its work on. Returns `None` on the CPU, and on the second call.
@@ -626,7 +625,7 @@ impl<'a> Call<'a> {
 
     #[inline]
     pub(crate) fn core(&self) -> &'a Arc<Core> {
-        self.core
+        self.frame.engine()
     }
 }
 

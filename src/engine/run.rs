@@ -129,7 +129,7 @@ impl Core {
         let result = panics::catch(|| {
             frame::enter(self, op, Holds::Variables, |frame| {
                 // SAFETY: this thread owns the ready operation, and starts it only here.
-                unsafe { op.start(&Call::new(frame, self, None)) }
+                unsafe { op.start(&Call::new(frame, None)) }
             })
         });
         self.result_of(op, result)
@@ -142,7 +142,7 @@ impl Core {
             no_wait::without_waits(NoWait::DeviceFunction, || {
                 frame::enter(self, op, Holds::Variables, |frame| {
                     // SAFETY: this thread owns the ready operation, and starts it only here.
-                    unsafe { op.start(&Call::new(frame, self, Some(stream))) }
+                    unsafe { op.start(&Call::new(frame, Some(stream))) }
                 })
             })
         });
@@ -157,9 +157,16 @@ impl Core {
     /// Returns the result of a call, with an error or a panic converted into the operation's failure.
     #[inline(always)]
     fn result_of(&self, op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
+        if matches!(result, Ok(Ok(()))) { Ok(()) } else { Self::failure_of(op, result) }
+    }
+
+    /// Returns what [`result_of`](Self::result_of) does. A separate function, so that the call takes fewer
+    /// instructions.
+    #[cold]
+    #[inline(never)]
+    fn failure_of(op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
         match result {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(cause)) => Err(op.task().failed_by(cause)),
+            Ok(result) => result.map_err(|cause| op.task().failed_by(cause)),
             Err(payload) => Err(op.task().failed_by_panic(payload)),
         }
     }
@@ -174,7 +181,7 @@ impl Core {
         let result = panics::catch(|| {
             frame::enter(self, &hold, Holds::Variables, |frame| {
                 // SAFETY: this thread owns the ready operation, which the family keeps, and starts it only here.
-                frame.in_family(&kin, || unsafe { hold.start(&Call::new(frame, self, None)) })
+                frame.in_family(&kin, || unsafe { hold.start(&Call::new(frame, None)) })
             })
         });
         let result = self.result_of(&hold, result);
@@ -207,7 +214,7 @@ impl Core {
                 }
                 let _take = TakeRight(frame, &mut lost);
                 // SAFETY: this thread owns the ready operation, and starts it only here.
-                let start = || unsafe { hold.start(&Call::new(frame, self, None)) };
+                let start = || unsafe { hold.start(&Call::new(frame, None)) };
                 match &kin {
                     Some(kin) => frame.in_family(kin, start),
                     None => start(),

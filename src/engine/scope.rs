@@ -228,7 +228,7 @@ impl Scoped {
         }
     }
 
-    /// Waits until every operation of the scope has ended or was abandoned. Returns the failure of the operation that
+    /// Waits until every operation of the scope has ended or been abandoned. Returns the failure of the operation that
     /// was pushed first among those that failed, unless a wait has already returned it.
     pub(crate) fn close(&self) -> Result<(), WaitError> {
         struct AbortOnPanic;

@@ -82,7 +82,7 @@ struct InFlight {
 struct Followers {
     /// Whether there are operations of other streams of the GPU.
     streams: bool,
-    /// Whether there are operations that wait for the host, or a handle.
+    /// Whether there is a handle, or an operation that waits for the host.
     host: bool,
     /// Whether there are operations of the same stream.
     own: bool,

@@ -137,7 +137,7 @@ pub struct PendingAccess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpState {
-    /// The operation waits for others before it on its variables.
+    /// The operation waits for earlier operations on its variables.
     Waiting,
     /// The operation is ready, and waits for a worker.
     Ready,

@@ -81,6 +81,14 @@ impl Mode {
         flags & self.satisfied_by() != 0
     }
 
+    /// Returns whether `flags`, which are not `DONE` and not flags of a link, satisfy an access of this mode. Takes
+    /// fewer instructions than [`is_satisfied_by`](Self::is_satisfied_by).
+    #[inline]
+    pub(super) fn is_granted_by(self, flags: usize) -> bool {
+        debug_assert!(flags & !(READ_OK | WRITE_OK) == 0);
+        flags & self as usize != 0
+    }
+
     /// Returns the flags that are grantable to the next access when this one has `flags`.
     #[inline]
     pub(super) fn grantable(self, flags: usize) -> usize {

@@ -110,7 +110,7 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     let (mode, op) = (next.mode(), next.op_ptr());
     let old = add_flags(&next.word, READ_OK | WRITE_OK);
     // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
-    if let Some(op) = op.filter(|_| mode.is_satisfied_by((READ_OK | WRITE_OK) & !old.tag())) {
+    if let Some(op) = op.filter(|_| mode.is_granted_by((READ_OK | WRITE_OK) & !old.tag())) {
         pause::at(Point::CompleteBeforeSatisfy);
         // SAFETY: this thread has satisfied the access, and counts it once, here.
         unsafe { OpRef::satisfy(op, ready) };
@@ -132,29 +132,26 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         let op = at.op_ptr();
         let old = add_flags(&at.word, add);
         let new = add & !old.tag();
-        let newly_satisfied = mode.is_satisfied_by(new);
+        let newly_satisfied = mode.is_granted_by(new);
         // A writer that was not satisfied is not done, so it grants nothing to the accesses behind it.
         let gained = if mode.is_write() { 0 } else { newly_grantable(new, old.tag()) };
         let stop = gained == 0 || old.is_null() || (gained == READ_OK && removed(Step::ReadersPassOn));
-        // A wait, which receives `READ_OK` but is not satisfied by it, does not keep the next access alive; the reader
-        // before the wait still does.
-        if newly_satisfied || stop {
-            if let Some(before) = satisfied.take() {
-                pause::at(Point::CompleteBeforeSatisfy);
-                // SAFETY: this thread has satisfied the access, and counts it once, here.
-                unsafe { OpRef::satisfy(before, ready) };
-            }
-        }
-        if newly_satisfied {
-            satisfied = op;
-        }
         if stop {
-            if let Some(op) = satisfied {
+            for op in [satisfied, op.filter(|_| newly_satisfied)].into_iter().flatten() {
                 pause::at(Point::CompleteBeforeSatisfy);
                 // SAFETY: this thread has satisfied the access, and counts it once, here.
                 unsafe { OpRef::satisfy(op, ready) };
             }
             return;
+        }
+        // A wait, which receives `READ_OK` but is not satisfied by it, does not keep the next access alive; the reader
+        // before the wait still does.
+        if newly_satisfied {
+            if let Some(before) = std::mem::replace(&mut satisfied, op) {
+                pause::at(Point::CompleteBeforeSatisfy);
+                // SAFETY: this thread has satisfied the access, and counts it once, here.
+                unsafe { OpRef::satisfy(before, ready) };
+            }
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
         // thread sets it in the next round, or `at` or a reader before it is not done, because its operation waits for

@@ -172,7 +172,8 @@ pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> R
 /// an input that the operator [may overwrite](Operator::in_place) with it.
 ///
 /// # Errors
-/// The shapes do not match; an output with [`Mode::InPlace`] is not such an input; the engine refuses the push.
+/// Returns an error if the shapes do not match, if an output with [`Mode::InPlace`] is not one of the inputs that it
+/// may replace, or if the engine refuses the push.
 #[track_caller]
 pub fn invoke_into(
     operator: &Arc<dyn Operator>,

@@ -237,7 +237,7 @@ struct Record {
 struct State {
     /// Whether a thread has begun, or is about to begin, a shutdown.
     begun: AtomicBool,
-    /// Whether one of these shutdowns cancels.
+    /// Whether one of the shutdowns that have begun cancels the pending operations.
     cancelled: AtomicBool,
     operator_accepted: AtomicU32,
     operator_runs: AtomicU32,
