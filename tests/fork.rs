@@ -480,7 +480,11 @@ fn assert_new_engine_works(kind: EngineKind) {
     engine.op("").on(GPU).copy_from_device(&device, &pinned).unwrap();
     engine.wait_for_all().unwrap();
     assert_eq!(engine.get(&var).unwrap(), 100);
-    hold(&engine, var.token()).complete();
+    let completion = hold(&engine, var.token());
+    // None of the records that this process uses comes from its parent, whose addresses it does not know.
+    let dump = engine.dump();
+    assert_eq!((dump.ops().len(), dump.unlisted()), (1, 0), "{dump}");
+    completion.complete();
     drop(engine);
 }
 

@@ -7,7 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use loom::{cell::UnsafeCell, sync::atomic::AtomicPtr, thread};
+use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicPtr, Ordering::Relaxed},
+    thread,
+};
 use raddle::internals::{Flavour, Node, Stack};
 use raddle_loom_tests::model;
 
@@ -45,6 +49,9 @@ impl Taken {
 
     fn from(pool: &Pool) -> Option<Self> {
         let taken = Self(pool.pop()?);
+        // SAFETY: batches live until `end`.
+        let next = unsafe { Batch::next(taken.0) };
+        assert!(next.load(Relaxed).is_null(), "the word of a popped node may point to a node that is freed");
         taken.write();
         Some(taken)
     }

@@ -14,20 +14,27 @@ use loom::{
 use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Step};
 use raddle_loom_tests::{model, must_fail, without};
 
-/// What a pinned thread may read in a record, and what the next user writes.
-const OLD: usize = 1;
-const NEW: usize = 2;
+/// What a pinned thread may read in a record.
+const OLD: usize = 0;
 
-/// Takes `count` records and writes to them. They must be distinct.
-fn take(count: usize) -> Vec<PooledRecord> {
+/// Takes `count` records and writes `user` to them. They must be distinct.
+fn take(count: usize, user: usize) -> Vec<PooledRecord> {
     let mut taken: Vec<PooledRecord> = Vec::new();
     for _ in 0..count {
         let record = PooledRecord::take();
         assert!(!taken.contains(&record), "a record was taken twice");
-        record.write(NEW);
+        record.write(user);
         taken.push(record);
     }
     taken
+}
+
+/// Checks that the records have had no other user since `user` took them, and puts them back.
+fn put_back(records: &[PooledRecord], user: usize) {
+    for record in records {
+        assert_eq!(record.read(), user, "a record has two users");
+        record.put_back();
+    }
 }
 
 /// A thread finds a record, and reads it, while another thread unlinks the record, puts it back, and calls `reuse`.
@@ -54,12 +61,12 @@ fn reuse_while_another_thread_reads() {
     static REUSED: AtomicBool = AtomicBool::new(false);
     read_while(Some(3), |record| {
         // The second one fills the list, and the third retires the batch.
-        take(2).into_iter().for_each(PooledRecord::put_back);
-        let taken = take(4);
+        put_back(&take(2, 1), 1);
+        let taken = take(4, 2);
         if taken.contains(&record) {
             REUSED.store(true, Relaxed);
         }
-        taken.into_iter().for_each(PooledRecord::put_back);
+        put_back(&taken, 2);
     });
     assert!(REUSED.load(Relaxed), "the record is never reused, so the model shows nothing");
 }
@@ -101,20 +108,43 @@ fn a_record_of_a_thread_that_ends_is_not_freed_while_a_pinned_thread_reads_it() 
 fn a_record_has_one_user_at_a_time() {
     static PASSED_ON: AtomicBool = AtomicBool::new(false);
     model(2, ContractForReaders, || {
-        let run = || {
-            let mut mine = take(3);
-            mine.drain(..).for_each(PooledRecord::put_back);
-            mine = take(3);
-            assert!(mine.iter().all(|record| record.read() == NEW));
-            mine.iter().for_each(|record| record.put_back());
+        let run = |users: [usize; 2]| {
+            put_back(&take(3, users[0]), users[0]);
+            let mine = take(3, users[1]);
+            put_back(&mine, users[1]);
             PooledRecord::end_thread();
             mine
         };
-        let other = thread::spawn(run);
-        let mine = run();
+        let other = thread::spawn(move || run([1, 2]));
+        let mine = run([3, 4]);
         if other.join().unwrap().iter().any(|record| mine.contains(record)) {
             PASSED_ON.store(true, Relaxed);
         }
     });
     assert!(PASSED_ON.load(Relaxed), "no record passes from one thread to the other, so the model shows nothing");
+}
+
+/// A batch is on the stack. One thread takes a record of it and ends, so that the rest of the batch is freed, while
+/// another takes a record as well, and may read the word of the list that the first thread has popped.
+#[test]
+fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
+    static POPPED: AtomicBool = AtomicBool::new(false);
+    model(3, ContractForReaders, || {
+        // The fourth one retires the batch of the first two.
+        let before = take(4, 1);
+        put_back(&before, 1);
+        let other = thread::spawn(|| {
+            let taken = take(1, 2);
+            PooledRecord::end_thread();
+            taken
+        });
+        // The cache of this thread has no records left after two.
+        let taken = take(3, 3);
+        if other.join().unwrap().iter().any(|record| before.contains(record)) {
+            POPPED.store(true, Relaxed);
+        }
+        put_back(&taken, 3);
+        PooledRecord::end_thread();
+    });
+    assert!(POPPED.load(Relaxed), "the other thread never takes a record of the batch, so the model shows nothing");
 }

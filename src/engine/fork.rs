@@ -144,7 +144,7 @@ mod imp {
     use crate::{
         device::callback,
         engine::{core::Core, frame, ready_loop, worker_thread},
-        memory::epoch,
+        memory::{epoch, records},
         sync::fork,
         system::panics,
     };
@@ -185,6 +185,7 @@ mod imp {
     extern "C" fn in_child() {
         fork::begin();
         epoch::leave();
+        records::leave();
         worker_thread::leave_engine();
         frame::leave_all();
         ready_loop::leave_all();

@@ -206,6 +206,7 @@ mod model {
             // that hides nothing.
             #[cfg(raddle_loom)]
             let _ = &*crate::sync::atomic::FENCES;
+            super::super::records::begin_model();
             match self {
                 #[cfg(raddle_loom)]
                 Self::Crossbeam => _ = crossbeam_epoch::default_collector(),

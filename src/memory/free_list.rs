@@ -85,13 +85,19 @@ impl<N: Node> Stack<N> {
             let node = NonNull::new(head)?;
             // SAFETY: this thread is pinned, and a node that has been in the stack since then is not freed before the
             // guard is dropped.
-            let next = unsafe { N::next(node) };
+            let word = unsafe { N::next(node) };
             // Relaxed: acquired with the head. If the node has been popped, the CAS fails.
-            let next = next.load(Relaxed);
+            let next = word.load(Relaxed);
             // Relaxed: the head has been in the stack since it was read, so its contents were acquired then.
             // Acquire (edge `batch`) on failure: the node at the new head, and its contents.
             match self.head.compare_exchange_weak(head, next, Relaxed, Acquire) {
-                Ok(_) => return Some(node),
+                Ok(_) => {
+                    // No pointer to a node that may be freed is left in the word. The next node is not freed before the
+                    // guard is dropped.
+                    // Relaxed: a slow pop may read either value, since its CAS fails.
+                    word.store(null_mut(), Relaxed);
+                    return Some(node);
+                }
                 Err(now) => head = now,
             }
         }

@@ -4,9 +4,8 @@
 //! goes to a stack from which all threads take batches, so that a steady load allocates no records even if one thread
 //! pushes and another retires. `records.rs` has the caches and the batches, `free_list.rs` the stack.
 //!
-//! A forked child continues with the free records of its parent: the stack is consistent at every moment. The records
-//! in the caches of threads that do not exist in the child, up to a hundred each, are lost, and so are those that were
-//! retired but not yet free.
+//! A forked child begins without free records: it does not know the addresses of its parent's, so it would not find
+//! operations in them. They are lost to the child, with those that the parent's threads have cached or retired.
 //!
 //! In models, every record of an operation is newly allocated, and is marked when it is reclaimed, so that models find
 //! each later use; the reuse of records has models of its own. Under the cfg `raddle_unpooled` each record is allocated

@@ -13,8 +13,9 @@
 //! # Who may touch what
 //!
 //! * The slots of a list: the thread that fills or empties it, and then the closure that owns the retired batch.
-//! * The first word of a record: see [`registry`](super::registry). In a list on the stack, it is the stack's. It is an
-//!   atomic pointer at all times, because a slow pop may still read it when the record is in use again.
+//! * The first word of a record: see [`registry`](super::registry). In a list on the stack, it is the stack's, and it is
+//!   null in a list that was popped. It is an atomic pointer at all times, because a slow pop may still read it when the
+//!   record is in use again.
 //! * A [`Cache`]: its thread.
 //!
 //! The only edges are those of the stack (`free_list.rs`) and of the epoch. The stack and a count of its batches are
@@ -116,7 +117,8 @@ impl List {
     /// 2. Slot `at` was set since the list was begun.
     #[inline]
     unsafe fn get(list: NonNull<Self>, at: usize) -> Record {
-        // SAFETY: by (1) and (2), no other thread uses the slot, and it is initialised.
+        // SAFETY: by (1) the record is not freed, and no other thread uses the slot. By (2) the slot is initialised, so
+        // `at` is below `CAPACITY`.
         unsafe { Self::slot(list, at) }.with(|slot| unsafe { slot.read().assume_init() })
     }
 
@@ -127,13 +129,16 @@ impl List {
     /// 2. `at` is below [`CAPACITY`].
     #[inline]
     unsafe fn set(list: NonNull<Self>, at: usize, record: Record) {
-        // SAFETY: (1) and (2): no other thread uses the slot.
+        // SAFETY: by (1) the record is not freed, and no other thread uses the slot; (2).
         unsafe { Self::slot(list, at) }.with_mut(|slot| unsafe { slot.write(MaybeUninit::new(record)) });
     }
 }
 
 impl Node for List {
     unsafe fn next<'n>(list: NonNull<Self>) -> &'n AtomicPtr<Self> {
+        #[cfg(any(raddle_loom, raddle_shuttle))]
+        // SAFETY: the memory of a record is kept until the interleaving ends.
+        unsafe { list.as_ref() }.stamp.assert_alive();
         // SAFETY: by (1) the record is not freed; only an address is computed.
         let word = unsafe { &raw const (*list.as_ptr()).next };
         // SAFETY: the first word of a record is initialised by `new` and used only as an atomic pointer.
@@ -175,13 +180,10 @@ impl Cache {
         Some(unsafe { List::get(list, len) })
     }
 
-    /// Makes `list`, which is full, the list that records are taken from, unless there is one.
-    fn open(&mut self, list: Record) -> bool {
-        let opened = self.free.is_null();
-        if opened {
-            (self.free, self.free_len) = (list.as_ptr(), CAPACITY);
-        }
-        opened
+    /// Makes `list`, which has `len` records, the list that records are taken from. There is none.
+    fn open(&mut self, list: Record, len: usize) {
+        debug_assert!(self.free.is_null(), "a retired closure has filled the cache");
+        (self.free, self.free_len) = (list.as_ptr(), len);
     }
 
     /// Adds `record` to the list of retired records, unless there is no room.
@@ -197,28 +199,17 @@ impl Cache {
         true
     }
 
-    /// Begins a list of retired records in `list`, unless there is one with room. Returns what is left: `list`, or the
-    /// full list before it.
-    fn begin(&mut self, list: Record) -> Begun {
-        if self.retired_len < CAPACITY {
-            return Begun::NotNeeded(list);
-        }
+    /// Begins a list of retired records in `list`, which is free. Returns the full list before it, if there is one.
+    fn begin(&mut self, list: Record) -> Option<(Record, Flush)> {
+        debug_assert!(self.retired_len == CAPACITY, "a retired closure has begun a list");
         self.retired_len = 0;
-        let full = NonNull::new(std::mem::replace(&mut self.retired, list.as_ptr()));
-        full.map_or(Begun::First, |full| {
-            self.bag_len = (self.bag_len + 1) % BATCHES_PER_BAG;
-            Begun::Full(full, if self.bag_len == 0 { Flush::Yes } else { Flush::No })
-        })
+        let full = NonNull::new(std::mem::replace(&mut self.retired, list.as_ptr()))?;
+        self.bag_len = (self.bag_len + 1) % BATCHES_PER_BAG;
+        Some((full, if self.bag_len == 0 { Flush::Yes } else { Flush::No }))
     }
 }
 
-/// The result of [`Cache::begin`].
-enum Begun {
-    NotNeeded(Record),
-    First,
-    Full(Record, Flush),
-}
-
+/// Whether a retired batch is the last one of the thread's bag.
 enum Flush {
     Yes,
     No,
@@ -290,11 +281,11 @@ const LAYOUT: std::alloc::Layout = match std::alloc::Layout::from_size_align(SIZ
     Err(_) => panic!("the layout of a record must be valid"),
 };
 
-/// Frees a record.
+/// Frees a record, which the caller owns.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn free(record: Record) {
     registry::remove(record.cast());
-    // SAFETY: every record came from `new`.
+    // SAFETY: every record came from `new`, and the owner does not use it any more.
     unsafe { std::alloc::dealloc(record.as_ptr().cast(), LAYOUT) };
 }
 
@@ -310,7 +301,8 @@ pub(super) fn take() -> Record {
 
 #[cold]
 fn refill() -> Record {
-    // The cache must not be borrowed here, since pinning may run retired closures.
+    // The cache is not borrowed here, since the pop pins the thread, and that may run retired closures. These do not use
+    // the cache, so it is still empty afterwards.
     let Some(list) = DEPOT.batches.pop() else {
         return new();
     };
@@ -322,22 +314,15 @@ fn refill() -> Record {
     }
     // SAFETY: a list on the stack is full, and this thread owns it now.
     let record = unsafe { List::get(list, CAPACITY - 1) };
-    let opened = CACHE.try_with(|cache| {
-        let mut cache = cache.borrow_mut();
-        let opened = cache.open(list);
-        if opened {
-            cache.free_len -= 1;
-        }
-        opened
-    });
-    // An error means that the thread is ending. Without one, closures that ran in the pop have filled the cache.
-    if !matches!(opened, Ok(true)) {
-        free_later(list, CAPACITY - 1);
+    let left = CAPACITY - 1;
+    // The cache is gone if the thread is ending.
+    if CACHE.try_with(|cache| cache.borrow_mut().open(list, left)).is_err() {
+        free_later(list, left);
     }
     record
 }
 
-/// Makes `record` available for reuse once no pinned thread can use it.
+/// Makes `record`, which the caller owns, available for reuse once no pinned thread can use it.
 #[inline]
 pub(super) fn put_back(record: Record) {
     match CACHE.try_with(|cache| cache.borrow_mut().put_back(record)) {
@@ -350,20 +335,17 @@ pub(super) fn put_back(record: Record) {
 /// Begins another list, puts `record` on it, and retires the full list.
 #[cold]
 fn put_on_next(record: Record) {
-    // Taken first, since this may pin the thread, and that may run retired closures.
+    // Taken while the cache is not borrowed: see `refill`.
     let (list, record) = if removed(Step::ListsAreFree) { (record, take()) } else { (take(), record) };
-    let begun = CACHE.with(|cache| {
+    let full = CACHE.with(|cache| {
         let mut cache = cache.borrow_mut();
-        let begun = cache.begin(list);
+        let full = cache.begin(list);
         let put = cache.put_back(record);
         debug_assert!(put, "a list has no room although it was begun");
-        begun
+        full
     });
-    match begun {
-        Begun::First => {}
-        // Closures have put records back, and begun a list. The free record is reused like a retired one.
-        Begun::NotNeeded(list) => put_back(list),
-        Begun::Full(full, flush) => retire(full, &flush),
+    if let Some((full, flush)) = full {
+        retire(full, &flush);
     }
 }
 
@@ -387,7 +369,8 @@ fn retire_late(record: Record) {
     unsafe { epoch::pin().retire(move || free(record)) };
 }
 
-/// Pushes a full list whose epoch has passed onto the stack, or frees its records if there are enough.
+/// Pushes a full list, which the caller owns and whose epoch has passed, onto the stack, or frees its records if there
+/// are enough.
 fn keep(full: Record) {
     // Relaxed: only an approximate bound on memory.
     if DEPOT.kept.fetch_add(1, Relaxed) >= KEEP {
@@ -399,14 +382,14 @@ fn keep(full: Record) {
     unsafe { DEPOT.batches.push(full) };
 }
 
-/// Frees the first `len` records of `list`, and the list, once the epoch has passed: pinned threads may still use the
+/// Frees the first `len` records of `list`, and the list, which the caller owns, once the epoch has passed: pinned threads may still use the
 /// records, and a slow pop may read the list's first word.
 fn free_later(list: Record, len: usize) {
     // SAFETY: the closure owns the list and its records, which are plain memory.
     unsafe { epoch::pin().retire(move || free_all(list, len)) };
 }
 
-/// Frees the first `len` records of `list`, and the list.
+/// Frees the first `len` records of `list`, and the list, which the caller owns.
 fn free_all(list: Record, len: usize) {
     for at in 0..len {
         // SAFETY: the caller owns the list, whose first `len` slots are set.
@@ -415,8 +398,25 @@ fn free_all(list: Record, len: usize) {
     free(list);
 }
 
+/// Forgets the free records of the parent in a forked child: the child's [`registry`] does not have them. A thread of
+/// the parent cannot have been inside this code, since all changes of the stack are single steps.
+#[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+pub(crate) fn leave() {
+    let _ = CACHE.try_with(|cache| std::mem::forget(cache.replace(Cache::EMPTY)));
+    // Relaxed: the child has one thread.
+    DEPOT.batches.head.store(null_mut(), Relaxed);
+    DEPOT.kept.store(0, Relaxed);
+}
+
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use model::PooledRecord;
+
+/// Uses the depot, so that its first use happens before all threads of a model: see `Flavour::begin`.
+#[cfg(any(raddle_loom, raddle_shuttle))]
+pub(super) fn begin_model() {
+    let _ = &*DEPOT;
+}
 
 /// Records in models. The records of a model's operations do not come from the pool: see `pool.rs`.
 #[cfg(any(raddle_loom, raddle_shuttle))]

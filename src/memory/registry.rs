@@ -7,8 +7,9 @@
 //!
 //! * The set: threads that allocate, free or look for records, under the locks. The pool makes allocating and freeing
 //!   rare.
-//! * The mark, the first word of a record: the record's user while the record is in use; while it is free, the pool's
-//!   stack, which stores pointers to other records there, never a mark.
+//! * The mark, the first word of a record: the record's user while the record is in use; while the record is free, the
+//!   pool's stack, which stores pointers to other records of the stack there. These are allocated, so no pointer to them
+//!   equals a mark.
 //!
 //! # Edges
 //!
