@@ -117,9 +117,12 @@ impl List {
     /// 2. Slot `at` was set since the list was begun.
     #[inline]
     unsafe fn get(list: NonNull<Self>, at: usize) -> Record {
-        // SAFETY: by (1) the record is not freed, and no other thread uses the slot. By (2) the slot is initialised, so
-        // `at` is below `CAPACITY`.
-        unsafe { Self::slot(list, at) }.with(|slot| unsafe { slot.read().assume_init() })
+        // SAFETY: by (1) the record is not freed, and by (2) `at` is below `CAPACITY`.
+        let slot = unsafe { Self::slot(list, at) };
+        // SAFETY: by (1) no other thread uses the slot.
+        let record = slot.with(|slot| unsafe { slot.read() });
+        // SAFETY: (2).
+        unsafe { record.assume_init() }
     }
 
     /// Sets slot `at` of `list` to `record`.
@@ -129,8 +132,10 @@ impl List {
     /// 2. `at` is below [`CAPACITY`].
     #[inline]
     unsafe fn set(list: NonNull<Self>, at: usize, record: Record) {
-        // SAFETY: by (1) the record is not freed, and no other thread uses the slot; (2).
-        unsafe { Self::slot(list, at) }.with_mut(|slot| unsafe { slot.write(MaybeUninit::new(record)) });
+        // SAFETY: by (1) the record is not freed; (2).
+        let slot = unsafe { Self::slot(list, at) };
+        // SAFETY: by (1) no other thread uses the slot.
+        slot.with_mut(|slot| unsafe { slot.write(MaybeUninit::new(record)) });
     }
 }
 
@@ -193,8 +198,10 @@ impl Cache {
         if len == CAPACITY {
             return false;
         }
-        // SAFETY: the list is not null, since `retired_len` is below `CAPACITY`. The thread owns it.
-        unsafe { List::set(NonNull::new_unchecked(self.retired), len, record) };
+        // SAFETY: the list is not null, since `retired_len` is below `CAPACITY`.
+        let list = unsafe { NonNull::new_unchecked(self.retired) };
+        // SAFETY: the thread owns the list, and `len` is below `CAPACITY`.
+        unsafe { List::set(list, len, record) };
         self.retired_len = len + 1;
         true
     }
