@@ -13,9 +13,9 @@
 //! # Who may touch what
 //!
 //! * The slots of a list: the thread that fills or empties it, and then the closure that owns the retired batch.
-//! * The first word of a record: see [`registry`](super::registry). In a list on the stack, it is the stack's, and it is
-//!   null in a list that was popped. It is an atomic pointer at all times, because a slow pop may still read it when the
-//!   record is in use again.
+//! * The first word of a record: see `registry.rs`. In a list on the stack, it is the stack's. In a list that was popped,
+//!   it is null. It is an atomic pointer at all times, because a slow pop may still read it when the record is in use
+//!   again.
 //! * A [`Cache`]: its thread.
 //!
 //! The only edges are those of the stack (`free_list.rs`) and of the epoch. The stack and a count of its batches are
@@ -308,8 +308,8 @@ pub(super) fn take() -> Record {
 
 #[cold]
 fn refill() -> Record {
-    // The cache is not borrowed here, since the pop pins the thread, and that may run retired closures. These do not use
-    // the cache, so it is still empty afterwards.
+    // The cache is not borrowed here, since the pop pins the thread, and that may run retired closures. These do not
+    // use the cache, so it is still empty afterwards.
     let Some(list) = DEPOT.batches.pop() else {
         return new();
     };
@@ -389,8 +389,8 @@ fn keep(full: Record) {
     unsafe { DEPOT.batches.push(full) };
 }
 
-/// Frees the first `len` records of `list`, and the list, which the caller owns, once the epoch has passed: pinned threads may still use the
-/// records, and a slow pop may read the list's first word.
+/// Frees the first `len` records of `list`, and the list, which the caller owns, once the epoch has passed: pinned
+/// threads may still use the records, and a slow pop may read the list's first word.
 fn free_later(list: Record, len: usize) {
     // SAFETY: the closure owns the list and its records, which are plain memory.
     unsafe { epoch::pin().retire(move || free_all(list, len)) };

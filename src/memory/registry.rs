@@ -8,8 +8,8 @@
 //! * The set: threads that allocate, free or look for records, under the locks. The pool makes allocating and freeing
 //!   rare.
 //! * The mark, the first word of a record: the record's user while the record is in use; while the record is free, the
-//!   pool's stack, which stores pointers to other records of the stack there. These are allocated, so no pointer to them
-//!   equals a mark.
+//!   pool's stack, which stores pointers to other records of the stack there. These records are allocated, so no such
+//!   pointer equals a mark.
 //!
 //! # Edges
 //!
