@@ -13,9 +13,9 @@
 //! # Who may touch what
 //!
 //! * The slots of a list: the thread that fills or empties it, and then the closure that owns the retired batch.
-//! * The first word of a record: see `registry.rs`. In a list on the stack, it is the stack's. In a list that was popped,
-//!   it is null. It is an atomic pointer at all times, because a slow pop may still read it when the record is in use
-//!   again.
+//! * The first word of a record: see `registry.rs`. In a list on the stack, it is the stack's; in a list that was
+//!   popped, it is null. It is an atomic pointer at all times, because a slow pop may still read it when the record is
+//!   in use again.
 //! * A [`Cache`]: its thread.
 //!
 //! The only edges are those of the stack (`free_list.rs`) and of the epoch. The stack and a count of its batches are
