@@ -77,7 +77,8 @@ const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
-    /// Used by holders only. Everything before it may be read and changed by pinned threads until the epoch has passed.
+    /// Changed by holders only. Until the epoch has passed, pinned threads may read what is constant in it, and read and
+    /// change everything before it.
     task: Place<T>,
 }
 
@@ -435,7 +436,8 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
 unsafe fn drop_task<T>(op: &Op<T>) {
     op.mark(std::ptr::null_mut());
     op.place().with_mut(|task| {
-        // SAFETY: by (1) this is the only reference; helpers never touch the task.
+        // SAFETY: by (1) no holder is left. Pinned threads may still read what is constant in the task, and the drop
+        // does not write to that.
         let task = unsafe { &mut *task };
         // SAFETY: the task was initialised with the record (2 of `new_with`), and by (1) this is its only drop.
         unsafe { task.assume_init_drop() };
