@@ -4,9 +4,16 @@
 
 use raddle_testkit as common;
 
-use std::sync::{Arc, mpsc};
+use std::{
+    future::{self, Future},
+    mem,
+    pin::pin,
+    sync::{Arc, mpsc},
+    task::{Context, Poll, Wake, Waker},
+    thread,
+};
 
-use common::{KINDS, THREADED, on_kinds};
+use common::{Gate, KINDS, PATIENCE, THREADED, on_kinds};
 use raddle::{Engine, Guarded, UseError, UseErrorKind, WaitError, cx};
 
 fn guarded(engine: &Engine) -> Arc<Guarded<u32>> {
@@ -176,7 +183,7 @@ fn a_completion_stands_for_its_operation() {
         let (sender, receiver) = mpsc::channel();
         let (value, undeclared) = (Arc::clone(&bus), Arc::clone(&other));
         let start = move |(), done| {
-            std::thread::spawn(move || {
+            thread::spawn(move || {
                 let changed = value.write_for(&done).map(|mut value| *value = 5);
                 let read = value.read_for(&done).map(|value| *value);
                 let refused = undeclared.read_for(&done).map(|value| *value);
@@ -206,7 +213,7 @@ fn conflicting_uses_of_a_value_are_refused() {
             .op("keep")
             .writes([bus.token()])
             .push_async((), move |(), done| {
-                std::thread::spawn(move || {
+                thread::spawn(move || {
                     let kept = value.write_for(&done).unwrap();
                     done.complete();
                     held.0.send(()).unwrap();
@@ -238,5 +245,136 @@ fn a_panic_leaves_the_value_usable() {
         let value = Arc::clone(&bus);
         let read = engine.op("read").reads([bus.token()]).try_submit((), move |()| Ok(*value.read()?)).unwrap();
         assert_eq!(read.wait().unwrap(), 3);
+    });
+}
+
+// ------------------------------------------------------------------------------------------------ hostile programs ----
+
+/// Asserts that a use was refused because it was not declared. Without debug assertions, no such use is refused.
+#[track_caller]
+fn assert_undeclared(result: Result<(), UseError>) {
+    let kind = result.err().map(|error| error.kind());
+    assert_eq!(kind, cfg!(debug_assertions).then_some(UseErrorKind::Undeclared));
+}
+
+/// Uses the value when it is dropped or woken, and sends the result.
+struct Uses(Arc<Guarded<u32>>, mpsc::Sender<Result<(), UseError>>);
+
+impl Drop for Uses {
+    fn drop(&mut self) {
+        let _ = self.1.send(self.0.write().map(drop));
+    }
+}
+
+impl Wake for Uses {
+    fn wake(self: Arc<Self>) {
+        let _ = self.1.send(self.0.read().map(drop));
+    }
+}
+
+#[test]
+fn what_a_function_drops_belongs_to_its_operation() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (bus, (sender, uses)) = (guarded(&engine), mpsc::channel());
+        let captured = Uses(Arc::clone(&bus), sender);
+        let op = engine.op("drop").writes([bus.token()]).submit((), move |()| drop(captured));
+        op.unwrap().wait().unwrap();
+        uses.recv().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn the_destructor_of_a_variable_belongs_to_no_operation_that_has_declared_another() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (bus, (sender, uses)) = (guarded(&engine), mpsc::channel());
+        drop(engine.var(Uses(Arc::clone(&bus), sender)));
+        engine.wait_for_all().unwrap();
+        assert_undeclared(uses.recv().unwrap());
+    });
+}
+
+#[test]
+fn a_thread_that_a_function_starts_belongs_to_no_operation() {
+    on_kinds(&KINDS, 2, |engine| {
+        let bus = guarded(&engine);
+        let value = Arc::clone(&bus);
+        let op = engine
+            .op("spawn")
+            .writes([bus.token()])
+            .submit((), move |()| thread::spawn(move || value.read().map(drop)).join().unwrap());
+        assert_undeclared(op.unwrap().wait().unwrap());
+    });
+}
+
+#[test]
+fn a_waker_belongs_to_no_operation() {
+    on_kinds(&THREADED, 2, |engine| {
+        let (bus, (sender, uses), gate) = (guarded(&engine), mpsc::channel(), Gate::new());
+        let closed = gate.clone();
+        let mut op = engine.op("wake").writes([bus.token()]).submit((), move |()| closed.pass()).unwrap();
+        let waker = Waker::from(Arc::new(Uses(Arc::clone(&bus), sender)));
+        assert!(pin!(&mut op).poll(&mut Context::from_waker(&waker)).is_pending());
+        gate.open();
+        // The waker is called after the operation has released the token.
+        assert_undeclared(uses.recv_timeout(PATIENCE).unwrap());
+    });
+}
+
+#[test]
+fn each_poll_of_a_future_belongs_to_its_operation() {
+    on_kinds(&KINDS, 2, |engine| {
+        let bus = guarded(&engine);
+        let (declared, undeclared) = (Arc::clone(&bus), Arc::clone(&bus));
+        let polls = |value: Arc<Guarded<u32>>| async move {
+            let mut results = Vec::new();
+            for _ in 0..3 {
+                results.push(value.read().map(drop));
+                let mut has_waited = false;
+                future::poll_fn(|cx| {
+                    cx.waker().wake_by_ref();
+                    if mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+            }
+            results
+        };
+        let op = engine.op("declared").reads([bus.token()]).submit_future((), move |()| polls(declared)).unwrap();
+        assert!(op.wait().unwrap().iter().all(Result::is_ok));
+        let op = engine.op("undeclared").submit_future((), move |()| polls(undeclared)).unwrap();
+        op.wait().unwrap().into_iter().for_each(assert_undeclared);
+    });
+}
+
+#[test]
+fn a_forgotten_reference_keeps_later_operations_out() {
+    on_kinds(&KINDS, 2, |engine| {
+        let bus = guarded(&engine);
+        let value = Arc::clone(&bus);
+        let forget =
+            engine.op("forget").writes([bus.token()]).submit((), move |()| mem::forget(value.write().unwrap()));
+        forget.unwrap().wait().unwrap();
+        let value = Arc::clone(&bus);
+        let late = engine.op("late").reads([bus.token()]).try_submit((), move |()| Ok(*value.read()?)).unwrap();
+        let error = refused(late.wait());
+        assert_eq!(error.kind(), UseErrorKind::InUse);
+        if cfg!(debug_assertions) {
+            assert_eq!(error.last_user().map(|(name, _)| name), Some("forget"));
+        }
+    });
+}
+
+#[test]
+fn a_completion_of_another_operation_or_engine_gives_no_right() {
+    on_kinds(&KINDS, 2, |engine| {
+        let other = Engine::builder().kind(engine.kind()).workers(1).build().unwrap();
+        let bus = guarded(&engine);
+        for completing in [&engine, &other] {
+            let (token, (sender, completions)) = (completing.token(), mpsc::channel());
+            completing.op("other").writes([&token]).push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
+            let done = completions.recv().unwrap();
+            assert_undeclared(bus.read_for(&done).map(drop));
+            assert_undeclared(bus.write_for(&done).map(drop));
+            done.complete();
+        }
     });
 }

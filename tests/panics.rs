@@ -29,8 +29,10 @@ fn in_a_child_an_operation_panics() {
     if !is_child() {
         return;
     }
-    if std::env::var_os(HOOK).is_some() {
-        std::panic::set_hook(Box::new(|info| eprintln!("the earlier hook: {info}")));
+    if let Some(hook) = std::env::var_os(HOOK) {
+        if hook != "over the default one" {
+            std::panic::set_hook(Box::new(|info| eprintln!("the earlier hook: {info}")));
+        }
         raddle::install_panic_hook();
         raddle::install_panic_hook();
     }
@@ -66,6 +68,21 @@ fn the_hook_names_the_operation() {
 fn the_hook_names_the_seed_of_an_engine_that_shuffles() {
     let text = printed(&[("RADDLE_ENGINE", "Pooled"), ("RADDLE_SHUFFLE", "42"), (HOOK, "1")]);
     assert!(text.contains("shuffles with seed 42, panics:"), "{text}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[cfg_attr(miri, ignore = "starts a process")]
+fn the_hook_does_not_panic_if_standard_error_cannot_be_written() {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_child_an_operation_panics", "--ignored", "--nocapture", "--test-threads=1"])
+        .env(common::CHILD, "1")
+        .env(HOOK, "over the default one")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::fs::File::options().write(true).open("/dev/full").unwrap())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
 }
 
 /// Returns the lines of a backtrace that are in the engine's code for running operations. They are matched by source

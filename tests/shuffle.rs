@@ -7,11 +7,12 @@ use raddle_testkit as common;
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, mpsc},
+    thread,
     time::Duration,
 };
 
 use common::{
-    THREADED, child, is_child,
+    Gate, THREADED, child, eventually, is_child,
     program::{Program, Random, Shape, Source, Watch, check_serial, fewer, run},
     watched,
 };
@@ -386,4 +387,129 @@ fn the_environment_sets_a_seed() {
     assert_eq!(run("1"), run(" 1"));
     assert_ne!(run("1"), run("2"));
     assert!(run("x").contains("RADDLE_SHUFFLE is `x`"));
+}
+
+// ------------------------------------------------------------------------------------------------ hostile programs ----
+
+#[test]
+fn any_seed_is_accepted() {
+    watched(|| {
+        for seed in [0, 1, u64::MAX / 2, u64::MAX] {
+            let engine = shuffled(EngineKind::PerDevice, 1, seed);
+            assert_eq!(engine.stats().pushed, 0);
+            let sum = engine.var(0);
+            for number in 0..20 {
+                engine.op("add").push(sum.write(), move |sum| *sum += number).unwrap();
+            }
+            assert_eq!(engine.get(&sum).unwrap(), 190);
+        }
+    });
+}
+
+#[test]
+fn operations_may_be_cancelled_before_they_are_drawn() {
+    watched(|| {
+        for workers in [1, 2] {
+            let engine = shuffled(EngineKind::Pooled, workers, 3);
+            let (group, ran) = (engine.group(), Log::default());
+            let gate = Gate::new();
+            let closed = gate.clone();
+            engine.op("hold").push((), move |()| closed.pass()).unwrap();
+            let handles: Vec<_> = (0..40)
+                .map(|number| {
+                    let ran = ran.clone();
+                    let op = if number % 2 == 0 { group.op("member") } else { engine.op("single") };
+                    op.submit((), move |()| ran.add("ran")).unwrap()
+                })
+                .collect();
+            group.cancel();
+            let cancelled = handles.iter().skip(1).step_by(2).filter(|handle| handle.cancel()).count();
+            gate.open();
+            let results: Vec<_> = handles.into_iter().map(raddle::OpHandle::wait).collect();
+            let lost = results.iter().filter(|result| result.is_err()).count();
+            assert!(lost >= cancelled, "{lost} of {cancelled}");
+            assert_eq!(ran.take().len() + lost, 40);
+            engine.clear_errors();
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_panic_in_a_drawn_operation_fails_it_alone() {
+    watched(|| {
+        for workers in [1, 2] {
+            let engine = shuffled(EngineKind::Pooled, workers, 4);
+            let handles: Vec<_> = (0..30)
+                .map(|number| {
+                    engine.op("op").submit((), move |()| assert!(number % 3 != 0, "on purpose: {number}")).unwrap()
+                })
+                .collect();
+            for (number, handle) in handles.into_iter().enumerate() {
+                assert_eq!(handle.wait().is_err(), number % 3 == 0, "{number}");
+            }
+            engine.wait_for_all().unwrap();
+        }
+    });
+}
+
+#[test]
+fn many_threads_may_push_while_the_engine_is_shut_down() {
+    watched(|| {
+        for (round, how) in [Shutdown::Drain, Shutdown::Cancel].into_iter().cycle().take(10).enumerate() {
+            let engine = shuffled(EngineKind::PerDevice, 1 + round % 2, round as u64);
+            let handles: Vec<_> = thread::scope(|scope| {
+                let push = || {
+                    let mut handles = Vec::new();
+                    while let Ok(handle) = engine.op("op").submit((), |()| ()) {
+                        handles.push(handle);
+                        thread::yield_now();
+                    }
+                    handles
+                };
+                let threads: Vec<_> = (0..3).map(|_| scope.spawn(push)).collect();
+                thread::sleep(Duration::from_millis(5));
+                engine.shutdown(how, None).unwrap();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            let failed = handles.into_iter().map(raddle::OpHandle::wait).filter(Result::is_err).count();
+            assert!(failed == 0 || how == Shutdown::Cancel, "{failed}");
+        }
+    });
+}
+
+#[test]
+fn the_last_handle_may_be_dropped_inside_a_drawn_operation() {
+    watched(|| {
+        for workers in [1, 2] {
+            let engine = shuffled(EngineKind::Pooled, workers, 6);
+            let (log, inside) = (Log::default(), engine.clone());
+            (0..5).for_each(|_| log.push(&engine, "other"));
+            let (sender, ended) = mpsc::channel::<()>();
+            engine
+                .op("last")
+                .push((), move |()| {
+                    drop(inside);
+                    drop(sender);
+                })
+                .unwrap();
+            drop(engine);
+            let _ = ended.recv();
+            eventually("all operations have run", || log.0.lock().unwrap().len() == 5);
+        }
+    });
+}
+
+#[test]
+fn waits_may_nest_deeply() {
+    fn nest(engine: &Engine, depth: u32) -> u32 {
+        let inside = engine.clone();
+        let inner = engine.op("nested").submit((), move |()| if depth == 0 { 0 } else { 1 + nest(&inside, depth - 1) });
+        inner.unwrap().wait().unwrap()
+    }
+    watched(|| {
+        for workers in [1, 2] {
+            assert_eq!(nest(&shuffled(EngineKind::PerDevice, workers, 8), 60), 60);
+        }
+    });
 }

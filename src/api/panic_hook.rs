@@ -1,6 +1,11 @@
 //! The panic hook that names the operation in panic messages.
 
-use std::{panic, sync::Once, thread};
+use std::{
+    io::{self, Write},
+    panic,
+    sync::Once,
+    thread,
+};
 
 use crate::engine::frame;
 
@@ -34,7 +39,8 @@ pub fn install_panic_hook() {
             if let Some((name, location, seed)) = frame::panicking_op() {
                 let seed =
                     seed.map(|seed| format!(", in an engine that shuffles with seed {seed},")).unwrap_or_default();
-                eprintln!("operation `{name}` pushed at {location}{seed} panics:");
+                // An error must not become a panic inside the hook, which would abort the process.
+                let _ = writeln!(io::stderr(), "operation `{name}` pushed at {location}{seed} panics:");
             }
             before(info);
         }));

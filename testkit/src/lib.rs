@@ -408,7 +408,7 @@ impl Drop for PanicsOnDrop {
 // ----------------------------------------------------------------------------------------------- the process ----
 
 /// The environment variable that is set in a process started by [`child`].
-const CHILD: &str = "RADDLE_TEST_CHILD";
+pub const CHILD: &str = "RADDLE_TEST_CHILD";
 
 /// Returns whether this process was started by [`child`].
 pub fn is_child() -> bool {
