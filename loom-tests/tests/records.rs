@@ -8,7 +8,10 @@ use std::sync::{
 };
 
 use loom::{
-    sync::atomic::{AtomicPtr, Ordering::Release},
+    sync::atomic::{
+        AtomicPtr,
+        Ordering::{Acquire, Release},
+    },
     thread,
 };
 use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Step};
@@ -45,7 +48,8 @@ fn read_while(bound: Option<usize>, reuse: impl Fn(PooledRecord) + Sync + Send +
         let place = Arc::new(AtomicPtr::new(record.as_ptr()));
         let same = Arc::clone(&place);
         let reader = thread::spawn(move || {
-            let read = PooledRecord::read_at(&same);
+            // Acquire: the contents of the record. Pairs with the start of this thread.
+            let read = PooledRecord::read_pinned(|| same.load(Acquire));
             assert!(read.is_none_or(|contents| contents == OLD), "the record has another user");
         });
         place.store(std::ptr::null_mut(), Release);

@@ -429,7 +429,6 @@ pub(super) fn begin_model() {
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use super::*;
-    use crate::sync::Ordering::Acquire;
 
     pub(super) fn new() -> Record {
         let list = List {
@@ -487,14 +486,13 @@ mod model {
             put_back(self.0);
         }
 
-        /// Reads the record that `place` points to, if there is one, as a pinned thread does.
-        pub fn read_at(place: &AtomicPtr<()>) -> Option<usize> {
+        /// Calls `find`, which may return a pointer to a record, and reads that record, as a pinned thread does.
+        pub fn read_pinned(find: impl FnOnce() -> *mut ()) -> Option<usize> {
             let _guard = epoch::pin();
-            // Acquire: the contents of the record, from the store of the pointer.
-            NonNull::new(place.load(Acquire).cast()).map(|record| Self(record).read())
+            NonNull::new(find().cast()).map(|record| Self(record).read())
         }
 
-        /// Returns a pointer for [`read_at`](Self::read_at).
+        /// Returns a pointer for [`read_pinned`](Self::read_pinned).
         pub fn as_ptr(self) -> *mut () {
             self.0.as_ptr().cast()
         }
