@@ -528,6 +528,34 @@ fn two_engines_with_limits_do_not_hold_each_other_up() {
     });
 }
 
+#[test]
+fn room_in_one_engine_is_no_room_in_another() {
+    watched(|| {
+        let (roomy, full) = (limited(EngineKind::Pooled, 1, 1000), limited(EngineKind::Pooled, 1, 1));
+        let (started, gate) = (Gate::new(), Gate::new());
+        let (at, closed) = (started.clone(), gate.clone());
+        let running = move |()| {
+            at.open();
+            closed.pass();
+        };
+        full.op("running").push((), running).unwrap();
+        started.pass();
+        let pushed = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // This thread may push some more operations on the first engine without counting them.
+                roomy.op("first").push((), |()| ()).unwrap();
+                full.op("held back").push((), |()| ()).unwrap();
+                pushed.store(true, SeqCst);
+            });
+            thread::sleep(MOMENT);
+            assert!(!pushed.load(SeqCst), "a push on a full engine was not held back");
+            gate.open();
+        });
+        assert!(pushed.load(SeqCst));
+    });
+}
+
 // -------------------------------------------------------------------------------------- pushes that never block ----
 
 #[test]

@@ -446,6 +446,17 @@ fn a_group_reports_the_failure_that_was_pushed_first_and_only_its_own() {
     });
 }
 
+#[test]
+fn a_group_keeps_the_earliest_of_thousands_of_failures() {
+    on_kinds(&KINDS, 2, |engine| {
+        let group = engine.group();
+        for number in 0..2500 {
+            group.op(format!("operation {number}")).try_push((), |()| Err("on purpose".into())).unwrap();
+        }
+        assert_eq!(failure(group.wait()).name(), "operation 0");
+    });
+}
+
 /// A failure from outside the group counts as reported only if the group has returned it.
 #[test]
 fn a_failure_from_outside_that_a_group_has_not_returned_is_not_lost() {

@@ -320,6 +320,29 @@ fn a_scope_in_a_child_cannot_name_what_the_parent_holds() {
     });
 }
 
+#[test]
+fn a_scope_in_a_grandchild_cannot_name_what_the_grandparent_holds() {
+    on_kinds(&KINDS, 2, |engine| {
+        let (value, inner) = (engine.var(0), engine.downgrade());
+        let (inside, (sender, results)) = (value.clone(), mpsc::channel());
+        let parent = engine.op("parent").with_children().submit((cx(), value.write()), move |(cx, _)| {
+            let child = cx.child("child").with_children();
+            child
+                .push(raddle::cx(), move |cx| {
+                    let scope = move |()| {
+                        let refused = inner.scope(|s| s.op("").push(inside.read(), |_| unreachable!()));
+                        sender.send(refused.unwrap()).unwrap();
+                    };
+                    cx.child("grandchild").push((), scope).unwrap();
+                })
+                .unwrap();
+        });
+        parent.unwrap().wait().unwrap();
+        let refused = results.recv().unwrap();
+        assert!(matches!(refused, Err(PushError::HeldAroundScope(_))), "{refused:?}");
+    });
+}
+
 // ---------------------------------------------------------------------------------------- variables of a family ----
 
 #[test]
@@ -1104,6 +1127,29 @@ fn children_inherit_priority_deadline_and_group() {
             cx.child("child").push((), |()| unreachable!()).unwrap();
         });
         assert!(matches!(failure(late.unwrap().wait()).cause(), Cause::DeadlinePassed));
+    });
+}
+
+#[test]
+fn a_child_without_a_priority_has_that_of_its_parent() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (started, gate) = (Gate::new(), Gate::new());
+        let (at, closed) = (started.clone(), gate.clone());
+        let parent = engine.op("parent").priority(5).with_children().submit(cx(), move |cx| {
+            let running = move |()| {
+                at.open();
+                closed.pass();
+            };
+            cx.child("running").priority(9).push((), running).unwrap();
+            cx.child("like its parent").push((), |()| ()).unwrap();
+            cx.child("other").priority(-3).push((), |()| ()).unwrap();
+        });
+        started.pass();
+        let dump = engine.dump();
+        let priority_of = |name| dump.ops().iter().find(|op| op.name.as_str() == name).map(|op| op.priority);
+        assert_eq!((priority_of("like its parent"), priority_of("other")), (Some(5), Some(-3)), "{dump}");
+        gate.open();
+        parent.unwrap().wait().unwrap();
     });
 }
 

@@ -22,7 +22,7 @@ use common::{
     eventually, failure, hold, lock, occupy, on_kinds, poll_once, yield_now,
 };
 use raddle::{
-    Acquire, Cause, Device, Engine, EngineKind, PushError, ReadGuard, Shutdown, SimulatedGpu, Var, WaitError,
+    Acquire, Cause, Device, Engine, EngineKind, Property, PushError, ReadGuard, Shutdown, SimulatedGpu, Var, WaitError,
     WriteGuard, cx,
 };
 
@@ -489,6 +489,32 @@ fn a_future_is_polled_when_it_is_woken_and_occupies_no_worker() {
         for future in futures {
             assert_eq!(future.unwrap().wait().unwrap(), 0);
         }
+    });
+}
+
+#[test]
+fn a_future_with_a_property_is_polled_in_its_lane_after_each_wake() {
+    on_kinds(&[EngineKind::PerDevice], 1, |engine| {
+        let thread_name = || thread::current().name().unwrap_or_default().to_owned();
+        let urgent = engine.op("").property(Property::CpuPrioritized).submit((), move |()| thread_name());
+        let urgent = urgent.unwrap();
+        // With a time limit, since the operation would otherwise run on this thread.
+        eventually("the operation has run", || urgent.is_done());
+        let urgent = urgent.wait().unwrap();
+        let signal = Signal::default();
+        let awaited = signal.clone();
+        let future = engine.op("").property(Property::CpuPrioritized).submit_future((), move |()| async move {
+            let before = thread_name();
+            awaited.await;
+            [before, thread_name()]
+        });
+        let future = future.unwrap();
+        eventually("the future waits", || signal.is_awaited());
+        signal.set();
+        eventually("the future has ended", || future.is_done());
+        let names = future.wait().unwrap();
+        assert_ne!(urgent, engine.op("").submit((), move |()| thread_name()).unwrap().wait().unwrap());
+        assert_eq!(names, [urgent.clone(), urgent]);
     });
 }
 

@@ -133,3 +133,27 @@ pub(crate) fn each_marked(_pinned: &epoch::Guard, marks: [*mut (); 2], mut f: im
         found.drain(..).for_each(|(record, mark)| f(record, mark));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marked_record_is_found_until_it_is_removed() {
+        let record = Box::leak(Box::new([const { AtomicPtr::<()>::new(std::ptr::null_mut()) }; 8]));
+        let (address, own): (NonNull<u8>, *mut ()) =
+            (NonNull::from(&*record).cast(), std::ptr::from_ref(&*record).cast_mut().cast());
+        let found = || {
+            let mut count = 0;
+            each_marked(&epoch::pin(), [own, own], |found, _| count += usize::from(found == address));
+            count
+        };
+        add(address);
+        assert_eq!(found(), 0);
+        // SAFETY: the word is initialised, and the record is never freed.
+        unsafe { mark(address, own) };
+        assert_eq!(found(), 1);
+        remove(address);
+        assert_eq!(found(), 0);
+    }
+}

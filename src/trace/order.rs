@@ -249,6 +249,24 @@ mod tests {
     }
 
     #[test]
+    fn an_overlap_of_mutations_that_follow_a_reader_is_found() {
+        let recorder = Recorder::new();
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().expect("it is built");
+        let x = engine.var(0);
+        engine.op("read").push(x.read(), |_| {}).expect("it is open");
+        for name in ["second", "third"] {
+            engine.op(name).push(x.write(), |x| *x += 1).expect("it is open");
+        }
+        engine.wait_for_all().expect("nothing fails");
+        let mut trace = recorder.take();
+        trace.check_order().expect("it is in order");
+        let [second, third] = ["second", "third"].map(|name| indices(&trace, name)[0]);
+        trace.ops[second].ended = trace.ops[third].ended;
+        let violation = trace.check_order().expect_err("it is out of order");
+        assert!(matches!(violation, OrderViolation::Overlap { .. }), "{violation}");
+    }
+
+    #[test]
     fn a_reversed_pair_is_found() {
         let mut trace = trace();
         let both = indices(&trace, "both");
