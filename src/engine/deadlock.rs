@@ -271,21 +271,23 @@ impl Walk {
                         in_any.filter(|_| in_group || unsafe { ticket_in_group(known, pending) }.is_none())
                     })
                 };
-                self.reach(op, step, reaches, &mut todo);
+                self.reach(op, None, step, reaches, &mut todo);
             }
         }
     }
 
-    /// Continues from `op` to the waiters for whose goals `reaches` returns `true`.
+    /// Continues from `op` to the waiters for whose goals `reaches` returns `true`. `task` identifies `op` if a wait for
+    /// it alone may be among them.
     fn reach(
         &mut self,
         op: NonNull<Op<Task>>,
+        task: Option<NonNull<()>>,
         from: usize,
         reaches: impl FnMut(&Goal<'_>) -> bool,
         todo: &mut Vec<(Inside, usize)>,
     ) {
         let Self { own, only_closing, steps, found, ahead } = self;
-        waiters().each_for(Some(*own), reaches, |number, kind, inside| {
+        waiters().each_for(Some(*own), task, reaches, |number, kind, inside| {
             if number == *own {
                 found.get_or_insert((from, op));
                 return;
@@ -309,7 +311,7 @@ impl Walk {
         // SAFETY: (1): `op` was not complete at some moment since this thread was pinned.
         let reaches =
             |goal: &Goal<'_>| goal.depends_on(task) || goal.covers(|pending| unsafe { ticket_in(op, pending) });
-        self.reach(NonNull::from(op), from, reaches, &mut todo);
+        self.reach(NonNull::from(op), Some(task), from, reaches, &mut todo);
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
     }
 
@@ -509,7 +511,7 @@ impl Core {
             if reaches(goal) {
                 return true;
             }
-            waiters().each_for(None, reaches, |_, _, inside| {
+            waiters().each_for(None, Some(task), reaches, |_, _, inside| {
                 // SAFETY: (1): this thread is pinned. (2): each operation with depth 0 runs on the thread of a waiter
                 // that is in the list, so its function has not returned.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));

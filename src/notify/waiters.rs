@@ -19,7 +19,12 @@
 //! A thread whose wait is over stays in the list until it runs again. The operation that it waited for is then
 //! complete, and the operation's record may belong to another one, so such an entry no longer counts.
 
-use std::{fmt, mem::transmute, ptr::NonNull};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map},
+    fmt,
+    mem::transmute,
+    ptr::NonNull,
+};
 
 use smallvec::SmallVec;
 
@@ -85,6 +90,17 @@ impl<'g> Goal<'g> {
         unsafe { transmute::<Goal<'g>, Goal<'static>>(self) }
     }
 
+    /// Returns the task of the operation if the goal is a single one, and nothing keeps that one from entering a queue.
+    fn only_task(&self) -> Option<NonNull<()>> {
+        match self {
+            // Relaxed: as in `depends_on`.
+            Self::Op { task, held_back_by } => {
+                held_back_by.is_none_or(|by| by.load(Relaxed).is_null()).then_some(*task)
+            }
+            Self::Counted(..) => None,
+        }
+    }
+
     /// Whether the goal is the operation that `task` identifies, or one that this operation keeps from entering a
     /// queue.
     pub fn depends_on(&self, task: NonNull<()>) -> bool {
@@ -139,7 +155,32 @@ impl Default for Waiters {
 struct List {
     /// The number of the last entry.
     last: u64,
-    entries: Vec<Entry>,
+    /// The entries, by number.
+    entries: BTreeMap<u64, Entry>,
+    /// The numbers of the entries that await a single operation which nothing keeps from entering a queue, by its task.
+    /// An operation that is not held back when a wait for it begins never is.
+    by_task: BTreeMap<NonNull<()>, SmallVec<[u64; 2]>>,
+    /// The numbers of the other entries.
+    others: BTreeSet<u64>,
+}
+
+// SAFETY: the list does not dereference the pointers that it is sorted by.
+unsafe impl Send for List {}
+
+impl List {
+    fn remove(&mut self, number: u64) {
+        let entry = self.entries.remove(&number);
+        if self.others.remove(&number) {
+            return;
+        }
+        let Some(Goal::Op { task, .. }) = entry.map(|entry| entry.goal) else { return };
+        if let btree_map::Entry::Occupied(mut numbers) = self.by_task.entry(task) {
+            numbers.get_mut().retain(|other| *other != number);
+            if numbers.get().is_empty() {
+                numbers.remove();
+            }
+        }
+    }
 }
 
 struct Entry {
@@ -220,21 +261,29 @@ impl Waiters {
         let mut list = lock(&self.list);
         list.last += 1;
         let number = list.last;
-        list.entries.push(Entry { number, engine, inside, goal, kind, is_over, is_suspended: false });
+        match goal.only_task() {
+            Some(task) => list.by_task.entry(task).or_default().push(number),
+            None => _ = list.others.insert(number),
+        }
+        list.entries.insert(number, Entry { number, engine, inside, goal, kind, is_over, is_suspended: false });
         drop(list);
         wait(&Waiter { waiters: self, number, kind })
     }
 
     /// Calls `found` for each waiter that still waits, has no time limit, and has a goal for which `reached` returns
     /// `true`. Passes the waiter's number, its kind, and what it is inside of. The waiter `own` may have a time limit.
+    /// Of the waiters for a single operation, only those for `task` are looked at, and those whose operation something
+    /// keeps from entering a queue.
     pub fn each_for(
         &self,
         own: Option<u64>,
+        task: Option<NonNull<()>>,
         mut reached: impl FnMut(&Goal<'_>) -> bool,
         mut found: impl FnMut(u64, Kind, &Inside),
     ) {
         let list = lock(&self.list);
-        for entry in &list.entries {
+        let for_task = task.and_then(|task| list.by_task.get(&task)).into_iter().flatten();
+        for entry in for_task.chain(&list.others).filter_map(|number| list.entries.get(number)) {
             let counts = entry.kind != Kind::Timed || own == Some(entry.number);
             if counts && reached(&entry.goal) && entry.waits() {
                 found(entry.number, entry.kind, &entry.inside);
@@ -244,7 +293,7 @@ impl Waiters {
 
     /// Whether a waiter still waits.
     pub fn any_waits(&self) -> bool {
-        lock(&self.list).entries.iter().any(Entry::waits)
+        lock(&self.list).entries.values().any(Entry::waits)
     }
 
     /// Returns the number of waiters.
@@ -255,14 +304,13 @@ impl Waiters {
     /// Whether every thread that waits for `engine` still has to wait. A wait may be over although its thread has yet
     /// to run.
     pub fn all_wait_still(&self, engine: NonNull<()>) -> bool {
-        lock(&self.list).entries.iter().filter(|entry| entry.engine == engine).all(Entry::waits)
+        lock(&self.list).entries.values().filter(|entry| entry.engine == engine).all(Entry::waits)
     }
 
     /// Whether all of these waiters still wait.
     pub fn all_wait(&self, numbers: impl IntoIterator<Item = u64>) -> bool {
         let list = lock(&self.list);
-        let waits = |number| list.entries.iter().any(|entry| entry.number == number && entry.waits());
-        numbers.into_iter().all(waits)
+        numbers.into_iter().all(|number| list.entries.get(&number).is_some_and(Entry::waits))
     }
 }
 
@@ -290,15 +338,14 @@ impl Waiter<'_> {
             return;
         }
         let mut list = lock(&self.waiters.list);
-        let own = list.entries.iter_mut().find(|entry| entry.number == self.number);
-        own.into_iter().for_each(|own| own.is_suspended = is_suspended);
+        list.entries.get_mut(&self.number).into_iter().for_each(|own| own.is_suspended = is_suspended);
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if !self.waiters.process.is_foreign() {
-            lock(&self.waiters.list).entries.retain(|entry| entry.number != self.number);
+            lock(&self.waiters.list).remove(self.number);
         }
     }
 }
