@@ -7,7 +7,7 @@
 //! long as the program's destructors take. So no thread joins with a lock held, and a caller with a deadline has
 //! helpers join for it. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
 //! destructor, another one joins the other threads. If many threads that end on their own have not been joined, helpers
-//! join those as well.
+//! join those as well. Whoever finds the list empty joins the helpers.
 //!
 //! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux
 //! reports which threads these are. Elsewhere a thread whose main function has returned is detached, and removed from
@@ -64,6 +64,8 @@ struct List {
     next: u64,
     /// The number of helpers.
     helpers: usize,
+    /// The handles of helpers, of which some may have ended.
+    helper_threads: Vec<JoinHandle<()>>,
     /// Whether a deadline passed before all threads had ended.
     left_behind: bool,
     /// The number of helpers that were ever requested.
@@ -276,6 +278,20 @@ impl ThreadList {
             let woken = wait_until(&self.changed, list, None);
             list = self.join_some(woken.unwrap_or_else(|_| unreachable!("there is no deadline")));
         }
+        Self::join_helpers(list);
+    }
+
+    /// If no thread is left, joins the helpers, which have nothing more to join and end at once. So an engine that has
+    /// ended has no thread in its code, which may be in a library that is unloaded next.
+    fn join_helpers(mut list: MutexGuard<'_, List>) {
+        if list.entries.is_empty() {
+            let helpers = std::mem::take(&mut list.helper_threads);
+            drop(list);
+            for helper in helpers {
+                // A helper panics only if the program's logger does.
+                let _ = helper.join();
+            }
+        }
     }
 
     /// Joins all threads until `deadline` at the latest. Returns the names of those that have not been joined.
@@ -327,6 +343,7 @@ impl ThreadList {
             list = wait_until(&self.changed, list, Some(wake_at)).unwrap_or_else(|_| lock(&self.list));
             stalled = list.helpers == 0 || Instant::now() >= wake_at;
         }
+        Self::join_helpers(list);
         Ok(())
     }
 
@@ -340,14 +357,30 @@ impl ThreadList {
                 list.asked += 1;
             }
         }
+        #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+        {
+            let mut list = lock(&self.list);
+            let helpers = std::mem::take(&mut list.helper_threads);
+            let (finished, others): (Vec<_>, Vec<_>) = helpers.into_iter().partition(JoinHandle::is_finished);
+            list.helper_threads = others;
+            drop(list);
+            finished.into_iter().for_each(|helper| _ = helper.join());
+        }
         let threads = Arc::clone(self);
         // Under the lock, a helper finds nothing to join and ceases to be a helper in one step.
         let help = move || threads.join_some(lock(&threads.list)).helpers -= 1;
-        let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help).is_ok();
-        if !started {
-            lock(&self.list).helpers -= 1;
+        let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help);
+        let mut list = lock(&self.list);
+        match started {
+            Ok(helper) => {
+                list.helper_threads.push(helper);
+                true
+            }
+            Err(_) => {
+                list.helpers -= 1;
+                false
+            }
         }
-        started
     }
 
     /// Whether a deadline passed before all threads had ended, and some threads have still not been joined.
