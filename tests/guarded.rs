@@ -5,15 +5,15 @@
 use raddle_testkit as common;
 
 use std::{
-    future::{self, Future},
+    future::Future,
     mem,
     pin::pin,
     sync::{Arc, mpsc},
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Wake, Waker},
     thread,
 };
 
-use common::{Gate, KINDS, PATIENCE, THREADED, on_kinds};
+use common::{Gate, KINDS, PATIENCE, THREADED, on_kinds, yield_now};
 use raddle::{Engine, Guarded, UseError, UseErrorKind, WaitError, cx};
 
 fn guarded(engine: &Engine) -> Arc<Guarded<u32>> {
@@ -329,12 +329,7 @@ fn each_poll_of_a_future_belongs_to_its_operation() {
             let mut results = Vec::new();
             for _ in 0..3 {
                 results.push(value.read().map(drop));
-                let mut has_waited = false;
-                future::poll_fn(|cx| {
-                    cx.waker().wake_by_ref();
-                    if mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }
-                })
-                .await;
+                yield_now().await;
             }
             results
         };

@@ -46,7 +46,7 @@ impl Core {
             // SAFETY: the place is valid until the operation has started, and no thread can start it before this call
             // has stored the pointer.
             let place = place.map(|place| unsafe { place.as_ref() });
-            // The pointer is that of the whole record, which whoever takes the operation may retire.
+            // The pointer is that of the whole record, since the thread that takes the operation may retire the record.
             let record = NonNull::new(op.as_ptr().cast());
             place.zip(record).map(|(place, record)| place.publish(record, op.task().lane)).is_some()
         });

@@ -477,7 +477,7 @@ mod model {
             let record = unsafe { self.0.as_ref() };
             record.stamp.check();
             record.slots.iter().for_each(|slot| slot.with(|_| ()));
-            // SAFETY: nobody writes while pinned threads may read; loom reports a write.
+            // SAFETY: no thread writes while pinned threads may read; loom reports a write.
             record.contents.with(|contents| unsafe { *contents })
         }
 

@@ -7,7 +7,7 @@
 //! long as the program's destructors take. So no thread joins with a lock held, and a caller with a deadline has
 //! helpers join for it. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
 //! destructor, another one joins the other threads. If many threads that end on their own have not been joined, helpers
-//! join those as well. Whoever finds the list empty joins the helpers.
+//! join those as well. The thread that finds the list empty joins the helpers.
 //!
 //! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux
 //! reports which threads these are. Elsewhere a thread whose main function has returned is detached, and removed from
