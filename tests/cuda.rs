@@ -344,6 +344,35 @@ fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     });
 }
 
+/// The driver's own functions, and libraries that call them, use the context that is current on the thread.
+#[test]
+fn functions_find_the_context_of_their_device_and_the_same_stream_after_a_stop_and_on_every_thread() {
+    watched(|| {
+        let Some(gpu) = gpu() else { return };
+        for kind in KINDS {
+            let engine = engine(kind, &gpu);
+            let var = zeros(&engine, 1);
+            let mut streams = Vec::new();
+            for _ in 0..3 {
+                let look = || {
+                    let look = engine.op("look").on(GPU).submit_launch_any(var.write(), |stream, _| {
+                        let (free, _) = cudarc::driver::result::mem_get_info()?;
+                        assert!(free > 0);
+                        Ok::<_, DriverError>(stream.cuda().expect("a CUDA stream").cu_stream().addr())
+                    });
+                    look.expect("pushed").wait().expect("the context is current")
+                };
+                // The naive engine runs the function on this thread, which has not used the device before.
+                streams.push(thread::scope(|threads| threads.spawn(look).join().expect("it does not panic")));
+                engine.stop(None).expect("it stops");
+                engine.start().expect("it starts");
+            }
+            assert!(kind == EngineKind::Naive || streams.iter().all(|stream| *stream == streams[0]), "{kind}");
+            assert_eq!(values(&engine, &var, 1), [0], "{kind}");
+        }
+    });
+}
+
 #[test]
 fn two_engines_use_one_gpu_side_by_side() {
     watched(|| {

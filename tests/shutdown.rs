@@ -303,7 +303,7 @@ fn in_a_child_operations_are_cancelled() {
 #[cfg(target_os = "linux")]
 mod without_threads {
     use super::*;
-    use common::thread_count;
+    use common::{thread_count, wait_for_thread_count};
     use no_threads::NoThreads;
 
     #[test]
@@ -398,8 +398,8 @@ mod without_threads {
             return;
         }
         watched(|| {
+            let before = thread_count();
             for kind in THREADED {
-                let before = thread_count();
                 let (ran, gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
                 let (start, over) = (Gate::new(), Gate::new());
                 {
@@ -422,7 +422,7 @@ mod without_threads {
                     start.open();
                 }
                 over.pass();
-                eventually("the threads have ended", || thread_count() == before);
+                wait_for_thread_count(before);
                 assert_eq!(ran.load(SeqCst), CHAIN + 1, "{kind}");
                 assert!(gone.load(SeqCst), "the {kind} engine was not dropped");
             }

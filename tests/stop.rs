@@ -81,8 +81,8 @@ fn an_engine_that_stops_while_others_push_loses_nothing() {
 #[ignore = "run by another test in a separate process"]
 fn in_a_child_threads_end_and_start() {
     assert!(is_child());
+    let before = common::thread_count();
     for kind in THREADED {
-        let before = common::thread_count();
         let engine = common::engine(kind, 4);
         let with = common::thread_count();
         assert!(with >= before + 4, "{before} {with}");
@@ -90,10 +90,7 @@ fn in_a_child_threads_end_and_start() {
         for _ in 0..5 {
             let start = Instant::now();
             engine.stop(None).unwrap();
-            // The kernel may remove a thread from its list after the join has returned.
-            while common::thread_count() != before {
-                thread::yield_now();
-            }
+            common::wait_for_thread_count(before);
             assert!(start.elapsed() < SOON, "the threads have not ended in time");
             push_some(&engine, &count);
             engine.start().unwrap();
@@ -101,6 +98,8 @@ fn in_a_child_threads_end_and_start() {
             assert_eq!(common::thread_count(), with);
         }
         assert_eq!(count.load(Relaxed), 5 * 30);
+        drop(engine);
+        common::wait_for_thread_count(before);
     }
 }
 

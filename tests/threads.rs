@@ -21,7 +21,7 @@ use std::{
 use common::shapes::*;
 use common::{
     AWHILE, Gate, Journal, Meeting, PATIENCE, THREADED, block_on, child_succeeds, eventually, is_child, on_kinds,
-    thread_count, watched_for,
+    thread_count, wait_for_thread_count, watched_for,
 };
 use crossbeam_epoch as epoch;
 use logger::log_to;
@@ -305,7 +305,7 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
                 assert_eq!(nest(&engines[0], DEPTH / 2).expect("no operation fails"), DEPTH / 2 + 1);
                 assert!(thread_count() <= after, "a thread was started while others were idle");
             }
-            eventually("the threads have ended", || thread_count() == before);
+            wait_for_thread_count(before);
             assert!(start.elapsed() > Duration::from_secs(8), "the threads ended too soon: {:?}", start.elapsed());
         }
         // The engines still work.

@@ -4,13 +4,19 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{
+            AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     task::{Wake, Waker},
     time::Instant,
 };
 
-use loom::thread;
+use loom::{
+    sync::{Mutex, atomic::AtomicBool},
+    thread,
+};
 use raddle::internals::{Aside, Flavour, Laid, PendingOps, SpareThreads, Step, Stopped};
 use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 
@@ -129,21 +135,21 @@ fn without_checking_again_a_background_end_is_too_early() {
 /// The engine stops while a function begins to wait for an operation that another worker has. Either that worker is not
 /// laid aside, or the function takes it up again.
 fn stop_while_a_function_begins_to_wait() {
-    let (aside, runs) = (Arc::new(Aside::default()), Arc::new(AtomicUsize::new(0)));
-    assert!(aside.request());
+    let (aside, runs) = (Arc::new(Aside::new(1)), Arc::new(AtomicUsize::new(0)));
+    assert!(aside.request(|| ()));
     let (other, ran) = (Arc::clone(&aside), Arc::clone(&runs));
     let worker = thread::spawn(move || {
         if other.lay(|| Some("the worker")) == Laid::NotYet {
             ran.fetch_add(1, Relaxed);
         }
     });
-    let taken = aside.function_waits();
+    let taken = aside.function_waits(|| ());
     runs.fetch_add(taken.len(), Relaxed);
     worker.join().unwrap();
     assert_eq!(runs.load(Relaxed), 1, "no thread runs what the function waits for");
-    aside.function_has_returned();
+    aside.function_has_returned(|| ());
     assert_eq!(aside.lay(|| taken.into_iter().next().or(Some("the worker"))), Laid::Aside);
-    assert_eq!(aside.wait_for(1, None), Stopped::All);
+    assert_eq!(aside.wait(None), Stopped::All);
 }
 
 #[test]
@@ -168,12 +174,12 @@ fn without_taking_up_the_workers_that_are_aside_a_function_waits_for_ever() {
 #[test]
 fn a_start_overtakes_a_stop_and_no_worker_is_lost() {
     model(3, Flavour::Contract, || {
-        let aside = Arc::new(Aside::default());
-        assert!(aside.request());
+        let aside = Arc::new(Aside::new(1));
+        assert!(aside.request(|| ()));
         let other = Arc::clone(&aside);
         let worker = thread::spawn(move || other.lay(|| Some(())));
         let other = Arc::clone(&aside);
-        let stop = thread::spawn(move || other.wait_for(1, None));
+        let stop = thread::spawn(move || other.wait(None));
         aside.cancel(|| ());
         let taken = aside.take().len();
         let laid = worker.join().unwrap();
@@ -181,5 +187,55 @@ fn a_start_overtakes_a_stop_and_no_worker_is_lost() {
         assert!(stop.join().unwrap() != Stopped::TimedOut);
         assert_eq!(taken + left, usize::from(laid == Laid::Aside));
         assert_eq!(left, 0, "a worker is left aside after the start");
+    });
+}
+
+/// A GPU lane is used for the first time while the engine stops. Either the stop waits until the lane's worker is aside,
+/// or the lane gets no thread.
+#[test]
+fn a_lane_that_is_first_used_during_a_stop_has_no_thread_afterwards() {
+    model(3, Flavour::Contract, || {
+        let aside = Arc::new(Aside::new(0));
+        let served = Arc::new(Mutex::new(None));
+        let (recalled, stopped) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (other, serving, recall, over) =
+            (Arc::clone(&aside), Arc::clone(&served), Arc::clone(&recalled), Arc::clone(&stopped));
+        let pusher = thread::spawn(move || {
+            let was_stopped = over.load(SeqCst);
+            let worker = other.enlist("the lane's worker");
+            assert!(!(was_stopped && worker.is_some()), "a thread starts in a stopped engine");
+            *serving.lock().unwrap() = worker;
+            if recall.load(SeqCst) {
+                let _ = other.lay(|| serving.lock().unwrap().take());
+            }
+        });
+        assert!(aside.request(|| recalled.store(true, SeqCst)));
+        let (other, serving) = (Arc::clone(&aside), Arc::clone(&served));
+        // The lane's thread, if there is one, which the recall wakes.
+        let lane = thread::spawn(move || {
+            let _ = other.lay(|| serving.lock().unwrap().take());
+        });
+        assert_eq!(aside.wait(None), Stopped::All);
+        stopped.store(true, SeqCst);
+        assert_eq!(*served.lock().unwrap(), None, "a thread serves a lane of a stopped engine");
+        pusher.join().unwrap();
+        lane.join().unwrap();
+        assert_eq!(aside.take().len(), 1, "the worker gets a thread at the start");
+    });
+}
+
+/// An operation is sent to a GPU lane whose worker is being laid aside: the lane's thread sees it, or the sender finds
+/// the worker.
+#[test]
+fn an_operation_sent_to_a_lane_that_is_laid_aside_finds_a_thread() {
+    model(3, Flavour::Contract, || {
+        let aside = Arc::new(Aside::new(1));
+        assert!(aside.request(|| ()));
+        let sent = Arc::new(AtomicBool::new(false));
+        let (other, arrived) = (Arc::clone(&aside), Arc::clone(&sent));
+        let lane = thread::spawn(move || other.lay(|| (!arrived.load(Relaxed)).then_some("the lane's worker")));
+        sent.store(true, Relaxed);
+        let found = aside.take_one(|_| true);
+        assert_eq!(lane.join().unwrap() == Laid::NotYet, found.is_none(), "no thread sends the operation on");
     });
 }

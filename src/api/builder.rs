@@ -12,8 +12,15 @@ use crate::{
         driver::GpuDriver,
         gpus::{Gpus, MAX_GPUS},
     },
-    engine::{core::Core, fork, recording::Recording, worker_thread::cores_here, workers},
+    engine::{
+        core::{Core, ServeLane},
+        fork,
+        recording::Recording,
+        worker_thread::cores_here,
+        workers,
+    },
     error::build::BuildError,
+    gpu,
     scheduler::IdlePolicy,
     sync::fork::PerProcess,
     system::topology,
@@ -455,7 +462,8 @@ impl EngineBuilder {
             threads.engine(),
         )
         .map_err(|error| BuildError::Profile(profile.unwrap_or_default(), error))?;
-        let core = Arc::new(Core::new(kind, threads, gpus, (2 * workers + 2).min(64), limit, recording, shuffler));
+        let (gpus, shards) = ((gpus, gpu::serve as ServeLane), (2 * workers + 2).min(64));
+        let core = Arc::new(Core::new(kind, threads, gpus, shards, limit, recording, shuffler));
         core.introduce();
         fork::watch(&core);
         match workers::start(&core, boxed) {

@@ -789,19 +789,21 @@ impl Engine {
         self.core.finish_shutdown_async()
     }
 
-    /// Stops the engine: ends the threads of its workers, and keeps what is pending. [`start`](Self::start) starts the
-    /// threads again.
+    /// Stops the engine: ends the threads of its workers and devices, and keeps what is pending.
+    /// [`start`](Self::start) starts the threads again.
     ///
     /// Functions that have started run to completion, and the call waits for them; while one of them waits, the workers
     /// run what it may be waiting for. Operations that have not started stay where they are. Pushes are accepted,
     /// unless a [limit](crate::EngineBuilder::max_pending) leaves no room, and their operations stay pending too. But
     /// deletions and [eager](crate::OpBuilder::eager) operations that are ready run on the pushing thread. A wait for
-    /// an operation that stays pending returns only after a start, or at its time limit. If a function still runs when
-    /// the `timeout` has passed, the call gives up, and the engine continues to run.
+    /// an operation that stays pending returns only after a start, or at its time limit.
     ///
-    /// The threads of devices keep running: what was issued on a device completes, and operations of devices run. The
-    /// stream of a lane, and what the program binds to it, belong to the lane's thread, which must watch the stream
-    /// until the device has completed all that was issued. The thread of a lane without work uses no processor time.
+    /// Devices complete what was issued on them, and the call waits for that too. Nothing more is issued. The streams
+    /// stay open, so objects that the program has bound to them remain valid. A future that awaits such work, or a wait
+    /// for its group, may learn of its end only after a start, since a stopped engine runs no wakers.
+    ///
+    /// If a function still runs when the `timeout` has passed, or a device still works, the call gives up, and the
+    /// engine continues to run.
     ///
     /// An engine of the kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as
     /// always. A shutdown starts a stopped engine again, and so does the drop of its last handle. Several threads may
@@ -821,8 +823,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`ShutdownError::TimedOut`] if a function still runs; [`ShutdownError::ThreadsLeft`] if the engine is stopped,
-    /// but threads have not ended yet; [`ShutdownError::InsideOperation`] in the same cases as for
+    /// [`ShutdownError::TimedOut`] if a function still runs or a device still works; [`ShutdownError::ThreadsLeft`] if
+    /// the engine is stopped, but threads have not ended yet; [`ShutdownError::InsideOperation`] in the same cases as for
     /// [`shutdown`](Self::shutdown); and [`ShutdownError::Forked`].
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.stop(deadline(timeout))

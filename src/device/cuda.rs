@@ -947,6 +947,10 @@ impl Stream for LaneStream {
         Some(Arc::as_ptr(&self.gpu.0).addr())
     }
 
+    fn adopt(&mut self) -> Result<(), DeviceError> {
+        self.ready().map(drop)
+    }
+
     fn record(&mut self) -> Result<Event, DeviceError> {
         self.ready_to_issue()?;
         let raw = self.record_raw(&self.gpu.0)?;

@@ -153,6 +153,11 @@ pub(crate) trait Stream: Send {
     /// streams exists. Returns `None` for a stream without a driver.
     fn driver(&self) -> Option<usize>;
 
+    /// Prepares the calling thread for functions of the program that use the stream, which another thread has opened.
+    fn adopt(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Records an event at this point in the stream. The event happens when all commands before it are done.
     fn record(&mut self) -> Result<Event, DeviceError>;
 

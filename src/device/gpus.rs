@@ -1,6 +1,6 @@
 //! The GPUs of an engine and their lanes, as all threads see them. The layer `gpu` serves the lanes.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     driver::{Driver, GpuDriver, StreamRole},
@@ -48,10 +48,12 @@ pub(crate) struct GpuLane<T> {
     pub(crate) gpu: usize,
     pub(crate) role: StreamRole,
     pub(crate) timeline: Timeline,
-    /// Whether the lane's thread has started. Pushes use it as a hint.
+    /// Whether a push has taken the worker from its place. Pushes use it as a hint.
     pub(crate) started: AtomicBool,
-    /// The worker of the lane, until its thread takes it.
+    /// The worker of the lane, until the first push to the lane takes it.
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
+    /// The stream of the lane, and operations to be issued next, while the worker is laid aside.
+    pub(crate) kept: Mutex<Option<(GpuStream, VecDeque<OpRef<T>>)>>,
 }
 
 /// The role and the name of each lane of a GPU.
@@ -74,7 +76,15 @@ impl<T> Gpus<T> {
             .map(|(gpu, role, name)| {
                 let (lane, workers) = Lane::new(LaneOptions { name, workers: 1, idle });
                 let worker = Mutex::new(workers.into_iter().next().map(Box::new));
-                GpuLane { lane, gpu, role, timeline: Timeline::default(), started: AtomicBool::new(false), worker }
+                GpuLane {
+                    lane,
+                    gpu,
+                    role,
+                    timeline: Timeline::default(),
+                    started: AtomicBool::new(false),
+                    worker,
+                    kept: Mutex::new(None),
+                }
             })
             .collect();
         let gpus = drivers
@@ -95,6 +105,13 @@ impl<T> Gpus<T> {
     /// Returns the lanes of all GPUs.
     pub(crate) fn lanes(&self) -> &[GpuLane<T>] {
         &self.lanes
+    }
+
+    /// Returns the number of the device lane whose worker is `worker`, among all lanes of the engine.
+    pub(crate) fn lane_of(&self, worker: &Worker<T>) -> Option<u8> {
+        let number = self.lanes.iter().position(|lane| Arc::ptr_eq(&lane.lane, worker.lane()))?;
+        // The number fits: there are at most `MAX_GPUS` GPUs.
+        Some(FIRST_LANE + number as u8)
     }
 
     /// Returns the device on which operations of `lane` run.
@@ -127,6 +144,16 @@ impl<T> Gpus<T> {
         self.gpu(gpu).and_then(|gpu| gpu.lost.get())
     }
 
+    /// Recalls the workers of all lanes, so that they can be laid aside.
+    pub(crate) fn recall(&self) {
+        self.lanes.iter().for_each(|lane| lane.lane.recall());
+    }
+
+    /// Undoes a [recall](Self::recall).
+    pub(crate) fn resume(&self) {
+        self.lanes.iter().for_each(|lane| lane.lane.resume());
+    }
+
     /// Makes the threads of all lanes end. No operation may be pending.
     pub(crate) fn end(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end());
@@ -154,10 +181,23 @@ impl Gpu {
     /// Takes a stream for the naive engine. The stream must be [returned](Self::return_stream).
     pub(crate) fn take_stream(&self, device: Device) -> GpuStream {
         let idle = lock(&self.idle).pop();
-        idle.unwrap_or_else(|| match self.driver.open(StreamRole::All) {
+        idle.map(|stream| self.adopt(stream)).unwrap_or_else(|| self.open(StreamRole::All, device))
+    }
+
+    /// Opens a stream. A stream that cannot be opened is a dead one.
+    pub(crate) fn open(&self, role: StreamRole, device: Device) -> GpuStream {
+        match self.driver.open(role) {
             Ok(stream) => GpuStream::new(stream, device),
             Err(error) => GpuStream::dead(self.lose(&error), device),
-        })
+        }
+    }
+
+    /// Prepares the calling thread for a stream that another thread has used. If that fails, the GPU is lost.
+    pub(crate) fn adopt(&self, mut stream: GpuStream) -> GpuStream {
+        match stream.inner().adopt() {
+            Ok(()) => stream,
+            Err(error) => GpuStream::dead(self.lose(&error), stream.device()),
+        }
     }
 
     pub(crate) fn return_stream(&self, stream: GpuStream) {

@@ -197,6 +197,8 @@ impl SimulatedGpuBuilder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
+    /// Streams opened.
+    pub streams: u64,
     /// Kernels launched.
     pub launches: u64,
     /// Copies issued.

@@ -115,9 +115,9 @@ impl GpuStream {
     /// included. If it does not, the operation fails in builds with debug assertions; in other builds the operation
     /// fails or the device is given up. The engine's own calls on other streams do not invalidate the capture.
     ///
-    /// On an engine that is not naive, operations with the same device and the same property have the same stream. So
-    /// they can share an object that keeps the stream, such as a graph or a library's handle. In the naive engine, each
-    /// operation may have a different stream.
+    /// On an engine that is not naive, operations with the same device and the same property have the same stream, even
+    /// after a [stop](crate::Engine::stop) and a start. So they can share an object that keeps the stream, such as a
+    /// graph or a library's handle. In the naive engine, each operation may have a different stream.
     ///
     /// For work on the program's own streams, see [`include`](Self::include).
     #[cfg(feature = "cuda")]

@@ -115,6 +115,12 @@ impl Timeline {
         self.completed.load(Acquire) >= seq
     }
 
+    /// Returns the number of the last operation that is complete. Only the lane calls this.
+    pub fn completed(&self) -> u64 {
+        // Relaxed: the lane's threads store it, and each of them passes the lane on to the next one under a lock.
+        self.completed.load(Relaxed)
+    }
+
     /// Publishes that all operations up to `seq` are complete.
     pub fn complete(&self, seq: u64) {
         let order = if removed(Step::CompletionOfMarks) { Relaxed } else { Release };

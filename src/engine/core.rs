@@ -14,7 +14,7 @@
 //! * The other fields have protocols of their own.
 
 use std::{
-    ptr,
+    io, ptr,
     sync::{Arc, OnceLock},
 };
 
@@ -30,7 +30,10 @@ use crate::{
         Ordering::Relaxed,
         atomic::{AtomicU8, AtomicU64, AtomicUsize},
     },
-    threads::{pool::ThreadPool, shuffler::Shuffler},
+    threads::{
+        pool::{BoxedWorker, ThreadPool},
+        shuffler::Shuffler,
+    },
     values::kind::{EngineKind, Placement},
 };
 
@@ -52,6 +55,10 @@ pub(super) mod phase {
     pub(crate) const FORKED: u8 = 6;
 }
 
+/// Starts a thread that serves a GPU lane, given by its number, with the lane's worker. Returns the worker if that
+/// fails.
+pub(crate) type ServeLane = fn(&Arc<Core>, u8, BoxedWorker<Task>) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)>;
+
 /// The engine.
 pub(crate) struct Core {
     pub(super) kind: EngineKind,
@@ -70,6 +77,8 @@ pub(crate) struct Core {
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
+    /// How the threads of GPU lanes are started.
+    pub(super) serve_lane: ServeLane,
     /// What is known about limits of pending operations.
     pub(super) bounds: Bounds,
     /// Held while a thread reads or changes the failure of a variable that several streams may be using.
@@ -98,7 +107,7 @@ impl Core {
     pub(crate) fn new(
         kind: EngineKind,
         threads: ThreadPool<Task>,
-        gpus: Gpus<Task>,
+        (gpus, serve_lane): (Gpus<Task>, ServeLane),
         shards: usize,
         limit: Option<u64>,
         recording: Option<Box<Recording>>,
@@ -122,6 +131,7 @@ impl Core {
             failures: Arc::default(),
             threads,
             gpus,
+            serve_lane,
             bounds: Bounds::default(),
             fault_lock: FaultLock::default(),
             recording,

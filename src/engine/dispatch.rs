@@ -63,7 +63,7 @@ impl Core {
     }
 
     /// Schedules a ready operation on its lane, where a waiter may take it.
-    fn schedule(&self, op: OpRef<Task>) {
+    fn schedule(self: &Arc<Self>, op: OpRef<Task>) {
         let Some(op) = self.shuffle(op) else { return };
         if self.gpus.is_empty() {
             Self::publish(&op);
@@ -72,20 +72,20 @@ impl Core {
     }
 
     /// Schedules an operation that the shuffler has drawn, or that is not shuffled.
-    pub(super) fn schedule_drawn(&self, op: OpRef<Task>) {
+    pub(super) fn schedule_drawn(self: &Arc<Self>, op: OpRef<Task>) {
         self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
 
     /// Schedules an operation on its lane, and records that it has become ready.
     #[inline(never)]
-    pub(super) fn schedule_recorded(&self, op: OpRef<Task>) {
+    pub(super) fn schedule_recorded(self: &Arc<Self>, op: OpRef<Task>) {
         self.record_ready(&op);
         self.schedule(op);
     }
 
     /// Sends a ready operation to its lane, through `schedule` if the engine has no GPUs.
     #[inline(always)]
-    fn schedule_with(&self, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
+    fn schedule_with(self: &Arc<Self>, op: OpRef<Task>, schedule: impl Fn(OpRef<Task>)) {
         if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_gpus(op) }
     }
 
@@ -95,11 +95,11 @@ impl Core {
     /// An operation of the CPU enters its lane only once, when all its dependencies are complete. The injector of the
     /// lane relies on that. Later commands of GPUs for the same variables follow the operation.
     #[cold]
-    fn schedule_beside_gpus(&self, op: OpRef<Task>) {
+    fn schedule_beside_gpus(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
             self.gpus.schedule(op.task().lane, op);
         } else if let Some(lane) = self.pending_on_device(&op, Device::Cpu) {
-            self.gpus.send(lane, op);
+            self.send(lane, op);
         } else {
             if !removed(Step::EndWaitingForDevices) {
                 op.task().end_waiting_for_devices();
@@ -122,7 +122,7 @@ impl Core {
     /// an engine without GPUs go through `schedule`.
     #[inline(always)]
     pub(super) fn schedule_ready(
-        &self,
+        self: &Arc<Self>,
         ready: &mut ReadyList<Task>,
         schedule: impl Fn(OpRef<Task>),
     ) -> ReadyList<Task> {
@@ -230,7 +230,7 @@ impl Core {
 
     /// Schedules an operation of the program on the workers, or pushes it onto `ready_loop` if the engine has no
     /// workers.
-    fn leave_operation(&self, ready_loop: &ReadyLoop, op: OpRef<Task>) {
+    fn leave_operation(self: &Arc<Self>, ready_loop: &ReadyLoop, op: OpRef<Task>) {
         if self.has_workers() {
             self.schedule_recorded(op);
         } else {

@@ -291,7 +291,7 @@ impl Core {
     fn idle_since(&self) -> Option<usize> {
         let workers = self.threads().lanes().iter().map(|lane| lane.idle_since());
         let on_devices = self.gpus().lanes().iter().map(|lane| {
-            // Relaxed: a snapshot. Until the lane's thread has started, nothing runs there.
+            // Relaxed: a snapshot. Nothing runs on a lane that no push has used.
             let starts = lane.lane.has_work() || lane.started.load(Relaxed);
             if starts { lane.lane.idle_since() } else { Some(0) }
         });

@@ -115,7 +115,7 @@ impl Core {
             }
             Disposition::Skip(failure) => self.skip(op, failure, ready),
             Disposition::Forward(lane) => {
-                self.gpus.send(lane, op);
+                self.send(lane, op);
                 Epilogue::Nothing
             }
             Disposition::Discard => self.pass_over(op, ready),

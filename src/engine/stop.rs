@@ -1,11 +1,13 @@
 //! Stops and starts: the threads of workers end and are started again, and what is pending is kept.
 //!
 //! For each worker, a stop pushes an operation named *stop* that [lays the worker aside](crate::threads::aside). The
-//! worker's thread then has no worker, and ends. While a function that has handed its worker over waits, no worker is
+//! worker's thread then has no worker, and ends. The workers of GPU lanes are [recalled](crate::scheduler::Lane::recall)
+//! instead: the thread of such a lane issues nothing more, and lays its worker aside when the GPU has completed what was
+//! issued. While a function that has handed its worker over waits, no worker is
 //! laid aside, and those that were laid aside are taken up again: the function may wait for an operation of any lane.
 //! So a stop is over only when no function runs any more.
 
-use std::{panic::Location, sync::Arc, time::Instant};
+use std::{io, panic::Location, sync::Arc, time::Instant};
 
 use crate::{
     engine::{
@@ -23,6 +25,7 @@ use crate::{
         aside::{Laid, Stopped},
         pool::BoxedWorker,
     },
+    tracker::OpRef,
     values::kind::EngineKind,
 };
 
@@ -42,7 +45,7 @@ impl Core {
         if self.kind == EngineKind::Naive || !self.is_open() {
             return Ok(());
         }
-        let is_first = self.threads.aside().request();
+        let is_first = self.threads.aside().request(|| self.gpus.recall());
         // A shutdown that began before the request may not have seen the request. The lock of the request hands over
         // the phase of the shutdown.
         if !self.is_open() {
@@ -54,7 +57,7 @@ impl Core {
                 (0..workers).for_each(|_| self.push_stop(lane, i32::MAX));
             }
         }
-        match self.threads.aside().wait_for(self.threads.workers(), deadline) {
+        match self.threads.aside().wait(deadline) {
             Stopped::All => self.threads.end_passing(deadline).map_err(ShutdownError::ThreadsLeft),
             Stopped::Cancelled => Ok(()),
             Stopped::TimedOut => {
@@ -69,7 +72,7 @@ impl Core {
         if self.is_forked() {
             return Ok(());
         }
-        self.threads.cancel_stop();
+        self.threads.cancel_stop(|| self.gpus.resume());
         self.take_up(self.threads.aside().take())
     }
 
@@ -90,7 +93,7 @@ impl Core {
     /// Starts threads for workers that were laid aside.
     fn take_up(self: &Arc<Self>, mut workers: Vec<BoxedWorker<Task>>) -> Result<(), BuildError> {
         while let Some(worker) = workers.pop() {
-            if let Err((error, worker)) = workers::restart(self, worker) {
+            if let Err((error, worker)) = self.give_thread(worker) {
                 workers.extend(worker);
                 self.threads.aside().put_back(workers);
                 return Err(BuildError::Thread(error));
@@ -99,14 +102,23 @@ impl Core {
         Ok(())
     }
 
+    /// Starts a thread for a worker. Returns the worker if that fails.
+    fn give_thread(self: &Arc<Self>, worker: BoxedWorker<Task>) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)> {
+        match self.gpus.lane_of(&worker) {
+            Some(lane) => (self.serve_lane)(self, lane, worker),
+            None => workers::restart(self, worker),
+        }
+    }
+
     /// Notes that a function on this thread has handed its worker over. Takes up the workers that were laid aside,
     /// since the function may wait for their operations.
     pub(super) fn function_waits(self: &Arc<Self>) {
-        let workers = self.threads.aside().function_waits();
+        let workers = self.threads.aside().function_waits(|| self.gpus.resume());
         if workers.is_empty() {
             return;
         }
-        let lanes: Vec<_> = workers.iter().map(|worker| self.threads.lane_of(worker) as u8).collect();
+        let of_cpu = workers.iter().filter(|worker| self.gpus.lane_of(worker).is_none());
+        let lanes: Vec<_> = of_cpu.map(|worker| self.threads.lane_of(worker) as u8).collect();
         // A worker whose thread cannot be started stays laid aside.
         let _ = self.take_up(workers);
         lanes.into_iter().for_each(|lane| self.push_stop(lane, i32::MIN));
@@ -114,7 +126,39 @@ impl Core {
 
     /// Notes that a function that had handed its worker over has returned, or has received a worker.
     pub(super) fn function_has_returned(&self) {
-        self.threads.aside().function_has_returned();
+        self.threads.aside().function_has_returned(|| self.gpus.recall());
+    }
+
+    /// Gives the worker of a GPU lane, which is used for the first time, to a thread that `serve_lane` starts. If the
+    /// engine is stopped and no function waits, the thread is started when the engine starts again. Returns the worker
+    /// if no thread can be started.
+    pub(crate) fn begin_lane(
+        self: &Arc<Self>,
+        worker: BoxedWorker<Task>,
+    ) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)> {
+        let Some(worker) = self.threads.aside().enlist(worker) else { return Ok(()) };
+        self.give_thread(worker).inspect_err(|_| self.threads.aside().discharge())
+    }
+
+    /// Lays the worker of a GPU lane aside. Returns the worker if the stop was cancelled, if a function waits, or if an
+    /// operation has been [sent](Self::send) to the lane.
+    pub(crate) fn lay_lane_aside(&self, worker: BoxedWorker<Task>) -> Result<(), BoxedWorker<Task>> {
+        let mut worker = Some(worker);
+        // The sender looks for the worker after the send. So either the operation is seen here, or the worker there.
+        let _ = self.threads.aside().lay(|| worker.take_if(|worker| !worker.lane().has_first()));
+        worker.map_or(Ok(()), Err)
+    }
+
+    /// Sends `op` to device lane `number`, which has issued operations that `op` waits for.
+    pub(crate) fn send(self: &Arc<Self>, number: usize, op: OpRef<Task>) {
+        self.gpus.send(number, op);
+        // These operations may have completed, and the lane's worker may have been laid aside, before the send. Then
+        // the lane gets a thread, which only sends `op` on.
+        let lane = &self.gpus.lanes()[number].lane;
+        if let Some(worker) = self.threads.aside().take_one(|worker| Arc::ptr_eq(worker.lane(), lane)) {
+            // A worker whose thread cannot be started stays laid aside.
+            let _ = self.take_up(vec![worker]);
+        }
     }
 
     /// Pushes an operation that lays a worker of `lane` aside.

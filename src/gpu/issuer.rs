@@ -43,7 +43,9 @@ use crate::{
         op::{Cause, OpError},
     },
     scheduler::Worker,
+    sync::lock,
     system::panics,
+    threads::pool::{BoxedWorker, Ended},
     trace::event::Outcome,
     tracker::{self, Hold, Op, OpRef, ReadyList},
     values::device::Device,
@@ -97,7 +99,7 @@ struct Issuer<'c> {
     number: usize,
     local: usize,
     device: Device,
-    worker: Worker<Task>,
+    worker: &'c Worker<Task>,
     stream: GpuStream,
     /// The last operation that was issued, the last one with a mark behind it, and the last one that is complete.
     issued: u64,
@@ -111,31 +113,64 @@ struct Issuer<'c> {
     in_flight: VecDeque<InFlight>,
     /// Cross-lane waiters, each with the number of the operation of this lane that it waits for.
     watched: VecDeque<(u64, OpRef<Task>)>,
+    /// Operations of this lane that were taken while the worker was recalled. They are issued next.
+    held: VecDeque<OpRef<Task>>,
     ready: ReadyList<Task>,
     backoff: Backoff,
 }
 
-/// The main function of the thread that serves GPU lane `number`.
-pub(super) fn serve(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
+/// The main function of a thread that serves GPU lane `number`, until the lane ends or its worker is laid aside.
+pub(super) fn serve(core: &Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
     // The thread may use all cores near the GPU, since each of them may have a worker pinned to it.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
     let near = near(&core.gpus().gpus[core.gpus().lanes()[number].gpu]);
-    worker_thread::serve_device(core, &near, || serve_lane(core, number, worker));
+    worker_thread::serve_device(core, &near, || {
+        worker.lane().sleep().set_thread(worker.index());
+        let mut worker = worker;
+        loop {
+            let left = serve_lane(core, number, &worker);
+            if core.is_forked() {
+                // This is a forked child, and the worker belongs to the parent process.
+                std::mem::forget(worker);
+                return Ended::Over;
+            }
+            if left == Left::Ended {
+                return Ended::Over;
+            }
+            match core.lay_lane_aside(worker) {
+                Ok(()) => return Ended::Idle,
+                Err(same) => worker = same,
+            }
+        }
+    })
 }
 
-fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
-    worker.lane().sleep().set_thread(worker.index());
+/// Why the service of a lane is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// The lane has ended, or the process is a forked child.
+    Ended,
+    /// The worker was recalled, and nothing is in flight.
+    Recalled,
+}
+
+/// Serves a lane until it ends, or until its worker can be laid aside.
+fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
     let lane = &core.gpus().lanes()[number];
-    let device = Device::Gpu(lane.gpu as u32);
-    let driver = &core.gpus().gpus[lane.gpu].driver;
-    let opened = panics::catch(|| driver.open(lane.role)).unwrap_or_else(|payload| {
-        panics::discard(payload);
-        Err(DeviceError::lost(-1, "the driver panicked while opening a stream"))
-    });
-    let stream = match opened {
-        Ok(stream) => GpuStream::new(stream, device),
-        Err(error) => GpuStream::dead(core.gpus().gpus[lane.gpu].lose(&error), device),
+    let (device, gpu) = (Device::Gpu(lane.gpu as u32), &core.gpus().gpus[lane.gpu]);
+    // The stream is the same after a stop, since the program may have bound objects of other libraries to it.
+    let kept = lock(&lane.kept).take();
+    let prepare = || match kept {
+        Some((stream, held)) => (gpu.adopt(stream), held),
+        None => (gpu.open(lane.role, device), VecDeque::new()),
     };
+    let (stream, held) = panics::catch(prepare).unwrap_or_else(|payload| {
+        panics::discard(payload);
+        let error = DeviceError::lost(-1, "the driver panicked while opening a stream");
+        (GpuStream::dead(gpu.lose(&error), device), VecDeque::new())
+    });
+    // Each operation that an earlier thread has issued is complete.
+    let completed = lane.timeline.completed();
     let mut issuer = Issuer {
         core,
         number,
@@ -143,24 +178,24 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
         device,
         worker,
         stream,
-        issued: 0,
-        marked: 0,
-        passed: 0,
+        issued: completed,
+        marked: completed,
+        passed: completed,
         mark_tries: 0,
         foresight: 0,
         seen: Clock::default(),
         in_flight: VecDeque::new(),
         watched: VecDeque::new(),
+        held,
         ready: ReadyList::default(),
         backoff: Backoff::new(),
     };
-    let mut over = false;
-    while !over {
+    let mut left = None;
+    while left.is_none() {
         // Panics in the program's functions are caught elsewhere. This ensures that a bug in the engine does not end
         // the lane.
         let run = panics::catch(|| {
-            issuer.run();
-            over = true;
+            left = Some(issuer.run());
         });
         if let Err(payload) = run {
             // Other threads must be able to find the operations that are left here before program code runs.
@@ -176,7 +211,12 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: Worker<Task>) {
     if core.is_forked() {
         // This is a forked child: everything here is the parent's, and the device may be locked.
         std::mem::forget(issuer);
+        return Left::Ended;
     }
+    if left == Some(Left::Recalled) {
+        *lock(&lane.kept) = Some((issuer.stream, issuer.held));
+    }
+    left.unwrap_or(Left::Ended)
 }
 
 impl Issuer<'_> {
@@ -184,30 +224,51 @@ impl Issuer<'_> {
         &self.core.gpus().lanes()[self.number]
     }
 
-    /// Serves the lane until it ends.
-    fn run(&mut self) {
+    /// Serves the lane until it ends, or until the worker is recalled and nothing is in flight.
+    fn run(&mut self) -> Left {
         self.place_ready(Epilogues::new());
         // Operations that a panic has left unreported are reported now.
         self.conclude();
         while !self.core.is_forked() {
+            let is_recalled = self.worker.lane().is_recalled();
             for _ in 0..BATCH {
                 if self.in_flight.len() >= MAX_IN_FLIGHT {
                     break;
                 }
-                let Some(op) = self.worker.try_next() else { break };
+                let op = if is_recalled { self.take_waiter() } else { self.try_next() };
+                let Some(op) = op else { break };
                 self.take(op);
                 if self.core.is_forked() {
-                    return;
+                    return Left::Ended;
                 }
             }
             if !self.in_flight.is_empty() || !self.watched.is_empty() {
                 self.poll();
+            } else if is_recalled {
+                return Left::Recalled;
             } else if let Some(op) = self.worker.next() {
                 self.take(op);
-            } else {
-                return;
+            } else if !self.worker.lane().is_recalled() {
+                return Left::Ended;
             }
         }
+        Left::Ended
+    }
+
+    fn try_next(&mut self) -> Option<OpRef<Task>> {
+        self.held.pop_front().or_else(|| self.worker.try_next())
+    }
+
+    /// Takes a cross-lane waiter, while the worker is recalled. These are in the highest band, where there may also be
+    /// operations of the lane, which are issued after a start.
+    fn take_waiter(&mut self) -> Option<OpRef<Task>> {
+        while let Some(op) = self.worker.take_first() {
+            if !self.is_own(&op) {
+                return Some(op);
+            }
+            self.held.push_back(op);
+        }
+        None
     }
 
     fn take(&mut self, op: OpRef<Task>) {
@@ -282,7 +343,7 @@ impl Issuer<'_> {
         if number == self.number {
             self.receive(op);
         } else {
-            self.core.gpus().send(number, op);
+            self.core.send(number, op);
         }
     }
 
@@ -305,7 +366,7 @@ impl Issuer<'_> {
         match self.core.disposition_at(&op, self.device) {
             Disposition::Run => match self.order(&op) {
                 Ok(None) => self.issue(op),
-                Ok(Some(other)) => self.core.gpus().send(other, op),
+                Ok(Some(other)) => self.core.send(other, op),
                 Err(error) => {
                     let failure = op.task().failed_by(Cause::Device(error));
                     return self.core.skip(op, failure, &mut self.ready);

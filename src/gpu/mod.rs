@@ -7,7 +7,7 @@
 //! is *sent* to the lane that it waits for. This lane watches its stream, and sends the waiting operation on once the
 //! operations in flight are complete.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use crate::{
     device::{
@@ -18,6 +18,7 @@ use crate::{
     error::push::PushError,
     sync::{Ordering::Relaxed, lock},
     system::panics,
+    threads::pool::BoxedWorker,
     values::{device::Device, property::Property},
 };
 
@@ -44,7 +45,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
     };
     let number = gpu as usize * gpus.lanes_each + role;
     if let Some(lane) = gpus.lanes().get(number) {
-        start(lane, core, number).map_err(|error| {
+        start(lane, core).map_err(|error| {
             frame::enter_after(core, || {
                 panics::log!(Warn, "raddle: the thread of a device lane could not be started: {error}");
             });
@@ -55,18 +56,15 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
     Ok(FIRST_LANE + number as u8)
 }
 
-/// Starts the thread of a lane, unless it has started.
-fn start(lane: &GpuLane<Task>, core: &Arc<Core>, number: usize) -> std::io::Result<()> {
+/// Starts the thread of a lane, unless an earlier push has taken its worker.
+fn start(lane: &GpuLane<Task>, core: &Arc<Core>) -> io::Result<()> {
     // Relaxed: a lane accepts operations even before its thread runs.
     if lane.started.load(Relaxed) || core.threads().has_ended() {
         return Ok(());
     }
     let mut place = lock(&lane.worker);
     let Some(worker) = place.take() else { return Ok(()) };
-    let name = format!("raddle-gpu{}-{}", lane.gpu, lane.lane.name());
-    let for_thread = Arc::clone(core);
-    let main = move |worker: Box<_>, _| issuer::serve(&for_thread, number, *worker);
-    match core.threads().spawn_with(name, worker, main) {
+    match core.begin_lane(worker) {
         Ok(()) => {
             // Relaxed: as for the load.
             lane.started.store(true, Relaxed);
@@ -77,4 +75,17 @@ fn start(lane: &GpuLane<Task>, core: &Arc<Core>, number: usize) -> std::io::Resu
             Err(error)
         }
     }
+}
+
+/// Starts a thread that serves GPU lane `number` with the lane's worker. Returns the worker if that fails.
+pub(crate) fn serve(
+    core: &Arc<Core>,
+    number: u8,
+    worker: BoxedWorker<Task>,
+) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)> {
+    let number = usize::from(number - FIRST_LANE);
+    let lane = &core.gpus().lanes()[number];
+    let name = format!("raddle-gpu{}-{}", lane.gpu, lane.lane.name());
+    let for_thread = Arc::clone(core);
+    core.threads().spawn_named(name, worker, move |worker| issuer::serve(&for_thread, number, worker))
 }

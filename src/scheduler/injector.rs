@@ -55,7 +55,7 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::priority::{BANDS, DEFAULT_BAND};
+use super::priority::{BANDS, DEFAULT_BAND, HIGHEST_BAND};
 use crate::{
     memory::epoch,
     sync::{
@@ -276,7 +276,7 @@ impl<T> Injector<T> {
 
     /// Pushes a ready operation into the highest band.
     pub fn push_first(&self, op: OpRef<T>) {
-        self.push_to(op, BANDS as u8 - 1);
+        self.push_to(op, HIGHEST_BAND);
     }
 
     #[inline]

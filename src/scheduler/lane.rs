@@ -8,7 +8,7 @@ use super::{
     activity::Activity,
     injector::{Injector, Rest},
     loans::Loans,
-    priority::DEFAULT_BAND,
+    priority::{DEFAULT_BAND, HIGHEST_BAND},
     sleep::{IdlePolicy, Sleep},
     worker::Worker,
 };
@@ -46,6 +46,7 @@ pub struct Lane<T> {
     loans: Loans,
     activities: Box<[CachePadded<Activity>]>,
     ended: AtomicBool,
+    recalled: AtomicBool,
 }
 
 impl<T> Lane<T> {
@@ -60,6 +61,7 @@ impl<T> Lane<T> {
             loans: Loans::default(),
             activities: deques.iter().map(|_| CachePadded::default()).collect(),
             ended: AtomicBool::new(false),
+            recalled: AtomicBool::new(false),
             options,
         });
         let workers =
@@ -217,6 +219,35 @@ impl<T> Lane<T> {
     /// Whether an operation seems to be available.
     pub(crate) fn has_work(&self) -> bool {
         !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())
+    }
+
+    /// Recalls the workers of the lane: a search that finds nothing ends without an operation.
+    pub(crate) fn recall(&self) {
+        // Relaxed: the wake makes a parked worker look again. The lock of `Aside` decides whether a worker leaves.
+        self.recalled.store(true, Relaxed);
+        self.sleep.wake_all();
+    }
+
+    /// Undoes a [recall](Self::recall).
+    pub(crate) fn resume(&self) {
+        // Relaxed: as for `recall`.
+        self.recalled.store(false, Relaxed);
+    }
+
+    /// Whether the workers were recalled.
+    pub(crate) fn is_recalled(&self) -> bool {
+        // Relaxed: as for `recall`.
+        self.recalled.load(Relaxed)
+    }
+
+    /// Whether a search that finds nothing ends: the lane has ended, or the workers were recalled.
+    pub(super) fn ends_searches(&self) -> bool {
+        self.has_ended() || self.is_recalled()
+    }
+
+    /// Whether operations wait in the highest band.
+    pub(crate) fn has_first(&self) -> bool {
+        self.injector.highest() == Some(HIGHEST_BAND)
     }
 
     /// Ends every worker. Must be called only when no operation is left.

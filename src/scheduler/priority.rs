@@ -6,6 +6,9 @@ pub const DEFAULT_BAND: u8 = 32;
 /// The number of bands; band 0 is not used.
 pub(super) const BANDS: usize = 64;
 
+/// The highest band.
+pub(super) const HIGHEST_BAND: u8 = BANDS as u8 - 1;
+
 /// Returns the band of a priority: a higher priority never has a lower band.
 ///
 /// Priorities from -7 to 7 have a band each. Beyond these, on both sides of zero, each range from one power of two up

@@ -10,7 +10,7 @@ use super::{
     injector::Rest,
     lane::Lane,
     loans::Stay,
-    priority::DEFAULT_BAND,
+    priority::{DEFAULT_BAND, HIGHEST_BAND},
     sleep::{IdlePolicy, ParkKind, SearchState, Sleep},
 };
 use crate::{
@@ -420,6 +420,11 @@ impl<T> Worker<T> {
         Some(&stealers[(self.index + 1 + step) % stealers.len()])
     }
 
+    /// Takes an operation of the highest band from the injector. The other operations of the lane stay where they are.
+    pub(crate) fn take_first(&self) -> Option<OpRef<T>> {
+        self.pop_bands(|band| band == HIGHEST_BAND)
+    }
+
     /// Pops from the highest non-empty band that `wanted` allows.
     fn pop_bands(&self, wanted: impl Fn(u8) -> bool) -> Option<OpRef<T>> {
         while let Some(band) = self.lane.injector().highest().filter(|&band| wanted(band)) {
@@ -518,7 +523,7 @@ impl<T> Worker<T> {
                 }
                 sleep.note_idle(self.index);
             }
-            if self.lane.has_ended() {
+            if self.lane.ends_searches() {
                 if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
@@ -544,7 +549,7 @@ impl<T> Worker<T> {
                     }
                 }
                 sleep.note_idle(self.index);
-                if self.lane.has_ended() {
+                if self.lane.ends_searches() {
                     sleep.retract(self.index);
                     let _ = sleep.stop_search();
                     return None;
@@ -619,7 +624,7 @@ impl<T> Worker<T> {
             pauses = later;
             let now = Instant::now();
             let is_over = |limit| now - start >= limit || now - last >= CONTENDED;
-            if self.lane.has_ended() || limit.is_some_and(is_over) {
+            if self.lane.ends_searches() || limit.is_some_and(is_over) {
                 return self.find_again();
             }
             last = now;

@@ -13,6 +13,7 @@
 //! * The state: under the lock. No foreign code runs there, and no thread is started. The lock of the list of threads
 //!   is taken before this one, and the lock of the spare threads after it.
 //! * A worker that was aside: the thread that has [taken](Aside::take) it.
+//! * A worker that has never had a thread: the thread that [enlists](Aside::enlist) it.
 //!
 //! # Edges
 //!
@@ -39,6 +40,8 @@ struct State<W> {
     /// The number of functions that have given their worker away and have neither returned nor received one since, and
     /// of threads on which other program code runs without a worker.
     waiting: usize,
+    /// The number of workers that a stop must lay aside.
+    enlisted: usize,
     workers: Vec<W>,
 }
 
@@ -64,13 +67,6 @@ pub enum Laid {
     NotYet,
 }
 
-impl<W> Default for Aside<W> {
-    fn default() -> Self {
-        let state = State { requested: false, waiting: 0, workers: Vec::new() };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
-    }
-}
-
 impl<W> std::fmt::Debug for Aside<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Aside").field("workers", &lock(&self.state).workers.len()).finish_non_exhaustive()
@@ -78,13 +74,43 @@ impl<W> std::fmt::Debug for Aside<W> {
 }
 
 impl<W> Aside<W> {
-    /// Requests a stop. Returns whether no stop had been requested before.
-    pub fn request(&self) -> bool {
-        !mem::replace(&mut lock(&self.state).requested, true)
+    /// Creates the state of a running engine, of which `enlisted` workers have or will have threads.
+    pub fn new(enlisted: usize) -> Self {
+        let state = State { requested: false, waiting: 0, enlisted, workers: Vec::new() };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Cancels a stop, and calls `f`, which undoes what [`while_requested`](Self::while_requested) has done. The caller
-    /// must give threads to the workers that it [takes](Self::take).
+    /// Enlists a worker that has never had a thread, and returns it, so that the caller gives it one. If a stop is
+    /// requested and no function waits, lays it aside instead.
+    pub fn enlist(&self, worker: W) -> Option<W> {
+        let mut state = lock(&self.state);
+        state.enlisted += 1;
+        if state.requested && state.waiting == 0 {
+            state.workers.push(worker);
+            drop(state);
+            self.changed.notify_all();
+            return None;
+        }
+        Some(worker)
+    }
+
+    /// Removes a worker from the enlisted ones, since no thread could be started for it.
+    pub fn discharge(&self) {
+        lock(&self.state).enlisted -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Requests a stop. Calls `recall` if no function waits. Returns whether no stop had been requested before.
+    pub fn request(&self, recall: impl FnOnce()) -> bool {
+        let mut state = lock(&self.state);
+        if state.waiting == 0 {
+            recall();
+        }
+        !mem::replace(&mut state.requested, true)
+    }
+
+    /// Cancels a stop, and calls `f`, which undoes what [`while_requested`](Self::while_requested) and `recall` have
+    /// done. The caller must give threads to the workers that it [takes](Self::take).
     pub fn cancel(&self, f: impl FnOnce()) {
         let mut state = lock(&self.state);
         state.requested = false;
@@ -106,10 +132,10 @@ impl<W> Aside<W> {
         lock(&self.state).requested
     }
 
-    /// Waits until `all` workers are aside.
-    pub fn wait_for(&self, all: usize, deadline: Option<Instant>) -> Stopped {
+    /// Waits until all workers are aside.
+    pub fn wait(&self, deadline: Option<Instant>) -> Stopped {
         let mut state = lock(&self.state);
-        while state.requested && state.workers.len() < all {
+        while state.requested && state.workers.len() < state.enlisted {
             match wait_until(&self.changed, state, deadline) {
                 Ok(again) => state = again,
                 Err(_) => return Stopped::TimedOut,
@@ -139,6 +165,13 @@ impl<W> Aside<W> {
         mem::take(&mut lock(&self.state).workers)
     }
 
+    /// Takes a worker that is aside and is `wanted`.
+    pub fn take_one(&self, wanted: impl Fn(&W) -> bool) -> Option<W> {
+        let mut state = lock(&self.state);
+        let index = state.workers.iter().position(wanted)?;
+        Some(state.workers.swap_remove(index))
+    }
+
     /// Lays aside workers that could not be given a thread.
     pub fn put_back(&self, workers: Vec<W>) {
         lock(&self.state).workers.extend(workers);
@@ -146,9 +179,13 @@ impl<W> Aside<W> {
     }
 
     /// Notes that a function that has given its worker away waits. Takes and returns the workers that are aside: the
-    /// function may wait for what they would run.
-    pub fn function_waits(&self) -> Vec<W> {
+    /// function may wait for what they would run. Calls `resume`, which undoes what `recall` has done, if the stop could
+    /// go on until now.
+    pub fn function_waits(&self, resume: impl FnOnce()) -> Vec<W> {
         let mut state = lock(&self.state);
+        if state.requested && state.waiting == 0 {
+            resume();
+        }
         state.waiting += 1;
         if removed(Step::WaitsTakeUp) { Vec::new() } else { mem::take(&mut state.workers) }
     }
@@ -161,8 +198,13 @@ impl<W> Aside<W> {
         !state.requested
     }
 
-    /// Notes that a function that had given its worker away has returned, or has received a worker.
-    pub fn function_has_returned(&self) {
-        lock(&self.state).waiting -= 1;
+    /// Notes that a function that had given its worker away has returned, or has received a worker. Calls `recall` if
+    /// the stop can go on.
+    pub fn function_has_returned(&self, recall: impl FnOnce()) {
+        let mut state = lock(&self.state);
+        state.waiting -= 1;
+        if state.requested && state.waiting == 0 {
+            recall();
+        }
     }
 }

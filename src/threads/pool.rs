@@ -40,7 +40,7 @@ pub(crate) type BoxedWorker<T> = Box<Worker<T>>;
 /// Why a thread ended.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The thread was a spare for too long.
+    /// The thread has no worker: it was a spare for too long, or its engine is being stopped.
     Idle,
     /// The thread's engine has ended.
     Over,
@@ -122,7 +122,7 @@ impl<T: Send + 'static> ThreadPool<T> {
             numbers: Mutex::new(Numbers::default()),
             spares: SpareThreads::default(),
             returning: specs.iter().map(|_| SpareThreads::default()).collect(),
-            aside: Aside::default(),
+            aside: Aside::new(specs.iter().map(|spec| spec.workers).sum()),
             list: Arc::default(),
         };
         (pool, workers)
@@ -149,39 +149,23 @@ impl<T: Send + 'static> ThreadPool<T> {
         main: impl FnOnce(BoxedWorker<T>) -> Ended + Send + 'static,
     ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
         let name = format!("raddle-{}-{number}", worker.lane().name());
-        let list = Arc::clone(&self.list);
-        self.spawn_in(Stay::Passing, name, worker, move |worker, in_list| {
-            if main(worker) == Ended::Idle {
-                list.leave(in_list);
-            }
-        })
+        self.spawn_named(name, worker, main)
     }
 
-    /// Starts a thread that is joined with the others and runs `main` with a worker and the thread's number in the
-    /// list. Returns the worker if that fails.
-    pub(crate) fn spawn_with(
+    /// Starts a thread that runs `main` with `worker`. Returns the worker if that fails.
+    pub(crate) fn spawn_named(
         &self,
         name: String,
         worker: BoxedWorker<T>,
-        main: impl FnOnce(BoxedWorker<T>, u64) + Send + 'static,
-    ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
-        self.spawn_in(Stay::UntilTheEnd, name, worker, main)
-    }
-
-    fn spawn_in(
-        &self,
-        stay: Stay,
-        name: String,
-        worker: BoxedWorker<T>,
-        main: impl FnOnce(BoxedWorker<T>, u64) + Send + 'static,
+        main: impl FnOnce(BoxedWorker<T>) -> Ended + Send + 'static,
     ) -> Result<(), (io::Error, Option<BoxedWorker<T>>)> {
         // The worker is passed through a slot, because the closure of a thread that cannot be started is dropped.
         let slot = Arc::new(Mutex::new(Some(worker)));
-        let for_thread = Arc::clone(&slot);
-        let spawned = self.list.spawn(stay, name, move |in_list| {
+        let (for_thread, list) = (Arc::clone(&slot), Arc::clone(&self.list));
+        let spawned = self.list.spawn(Stay::Passing, name, move |in_list| {
             let worker = lock(&for_thread).take();
-            if let Some(worker) = worker {
-                main(worker, in_list);
+            if worker.is_some_and(|worker| main(worker) == Ended::Idle) {
+                list.leave(in_list);
             }
         });
         spawned.map_err(|error| (error, lock(&slot).take()))
@@ -285,9 +269,12 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.list.join_passing(deadline, || self.aside.is_requested())
     }
 
-    /// Cancels a stop. The caller must give threads to the workers that are aside.
-    pub(crate) fn cancel_stop(&self) {
-        self.aside.cancel(|| self.spares.resume());
+    /// Cancels a stop, and calls `resume` in the same step. The caller must give threads to the workers that are aside.
+    pub(crate) fn cancel_stop(&self, resume: impl FnOnce()) {
+        self.aside.cancel(|| {
+            self.spares.resume();
+            resume();
+        });
         self.list.look_again();
     }
 
@@ -299,11 +286,6 @@ impl<T: Send + 'static> ThreadPool<T> {
     /// Returns the number of each lane, with the number of its workers.
     pub(crate) fn workers_by_lane(&self) -> impl Iterator<Item = (u8, usize)> + '_ {
         self.cores.iter().enumerate().map(|(lane, cores)| (lane as u8, cores.len()))
-    }
-
-    /// Returns the number of workers.
-    pub(crate) fn workers(&self) -> usize {
-        self.workers_by_lane().map(|(_, workers)| workers).sum()
     }
 
     /// Waits until all threads have ended, or until `deadline`. [`end`](Self::end) must have been called before, and

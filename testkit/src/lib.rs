@@ -478,6 +478,13 @@ pub fn thread_count() -> usize {
     fs::read_dir("/proc/self/task").expect("procfs").count()
 }
 
+/// Waits until this process has `count` threads. The kernel may still list a thread that was joined a moment ago.
+#[cfg(target_os = "linux")]
+#[track_caller]
+pub fn wait_for_thread_count(count: usize) {
+    eventually("the threads have ended", || thread_count() == count);
+}
+
 /// Returns the resident memory of this process, in bytes.
 #[cfg(target_os = "linux")]
 pub fn resident_bytes() -> usize {

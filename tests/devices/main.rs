@@ -10,6 +10,7 @@ mod ends;
 mod mixed;
 mod order;
 mod results;
+mod stop;
 mod streams;
 mod waiters;
 

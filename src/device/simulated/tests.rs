@@ -94,7 +94,7 @@ fn a_device_that_is_not_polled_does_nothing() {
     let (mut stream, values) = (open(&gpu, StreamRole::Compute), on_device(&gpu, 1));
     launch(&mut *stream, ms(1), &values, |_| panic!("the device was not polled")).unwrap();
     gpu.advance(ms(10));
-    assert_eq!(gpu.counts(), Counts { launches: 1, allocations: 1, ..Counts::default() });
+    assert_eq!(gpu.counts(), Counts { streams: 1, launches: 1, allocations: 1, ..Counts::default() });
     assert_eq!(gpu.usage(), Usage { compute: vec![EngineUsage::default()], ..Usage::default() });
 }
 

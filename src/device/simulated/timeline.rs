@@ -306,6 +306,7 @@ impl State {
     /// Opens a stream, and returns its index.
     pub(super) fn open(&mut self, role: StreamRole) -> Result<usize, DeviceError> {
         self.check()?;
+        self.counts.streams += 1;
         let timeline = Timeline {
             role,
             commands: VecDeque::new(),
