@@ -1,7 +1,7 @@
 //! In steady state an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
 //! The epoch allocates bags for retired objects, one for every 1,280 operations; the test allows little more than that.
-//! A separate binary, because the test counts every allocation of the process.
+//! This is a separate binary, because the test counts every allocation of the process.
 
 use raddle_testkit::shapes;
 
@@ -77,7 +77,7 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
     panic!("{what}: rounds of {OPERATIONS} operations keep allocating: {history:?}");
 }
 
-/// A single test, since the counts cover the whole process.
+/// This is a single test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "a steady state takes too many operations")]
 fn operations_in_steady_state_allocate_nothing() {
@@ -115,7 +115,7 @@ fn operations_in_steady_state_allocate_nothing() {
     }
 }
 
-/// Pushes operations that are recorded, into rings that have room for all of them.
+/// Pushes operations on an engine whose recorder has room for all their events.
 fn recorded(kind: EngineKind) {
     let recorder = Recorder::with_capacity(256 << 20);
     let builder = Engine::builder().kind(kind).workers(2).pin(false).recorder(&recorder);

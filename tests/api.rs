@@ -182,13 +182,13 @@ fn in_a_child_operations_push_by_their_context() {
     }
 }
 
-/// A wait inside the function runs what the thread has deferred. This must not complete the operation before its
+/// A wait inside the function runs what the thread has deferred, but must not complete the operation before its
 /// function has ended.
 #[test]
 fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Holds the function's reference to the value, and waits when dropped, which may be while the function unwinds.
+    /// Holds the function's reference to the value, and waits when dropped, possibly while the function unwinds.
     struct WaitOnDrop<'a>(&'a mut Vec<u8>, Engine, Var<u8>, mpsc::Sender<usize>);
     impl Drop for WaitOnDrop<'_> {
         fn drop(&mut self) {

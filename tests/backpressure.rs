@@ -36,7 +36,7 @@ fn limited(kind: EngineKind, workers: usize, limit: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).max_pending(limit).build().expect("the engine is built")
 }
 
-/// Runs `f` under the watchdog, for an engine of each of `kinds` with `workers` workers and the limit `limit`.
+/// Runs `f` under the watchdog once for each of `kinds`, on an engine with `workers` workers and the limit `limit`.
 #[track_caller]
 fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
     for &kind in kinds {
@@ -129,7 +129,8 @@ fn several_producers_exceed_the_limit_by_at_most_what_is_documented() {
                     let (engine, vars, most, pending) = (&engine, &vars, &most, Arc::clone(&pending));
                     scope.spawn(move || {
                         for n in 0..fewer(4_000) {
-                            // The operation is counted before its push, and so even while the push is held back.
+                            // The operation is counted before its push, so it is counted even while the push is held
+                            // back.
                             most.fetch_max(pending.fetch_add(1, Relaxed) + 1, Relaxed);
                             let pending = Arc::clone(&pending);
                             let add = move |value: &mut u64| {

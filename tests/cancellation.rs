@@ -107,7 +107,7 @@ fn a_quietly_cancelled_overwrite_clears_nothing() {
     });
 }
 
-/// A failure that the handle has returned before the turn of its operation is not reported again.
+/// A failure that the handle returns before the operation's turn comes is not reported again.
 #[test]
 fn a_wait_for_all_reports_only_a_loud_cancellation_that_no_wait_has_returned() {
     on_kinds(&THREADED, 1, |engine| {

@@ -646,7 +646,8 @@ fn an_asynchronous_parent_ends_with_its_completion_and_its_children() {
 #[test]
 fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_children() {
     on_kinds(&KINDS, 2, |engine| {
-        // How the function ends, how the completion is used, what the parent fails with, and how often the child runs.
+        // Each case says how the function ends, how the completion is used, what the parent fails with, and how often
+        // the child runs.
         let cases = [
             ("well", "complete", "by a child", 1),
             ("well", "fail", "by the completion", 1),

@@ -33,7 +33,7 @@ use raddle::{
 
 const GPU: Device = Device::Gpu(0);
 
-/// Threads per block. Not tuned.
+/// The number of threads per block, which is not tuned.
 const BLOCK: u32 = 256;
 
 /// How long a slow kernel takes.

@@ -26,7 +26,7 @@ use raddle::{Engine, EngineKind, OpHandle, Var, WaitError};
 /// The time within which a wait that would never return must be refused.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
 
-/// Returns the names of the waiting and of the awaited operation in the error of a refused wait.
+/// Returns the names of the waiting and the awaited operation, as given by the error of a refused wait.
 #[track_caller]
 fn deadlock<T: Debug>(result: Result<T, WaitError>) -> (String, String) {
     match result {
@@ -274,8 +274,8 @@ fn a_function_may_wait_for_its_group_after_its_operation_is_complete() {
 
 // ------------------------------------------------------------------------------------------------------ children ----
 
-/// A child enters its queues only after the function of its parent returns. This function waits for the operation that
-/// waits for the child.
+/// A child enters its queues only after the function of its parent returns. Here, the parent's function waits for the
+/// operation that waits for the child.
 #[test]
 fn a_cycle_through_a_child_that_is_held_back_is_found() {
     on_kinds(&THREADED, 2, |engine| {
@@ -299,8 +299,8 @@ fn a_cycle_through_a_child_that_is_held_back_is_found() {
 
 // -------------------------------------------------------------------------------------------------------- scopes ----
 
-/// The wait at the end of a scope must not return early. So the wait of the other operation is refused, even if it is
-/// the older one.
+/// The wait at the end of a scope must not return early, so the other operation's wait is refused, even if that wait
+/// began first.
 #[test]
 fn a_cycle_through_the_end_of_a_scope_ends_because_the_other_wait_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -380,7 +380,8 @@ fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     });
 }
 
-/// Each of several operations holds a variable, and opens a scope with an operation on the variable of the next.
+/// Each of several operations holds a variable, and opens a scope with an operation on the variable that the next one
+/// holds.
 #[test]
 fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
     on_kinds(&THREADED, 3, |engine| {
@@ -576,8 +577,8 @@ fn a_wait_for_another_engine_with_an_operation_that_waits_for_the_caller_is_refu
     });
 }
 
-/// The outer operation waits for one of the other engine, which in turn waits for one that stands behind the outer
-/// operation.
+/// The outer operation waits for an operation of the other engine, which waits for an operation that stands behind the
+/// outer one.
 #[test]
 fn a_cycle_that_leaves_an_engine_and_comes_back_is_found() {
     on_kinds(&KINDS, 2, |one| {

@@ -86,7 +86,7 @@ fn a_read_and_a_mutation_in_opposite_orders_do_not_deadlock() {
     });
 }
 
-/// `{a, b}`, `{b, c}`, `{c, a}`, and longer cycles.
+/// The threads push on `{a, b}`, `{b, c}` and `{c, a}`, and in longer cycles.
 #[test]
 fn pushes_in_cycles_of_three_to_six_variables_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -104,7 +104,7 @@ fn pushes_in_cycles_of_three_to_six_variables_do_not_deadlock() {
     });
 }
 
-/// Every permutation of five variables, all of which are mutated.
+/// The threads push in every permutation of five variables, and mutate them all.
 #[test]
 fn pushes_on_five_variables_in_every_order_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -714,7 +714,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
                     let op = engine.op("deferred").writes([&token]);
                     op.push_sync(move |_| _ = ran.fetch_add(1, SeqCst)).expect("the engine is open");
                     pushed.fetch_add(1, SeqCst);
-                    // With a time limit, since the operation might run in place otherwise.
+                    // The wait has a time limit, since it might otherwise run the operation in place.
                     match waits.then(|| engine.wait_for_var_timeout(&token, PATIENCE)) {
                         None | Some(Ok(()) | Err(WaitError::WouldDeadlock(_))) => {}
                         other => panic!("{other:?}"),
@@ -730,7 +730,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
                 engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
             }
             thread::sleep(Duration::from_micros(100));
-            // Checked in each round: the next pushes would wake a worker that has overlooked an operation.
+            // Each round checks this, since the next pushes would wake a worker that has overlooked an operation.
             eventually("all pushed operations have run", || ran.load(SeqCst) == pushed.load(SeqCst));
         }
         assert!(called.load(SeqCst) > 0, "no deferred function was called");
@@ -777,8 +777,8 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
     }
 }
 
-/// A wait has timed out, and the failure of its variable was cleared. The operation of the wait then drops the last
-/// clone of the error, so the drop is program code inside an operation.
+/// A wait times out, and the failure of its variable is cleared. The wait's operation then drops the last clone of the
+/// error, so this drop is program code inside an operation.
 #[test]
 fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
     #[derive(Debug)]
@@ -851,7 +851,8 @@ fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
         let ran = Arc::new(AtomicUsize::new(0));
         let (inside, ran_inside) = (engine.clone(), Arc::clone(&ran));
         let pushes = move |_: &OpContext<'_>| {
-            // All are deferred during one pin, while none of them can run. Later pins, of any thread, run them.
+            // These functions are deferred during one pin, while none of them can run. Later pins on any thread run
+            // them.
             let guard = epoch::pin();
             for _ in 0..200 {
                 guard.defer(|| {
@@ -908,7 +909,7 @@ fn in_a_child_deferred_functions_panic() {
                 engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
                 pushed += 1;
             }
-            // Long enough for the workers to park now and then.
+            // The sleep is long enough for the workers to park now and then.
             thread::sleep(Duration::from_micros(200));
         }
         println!("{} panics", on_workers.load(SeqCst));
@@ -969,7 +970,7 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
             let f = move |cx: &OpContext<'_>| {
                 sender.send(cx.engine()).unwrap();
                 meeting.wait();
-                // Gives the program time to drop its own handles.
+                // The sleep gives the program time to drop its own handles.
                 thread::sleep(common::MOMENT);
                 drop(lock(&last).take());
             };

@@ -168,7 +168,7 @@ fn each_ordering_has_a_planted_bug() {
         let text = read(&file);
         for (number, line) in orderings(&text) {
             all += 1;
-            // The bug may be planted in the condition above, by which a twin of a model leaves the step out.
+            // The bug may be planted in the condition above, with which the twin of a model skips the step.
             let condition = (number.saturating_sub(3)..number)
                 .rev()
                 .find(|&above| text.lines().nth(above - 1).is_some_and(|line| line.trim().starts_with("if !removed(")));

@@ -11,7 +11,7 @@ use common::shapes::*;
 use common::{child, is_child};
 use raddle::{BuildError, Engine, EngineKind};
 
-/// The name of the environment variable with the result that the child must see.
+/// The environment variable that tells the child which result it must see.
 const EXPECT: &str = "RADDLE_TEST_EXPECT";
 
 #[track_caller]

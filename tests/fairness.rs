@@ -1,5 +1,5 @@
-//! Operations of equal priority do not starve each other: an operation that is pushed from outside starts within a
-//! bounded number of operations of the worker that runs it, even if there are chains that never end.
+//! Operations of equal priority do not starve each other: a worker runs only a bounded number of operations before it
+//! starts one that was pushed from outside, even if some chains never end.
 
 use raddle_testkit as common;
 

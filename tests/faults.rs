@@ -559,7 +559,7 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
         oracle.after.push(shape);
         half = Some(stopped);
     } else {
-        // Successors, some of which are readers that run at the same time.
+        // These successors include readers that run at the same time.
         for _ in 0..6 {
             let shape = full_shape(random);
             oracle.comes_after(&shape);
@@ -760,7 +760,7 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
         let armed = stop.clone();
         let thread = thread::spawn(move || {
             armed.arm(1);
-            // Repeated until the worker sleeps during a push.
+            // The loop ends once the worker has slept during a push.
             while !armed.is_reached() {
                 let mut handle = pusher.op("wakes").submit((), |()| ()).expect("it is open");
                 if !armed.is_reached() {

@@ -1,5 +1,5 @@
-//! Traces, reports and dumps with names that try to break their formats. `.ci/run files` has other programs read the
-//! files: Perfetto's schema, a JSON parser, Graphviz and a browser.
+//! Traces, reports and dumps with names that try to break their formats. `.ci/run files` checks the files with
+//! Perfetto's schema, a JSON parser, Graphviz and a browser.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -52,7 +52,7 @@ impl Drop for Folder {
     }
 }
 
-/// A single test, so that all files are complete when it has passed.
+/// This is a single test, so all files are complete when it has passed.
 #[test]
 fn files_for_external_readers() {
     watched(|| {

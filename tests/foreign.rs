@@ -23,7 +23,7 @@ use std::{
 };
 
 use common::shapes::*;
-use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, engine, eventually, hold, lock, on_kinds, watched};
+use common::{Gate, KINDS, MOMENT, PATIENCE, SOON, THREADED, engine, eventually, hold, lock, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, SimulatedGpu, Var, WaitError};
 
 type Act = Box<dyn FnOnce() + Send>;
@@ -535,6 +535,38 @@ fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
         let _next = poll_with_waker(Box::pin(engine.wait_for_var_async(&var)), Foreign::new(completes));
         gate.open();
         has_waited.recv_timeout(PATIENCE).expect("both wakers run").unwrap();
+    });
+}
+
+/// The lock would never be released if the thread that waits ran the other waker.
+#[test]
+fn a_waker_that_waits_may_hold_a_lock_that_another_waker_takes() {
+    on_kinds(&THREADED, 1, |engine| {
+        let (var, other) = (engine.var(0), engine.var(0));
+        let (sender, receiver) = mpsc::channel();
+        let held = engine.op("held").writes([&other]);
+        held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
+        let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
+        let gate = hold(&engine, var.token());
+        let ((waited, has_waited), (begins, has_begun)) = (mpsc::channel(), mpsc::channel());
+        let mutex = Arc::new(Mutex::new(()));
+        let (first, second, inside) = (Arc::clone(&mutex), mutex, engine.clone());
+        let handle = engine.op("awaited").submit(var.write(), |_| ()).unwrap();
+        let waits = move || {
+            let _guard = lock(&first);
+            waited.send(inside.wait_for_var(&other)).unwrap();
+        };
+        let _handle = poll_with_waker(Box::pin(handle), Foreign::new(waits));
+        let locks = move || {
+            begins.send(()).unwrap();
+            drop(lock(&second));
+        };
+        let _next = poll_with_waker(Box::pin(engine.wait_for_var_async(&var)), Foreign::new(locks));
+        gate.open();
+        has_begun.recv_timeout(PATIENCE).expect("the other waker runs");
+        thread::sleep(MOMENT);
+        done.complete();
+        has_waited.recv_timeout(PATIENCE).expect("the first waker goes on").unwrap();
     });
 }
 

@@ -1,8 +1,8 @@
 //! Forked processes: in the child, calls on the engines of the parent return errors, and new engines work.
 //!
 //! Each test runs in a separate process, since a fork would also copy the state of other tests that run at the same
-//! time. A forked process reports by its exit status whether its checks passed, writes to the descriptor of standard
-//! error without the lock of `std`, and is killed by an alarm if it hangs.
+//! time. A forked process reports through its exit status whether its checks passed, writes to the descriptor of
+//! standard error without the lock of `std`, and is killed by an alarm if it hangs.
 
 #![cfg(target_os = "linux")]
 
@@ -817,7 +817,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-/// The argument of a call, which arms the pause, for use on a thread of the engine.
+/// The argument of a call, which arms the pause, in a form that the engine's threads can use.
 #[derive(Clone, Copy)]
 struct Arm(&'static (dyn Fn() + 'static));
 

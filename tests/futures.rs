@@ -498,7 +498,7 @@ fn a_future_with_a_property_is_polled_in_its_lane_after_each_wake() {
         let thread_name = || thread::current().name().unwrap_or_default().to_owned();
         let urgent = engine.op("").property(Property::CpuPrioritized).submit((), move |()| thread_name());
         let urgent = urgent.unwrap();
-        // With a time limit, since the operation would otherwise run on this thread.
+        // The test polls before it waits, since a wait might run the operation on this thread.
         eventually("the operation has run", || urgent.is_done());
         let urgent = urgent.wait().unwrap();
         let signal = Signal::default();
@@ -663,7 +663,8 @@ fn an_operation_ends_when_its_future_and_all_its_guards_are_gone() {
         thread::spawn(move || drop(guard)).join().unwrap();
         assert_eq!(handle.wait().unwrap(), 7);
         assert_eq!((engine.get(&value).unwrap(), value.version()), (5, 1));
-        // A panic on another thread that drops the guard fails the operation, although the future has returned a value.
+        // A panic on another thread drops the guard. This fails the operation, although the future has returned a
+        // value.
         let (gives, drops) = (Arc::clone(&given), Drops::new());
         let result = drops.make();
         let handle = engine.op("").submit_future(value.write(), |guard| async move {
@@ -958,7 +959,7 @@ fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     });
 }
 
-/// A group does not wake its futures.
+/// The cancellation of a group does not wake its futures.
 #[test]
 fn a_started_future_of_a_cancelled_group_stops_when_it_is_woken() {
     on_kinds(&KINDS, 1, |engine| {

@@ -1,4 +1,4 @@
-//! Values that only operations that have declared them may use.
+//! Guarded values: an operation may use one only if it has declared it.
 
 #![forbid(unsafe_code)]
 

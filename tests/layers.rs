@@ -12,7 +12,7 @@ use std::{
 /// The maximum number of files in a cycle.
 const MAX_CIRCLE: usize = 3;
 
-/// The path of a module, such as `engine::push`. Empty for the root of the crate.
+/// The path of a module, such as `engine::push`. It is empty for the root of the crate.
 type Module = String;
 
 /// Returns the source files by module, without test modules.

@@ -132,7 +132,7 @@ fn every_value_is_dropped(end: End) {
                 engine.shutdown(Shutdown::Cancel, Some(Duration::from_secs(50))).expect("the shutdown ends in time");
             }
         }
-        // The function of an asynchronous operation may not have returned yet when its completion has been used.
+        // The completion of an asynchronous operation may be used before its function has returned.
         common::eventually("every value is dropped", || drops.dropped() == drops.made());
         drops.assert_all_gone();
     });

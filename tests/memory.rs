@@ -54,7 +54,7 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
             assert_eq!(counter.version(), counted as u64);
         }
 
-        // Memory stays flat over the other calls that a program may repeat without limit, too.
+        // Memory also stays flat over the other calls that a program may repeat without limit.
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
             let (token, value) = (engine.token(), engine.var(vec![0_u8; 100]));

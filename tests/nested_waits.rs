@@ -209,7 +209,7 @@ fn a_function_that_catches_a_panic_from_blocking_regains_a_worker() {
     });
 }
 
-/// Two operations wait for the handles of each other.
+/// Two operations wait for each other's handles.
 #[test]
 fn one_of_two_operations_that_wait_for_each_others_handles_is_refused() {
     watched_for(LIMIT, || {
@@ -354,8 +354,8 @@ fn a_cycle_that_a_time_limit_ends_is_not_a_deadlock() {
     });
 }
 
-/// The last clone of an error is in a stale entry of a worker's deque. Its drop may do everything, as the table of
-/// program code in ARCHITECTURE.md says.
+/// The last clone of an error is in a stale entry of a worker's deque. The drop of that clone may do everything, as the
+/// table of program code in ARCHITECTURE.md says.
 #[test]
 fn the_drop_of_an_error_in_a_stale_entry_may_wait() {
     #[derive(Debug)]

@@ -101,7 +101,8 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         }
 
         #[automatically_derived]
-        // SAFETY: `declare`, `capture`, `refs` and `guards` below forward to the method of the same name of each field.
+        // SAFETY: `declare`, `capture`, `refs` and `guards` below each call the method of the same name for every
+        // field.
         unsafe impl #impl_generics ::raddle::__derive::Derived for #name #ty_generics #where_clause {}
 
         #[automatically_derived]

@@ -370,3 +370,20 @@ fn when_a_timed_park_is_not_retracted() {
 fn when_a_timed_park_is_not_retracted_a_parked_worker_is_taken_for_a_timed_one() {
     must_fail("when_a_timed_park_is_not_retracted", "deadlock");
 }
+
+/// A worker takes the operations out of its deque to look for the one that it waits for, and puts them back. The other
+/// worker may have found the deque empty in the meantime.
+#[test]
+fn an_operation_that_a_waiter_puts_back_reaches_the_other_worker() {
+    model(2, Flavour::Contract, || {
+        let (_lane, mut workers) = lane(2);
+        let (second, first) = (workers.pop().unwrap(), workers.pop().unwrap());
+        first.lane().sleep().set_thread(0);
+        first.push_next(op(0, DEFAULT_BAND));
+        first.share_slot();
+        let threads = spawn_workers(vec![second], take_one);
+        assert!(first.take(|_| false).is_none(), "no operation is wanted");
+        // This thread waits, so the other worker must run the operation.
+        assert_taken_once(threads, 1);
+    });
+}

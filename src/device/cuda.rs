@@ -17,7 +17,7 @@
 //! | `RADDLE_CUDA_MARKS` | a mark is | the host reads |
 //! |---|---|---|
 //! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before the mark are done and their writes are visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
-//! | `events` | an event from the pool | `cuEventQuery`, oldest first |
+//! | `events` | an event from the device's list | the state of each event, oldest first (`cuEventQuery`) |
 //!
 //! A device that has failed no longer writes counters, and the host, which only reads a word, does not notice the
 //! failure. A later call to the driver reports it, at the latest the one in [`Stream::probe`].
@@ -409,7 +409,7 @@ impl CudaGpu {
     }
 
     /// Returns the device's context, for what cudarc offers besides streams, such as loading kernels. cudarc does not
-    /// track the uses of memory that is allocated through it (`CudaContext::disable_event_tracking`).
+    /// track the uses of memory that is allocated through this context (`CudaContext::disable_event_tracking`).
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
@@ -590,7 +590,7 @@ impl Shared {
         LaneStream { gpu: gpu.clone(), stream, marks, imported, shown: false, unseen: false, unfit: false }
     }
 
-    /// Waits until the device has done all its work, or is lost. It waits for each stream separately: while one stream
+    /// Waits until the device has done all its work, or is lost. Each stream is waited for separately: while one stream
     /// of a context is being captured, a wait for the whole context would be refused, and would invalidate the capture.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
@@ -636,7 +636,7 @@ impl Shared {
             return;
         }
         let _relaxed = Relaxed::begin();
-        // SAFETY: the context is alive: its device is kept alive by the owner of the memory that is copied.
+        // SAFETY: the context is alive: the owner of the memory that is copied keeps the context's device alive.
         let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
         // A refusal only makes copies slower. An error that is not listed here may be temporary: after one, the next
         // copy asks again.
@@ -828,7 +828,7 @@ struct LaneStream {
     shown: bool,
     /// Whether an earlier function has asked for the stream, which has not been checked for a capture since.
     unseen: bool,
-    /// Whether a capture may also have contained work of other functions, which the device has then not done.
+    /// Whether a capture may also have contained work of other functions. The device has not done such work.
     unfit: bool,
 }
 

@@ -45,7 +45,7 @@ pub(crate) enum MemoryOwner {
     Cuda(usize),
 }
 
-/// An address in memory. An address in a device's own memory is only a number to the host.
+/// An address in memory. The host cannot dereference an address in a device's own memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) kind: MemoryKind,
@@ -121,8 +121,8 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// briefly. The device must no longer use the block.
     fn free(&self, block: Block);
 
-    /// Gives up the device. Afterwards the engine does not use the device, and frees memory that commands in flight may
-    /// have used. So once a call has returned on any thread, either the device no longer touches the memory of any
+    /// Gives up the device. The engine does not use the device afterwards, but it frees memory that commands in flight
+    /// may still use. So once a call has returned on any thread, either the device no longer touches the memory of any
     /// block, or the blocks that it may still touch are never used again.
     fn abandon(&self, error: &DeviceError);
 }

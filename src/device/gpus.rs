@@ -28,8 +28,8 @@ pub(crate) struct Gpus<T> {
     lanes: Box<[GpuLane<T>]>,
     /// Whether the lanes' threads are pinned to the cores near their devices.
     pub(crate) pins: bool,
-    /// The number of lanes of each GPU. In the naive engine it is one: no lanes exist, but each GPU has the number of a
-    /// lane.
+    /// The number of lanes of each GPU. In the naive engine it is 1: no lanes exist, but each GPU takes up the number
+    /// of one.
     pub(crate) lanes_each: usize,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct GpuLane<T> {
     pub(crate) gpu: usize,
     pub(crate) role: StreamRole,
     pub(crate) timeline: Timeline,
-    /// Whether a push has taken the worker from its place. Pushes use it as a hint.
+    /// Whether a push has taken `worker` and started the lane's thread. Readers use this as a hint.
     pub(crate) started: AtomicBool,
     /// The worker of the lane, until the first push to the lane takes it.
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
@@ -168,8 +168,8 @@ impl<T> Gpus<T> {
 impl Gpu {
     /// Notes that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
-        // Called before `lost` is set, since a thread that sees the loss may free memory. Every caller makes this call,
-        // since it may have issued commands after another thread's call.
+        // The device is given up before `lost` is set, since a thread that sees the loss may free memory. Every caller
+        // gives it up, since it may have issued commands after another thread did so.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {
@@ -184,7 +184,7 @@ impl Gpu {
         idle.map(|stream| self.adopt(stream)).unwrap_or_else(|| self.open(StreamRole::All, device))
     }
 
-    /// Opens a stream. A stream that cannot be opened is a dead one.
+    /// Opens a stream. If that fails, the GPU is lost, and the stream is a dead one.
     pub(crate) fn open(&self, role: StreamRole, device: Device) -> GpuStream {
         match self.driver.open(role) {
             Ok(stream) => GpuStream::new(stream, device),

@@ -1,8 +1,8 @@
 //! The devices that operations run on, and what the engine asks of them.
 //!
-//! A device with its own memory is a [`Driver`](driver::Driver). Each of its lanes has a [`Stream`](driver::Stream): a
-//! queue of commands that the device executes without the host. There are two drivers: [`simulated`], which needs no
-//! hardware, and `cuda`, in builds with that feature.
+//! Each device with memory of its own is represented by a [`Driver`](driver::Driver). Each of the device's lanes has a
+//! [`Stream`](driver::Stream): a queue of commands that the device executes without the host. There are two drivers:
+//! [`simulated`], which needs no hardware, and `cuda`, in builds with that feature.
 //!
 //! # Who may touch what
 //!
@@ -29,8 +29,8 @@
 //!
 //! An error that [is a loss](crate::DeviceError::is_lost) is permanent: later commands and queries on all streams of
 //! the device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
-//! block that the device may still touch is used again. Blocks can still be returned. The head of `cuda` says which
-//! behaviour of the hardware is assumed.
+//! block that the device may still touch is used again. Blocks can still be given back to the pool. The head of `cuda`
+//! says which behaviour of the hardware is assumed.
 
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]

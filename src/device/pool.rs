@@ -18,7 +18,7 @@ use crate::{
 
 use super::driver::{ALIGNMENT, Address, Block, MemoryKind};
 
-/// Blocks up to this size have one of four sizes for each power of two. Not tuned.
+/// Up to this size, there are four block sizes for each power of two. The value is not tuned.
 const LARGE: usize = 64 << 20;
 
 /// The unit in which the CUDA driver allocates large memory.
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(size_for(usize::MAX), None);
     }
 
-    /// For a device with 141 GB.
+    /// The numbers are those of a device with 141 GB.
     #[test]
     fn one_block_can_take_most_of_a_device() {
         const GIB: usize = 1 << 30;
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(none.expect_err("there is no room").code(), code);
     }
 
-    /// For instance, another thread of the process is capturing a graph.
+    /// One such reason is that another thread of the process is capturing a graph.
     #[test]
     fn free_blocks_stay_if_an_allocation_fails_for_a_reason_other_than_lack_of_memory() {
         let (pool, mut count) = (Pool::new(), 0);

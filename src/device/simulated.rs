@@ -63,7 +63,7 @@ pub enum Clock {
     Instantly,
 }
 
-/// The options of a simulated GPU. The defaults are picked to resemble hardware, not measured.
+/// The options of a simulated GPU. The defaults are meant to resemble hardware, but were not measured.
 ///
 /// ```
 /// use raddle::SimulatedGpu;
@@ -300,7 +300,7 @@ impl SimulatedGpu {
     }
 
     /// Loses the device, as if it had been pulled out: commands that are not done never will be, and every later call
-    /// to the device returns an error. A copy or a kernel that is already being executed is finished.
+    /// to the device returns an error. A copy or a kernel that is already being executed still finishes.
     pub fn lose(&self) {
         self.0.lose(DeviceError::lost(999, "the simulated device was removed"));
     }

@@ -1,4 +1,4 @@
-//! The stream that the function of a device operation receives, and the program's own streams that are included.
+//! The stream that the function of a device operation receives, and the program's own streams, which it can include.
 //!
 //! # The program's own streams
 //!
@@ -44,7 +44,7 @@ pub(crate) enum FunctionEnd {
 ///
 /// The work that the function issues on the stream runs on the device after all dependencies of the operation, and the
 /// operation is complete when the device has completed that work. To use one of the program's own streams as well, call
-/// [`include`](Self::include): it makes what is issued there part of the operation.
+/// [`include`](Self::include), which makes the work that is issued there part of the operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,10 +67,10 @@ pub(crate) enum FunctionEnd {
 pub struct GpuStream {
     stream: Box<dyn Stream>,
     device: Device,
-    /// The last mark that `finish` has made.
+    /// The number of the last mark that `finish` has made.
     marks: u64,
-    /// If [`include`](Self::include) has made the stream dead: why, and the original stream, for which giving up the
-    /// device waits.
+    /// If [`include`](Self::include) has made the stream dead: the reason, and the original stream. That stream is kept
+    /// so that its work is waited for when the device is given up.
     given_up: Option<(DeviceError, Box<dyn Stream>)>,
 }
 
@@ -102,22 +102,22 @@ impl GpuStream {
         SimulatedStream::new(&mut *self.stream)
     }
 
-    /// Returns the cudarc stream. Libraries can be given this stream, and `cu_stream()` returns the raw one. Returns
-    /// `None` on other devices, and if the stream was given up.
+    /// Returns the cudarc stream, which can be passed to libraries. Its method `cu_stream` returns the raw handle.
+    /// Returns `None` on other devices, and if the stream was given up.
     ///
     /// Besides the operation's variables, work that is issued on the stream may use only what outlives the work; that
     /// is why cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module
-    /// when the last `CudaFunction` or `CudaModule` of the module is dropped, and what a function owns is dropped
-    /// before the device is done. So a program must keep its modules outside its functions, for instance as values of
-    /// variables that the operation reads.
+    /// when the last `CudaFunction` or `CudaModule` of the module is dropped, and what the operation's function owns is
+    /// dropped before the device is done. So a program must keep its modules outside such functions, for instance as
+    /// values of variables that the operation reads.
     ///
     /// A function that captures a graph on the stream must end the capture on every path out of the function, panics
     /// included. If it does not, the operation fails in builds with debug assertions; in other builds the operation
     /// fails or the device is given up. The engine's own calls on other streams do not invalidate the capture.
     ///
-    /// On an engine that is not naive, operations with the same device and the same property have the same stream, even
-    /// after a [stop](crate::Engine::stop) and a start. So they can share an object that keeps the stream, such as a
-    /// graph or a library's handle. In the naive engine, each operation may have a different stream.
+    /// In an engine that is not naive, operations with the same device and the same property use the same stream, even
+    /// after a [stop](crate::Engine::stop) and a start. So they can share an object that is bound to the stream, such
+    /// as a graph or a library's handle. In the naive engine, each operation may use a different stream.
     ///
     /// For work on the program's own streams, see [`include`](Self::include).
     #[cfg(feature = "cuda")]
@@ -220,8 +220,8 @@ impl GpuStream {
         left.map(|()| result)
     }
 
-    /// Notes that a function that was given the stream has ended. Returns the failure that the function has left
-    /// behind, if any.
+    /// Notes the end of a function that was given the stream. Returns the failure that the function has left behind, if
+    /// any.
     pub(crate) fn function_ended(&mut self, end: FunctionEnd) -> Result<(), DeviceError> {
         let check = match end {
             FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
@@ -249,8 +249,8 @@ impl GpuStream {
         &mut *self.stream
     }
 
-    /// Blocks this thread until the device has done everything that was issued on the stream; for the naive engine.
-    /// After an error, the device may still be working, and must be given up.
+    /// Blocks this thread until the device has done everything that was issued on the stream. The naive engine calls
+    /// this. After an error, the device may still be working, and must be given up.
     pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
         let mark = self.marks + 1;
         persist(|| self.stream.mark(mark))?;
@@ -303,7 +303,7 @@ impl GpuStream {
 
 #[cfg(raddle_loom)]
 impl GpuStream {
-    /// Returns a stream for models, without a lane.
+    /// Returns a stream without a lane, for models.
     pub fn alone(gpu: &SimulatedGpu) -> Self {
         Self::new(gpu.open(StreamRole::All).expect("the device is sound"), Device::Gpu(0))
     }

@@ -1,10 +1,10 @@
 //! How far the streams of a device have progressed, and which operations in flight use a variable.
 //!
-//! A device operation releases its variables when it is *issued*, before the device has completed it. Events order the
-//! streams, so dependent operations of the same device need no more, unless their functions may use values in host
-//! memory. All other dependent operations must wait until the device operation is *complete*. So each lane numbers the
-//! operations that it issues, each variable notes the numbers of the operations that use it (in its [`DeviceUses`]),
-//! and the lane publishes the number of the last complete one (in its [`Timeline`]).
+//! A device operation releases its variables when it is *issued*, before the device has completed it. Dependent
+//! operations of the same device can then be issued, since events order the streams. If their functions may use values
+//! in host memory, however, they must wait until the device operation is *complete*, as all other dependent operations
+//! must. So each lane numbers the operations that it issues, each variable notes the numbers of the operations that use
+//! it (in its [`DeviceUses`]), and the lane publishes the number of the last complete one (in its [`Timeline`]).
 //!
 //! # Who may touch what
 //!
@@ -55,7 +55,7 @@ struct LaneUses {
 }
 
 impl DeviceUses {
-    /// Creates the uses of a variable that no operation of the `lanes` lanes has used yet.
+    /// Creates the uses of a variable that no operation has used yet, in an engine with `lanes` GPU lanes.
     pub fn new(lanes: usize) -> Self {
         Self((0..lanes).map(|_| LaneUses::default()).collect())
     }
@@ -82,7 +82,7 @@ impl DeviceUses {
 /// A point in a stream that other streams of the device can wait for.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// The last operation that was issued before the event.
+    /// The number of the last operation that was issued before the event.
     pub seq: u64,
     /// The event to wait for.
     pub event: Event,

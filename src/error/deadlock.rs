@@ -37,7 +37,7 @@ struct Parts {
 pub(crate) enum Awaited {
     Operation(Pushed),
     Variable(Name),
-    /// A group of operations, or all operations of an engine, including this one.
+    /// The operations of a group, or all operations of an engine. This is one that cannot end before the waiting one.
     Member(Pushed),
     /// All operations of the engine.
     All,

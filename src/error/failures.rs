@@ -8,8 +8,8 @@ use crate::{
     values::name::Name,
 };
 
-/// The maximum number of failures that are kept; further ones are only counted. Not tuned: a program that ignores this
-/// many does not check for failures.
+/// The maximum number of failures that are kept; further ones are only counted. The value is not tuned: a program that
+/// ignores this many failures does not check for them.
 const MAX_KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -48,8 +48,8 @@ pub(crate) enum Place {
 /// It does not matter which variables a failure has reached, or whether they still exist: they may be freed before the
 /// failure is known.
 ///
-/// A failure becomes known, and leaves the failures that are kept or counted, in one step under the lock. So it is
-/// reported either from here or elsewhere, by whichever thread is faster.
+/// A failure becomes known, and ceases to be kept or counted, in one step under the lock. So it is reported either from
+/// here or elsewhere, by whichever thread is faster.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<State>);
 

@@ -36,8 +36,7 @@ struct Parts {
 pub enum UseErrorKind {
     /// The code belongs to no operation that has declared the variable. Detected only in builds with debug assertions.
     Undeclared,
-    /// The value would be changed by an operation that only reads the variable. Detected only in builds with debug
-    /// assertions.
+    /// An operation that only reads the variable would change the value. Detected only in builds with debug assertions.
     OnlyRead,
     /// Another thread, or the caller itself, uses the value at this moment. Detected in every build.
     InUse,

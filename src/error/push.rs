@@ -43,8 +43,8 @@ pub enum PushError {
     /// parent only reads. The child would have to wait for its parent, which waits for its children.
     NotHeld(RefusedAccess),
     /// The variable belongs to the children of an operation: [`OpContext::child_var`](crate::OpContext::child_var) or
-    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it, and, if one of
-    /// them does, that child's own children.
+    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it and, if one of
+    /// them does, that child's own children can too.
     FamilyVariable(RefusedAccess),
     /// [`OpContext::child`](crate::OpContext::child) was called in the function of an operation that was pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).

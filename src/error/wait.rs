@@ -27,16 +27,16 @@ pub enum WaitError {
     Failed(OpError),
     /// The wait timed out. The operations continue.
     TimedOut,
-    /// The wait would never return. The caller is an operation that holds the variable or sets the result. Or it waits
-    /// for an operation that cannot start before the caller returns, or for a group with such an operation: the awaited
-    /// operation is queued behind the caller, directly, through other operations, or through waiting operations of any
-    /// engine. If several operations wait for each other, the one that began to wait last gets this error, within 100
-    /// ms. Waits with a time limit end anyway, so the other waits ignore them; a wait with a time limit gets the error
-    /// itself if no other wait in the cycle has a limit. The end of a scope gets the error only if all other waits in
-    /// the cycle are at the ends of scopes as well; it then cancels what it waits for.
+    /// The wait would never return. The caller may be an operation that holds the variable or sets the result. Or it
+    /// waits for an operation that cannot start before the caller returns, or for a group with such an operation. Such
+    /// an operation is queued behind the caller: directly, through other operations, or through waiting operations of
+    /// any engine. If several operations wait for each other, the one that began to wait last gets this error, within
+    /// 100 ms. Waits with a time limit end anyway, so the other waits ignore them; a wait with a time limit gets the
+    /// error itself if no other wait in the cycle has a limit. The end of a scope gets the error only if all other
+    /// waits in the cycle are at the ends of scopes as well; it then cancels what it waits for.
     ///
-    /// The function of an asynchronous operation receives the error for everything that is queued behind that operation
-    /// as long as the completion has not been used, even if another thread is about to use it.
+    /// The function of an asynchronous operation gets this error if it waits for anything that is queued behind that
+    /// operation while the completion has not been used, even if another thread is about to use it.
     ///
     /// The caller may also be code that another crate has deferred in crossbeam-epoch's default collector, and that a
     /// worker runs while it looks for work.

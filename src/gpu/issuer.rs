@@ -64,9 +64,9 @@ const MAX_IN_FLIGHT: usize = 128;
 /// has completed all earlier ones.
 const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
-/// For how many operations events are recorded in advance, as the head of this file describes, after another stream has
-/// asked for an event too late. Not tuned: large enough that late requests are rare, and small enough that the events
-/// cost little if no stream asks again.
+/// The number of operations for which events are recorded in advance, as the head of this file describes, after another
+/// stream has asked for an event too late. The value is not tuned. It is large enough that late requests are rare, and
+/// small enough that the events cost little if no stream asks again.
 const FORESIGHT: u32 = 64;
 
 /// An operation that the GPU has not completed.
@@ -82,11 +82,11 @@ struct InFlight {
 
 /// The known followers of an operation, by kind.
 struct Followers {
-    /// Whether there are operations of other streams of the GPU.
+    /// Whether the operation has followers on other streams of the GPU.
     streams: bool,
-    /// Whether there is a handle, or an operation that waits for the host.
+    /// Whether the operation has a handle, or followers that wait for the host.
     host: bool,
-    /// Whether there are operations of the same stream.
+    /// Whether the operation has followers on the same stream.
     own: bool,
 }
 
@@ -101,7 +101,8 @@ struct Issuer<'c> {
     device: Device,
     worker: &'c Worker<Task>,
     stream: GpuStream,
-    /// The last operation that was issued, the last one with a mark behind it, and the last one that is complete.
+    /// The numbers of three operations: the last one that was issued, the last one with a mark behind it, and the last
+    /// one that is complete.
     issued: u64,
     marked: u64,
     passed: u64,
@@ -158,7 +159,7 @@ enum Left {
 fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
     let lane = &core.gpus().lanes()[number];
     let (device, gpu) = (Device::Gpu(lane.gpu as u32), &core.gpus().gpus[lane.gpu]);
-    // The stream is the same after a stop, since the program may have bound objects of other libraries to it.
+    // The lane keeps its stream across a stop, since the program may have bound objects of other libraries to it.
     let kept = lock(&lane.kept).take();
     let prepare = || match kept {
         Some((stream, held)) => (gpu.adopt(stream), held),
@@ -198,7 +199,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
             left = Some(issuer.run());
         });
         if let Err(payload) = run {
-            // Other threads must be able to find the operations that are left here before program code runs.
+            // Before program code runs, other threads must be able to find the operations that are left here.
             let placed = panics::catch(|| issuer.place_ready(Epilogues::new()));
             frame::enter_after(core, || {
                 for payload in [Some(payload), placed.err()].into_iter().flatten() {
@@ -259,8 +260,8 @@ impl Issuer<'_> {
         self.held.pop_front().or_else(|| self.worker.try_next())
     }
 
-    /// Takes a cross-lane waiter, while the worker is recalled. These are in the highest band, where there may also be
-    /// operations of the lane, which are issued after a start.
+    /// Takes a cross-lane waiter, while the worker is recalled. Such waiters are in the highest band. Operations of the
+    /// lane that are found there as well are held, and issued after a start.
     fn take_waiter(&mut self) -> Option<OpRef<Task>> {
         while let Some(op) = self.worker.take_first() {
             if !self.is_own(&op) {

@@ -1,4 +1,4 @@
-//! GPU lanes, each with its own thread and stream, and how operations of the CPU and of devices follow each other.
+//! GPU lanes, each with its own thread and stream, and the order between operations of the CPU and of devices.
 //!
 //! A ready device operation is scheduled on its lane. The lane's thread calls the operation's function with the stream,
 //! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are noted on the

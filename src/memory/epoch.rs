@@ -72,7 +72,7 @@ mod real {
     /// Pins the calling thread to the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        // The closure returns the place and not a guard, so that it is small enough for inlining.
+        // The closure returns the place and not a guard, so that it is small enough to be inlined.
         let place = PLACE.with(|place| place.0.get());
         // SAFETY: only this thread uses the cell, which lives as long as the thread, and nothing that
         // `LocalHandle::pin` calls changes it.

@@ -4,11 +4,12 @@
 //! goes to a stack from which all threads take batches, so that a steady load allocates no records even if one thread
 //! pushes and another retires. `records.rs` has the caches and the batches, `free_list.rs` the stack.
 //!
-//! A forked child begins without free records: it does not know the addresses of its parent's, so it would not find
-//! operations in them. They are lost to the child, with those that the parent's threads have cached or retired.
+//! A forked child begins without free records: it does not know the addresses of its parent's records, so it would not
+//! find operations in them. The parent's free records are lost to the child, and so are those that the parent's threads
+//! have cached or retired.
 //!
 //! In models, every record of an operation is newly allocated, and is marked when it is reclaimed, so that models find
-//! each later use; the reuse of records has models of its own. Under the cfg `raddle_unpooled` each record is allocated
+//! any later use; the reuse of records has models of its own. Under the cfg `raddle_unpooled` each record is allocated
 //! on the heap and freed, so that heap checkers find uses of freed records, and leaks of objects to which the bytes of
 //! a pooled record would still point.
 

@@ -6,9 +6,9 @@
 //! 2. *Retired*: on the list of a batch. Pinned threads may still use the record until the epoch has passed.
 //! 3. *Free*: on the list of a batch whose epoch has passed, or itself the list of a batch.
 //!
-//! A batch is a full list of records. The list lies in a record as well, which was free before the list was begun, so
-//! that no batch needs memory of its own, and no retired record is written to. (Bonwick and Adams call such lists
-//! *magazines*: "Magazines and Vmem", USENIX 2001.)
+//! A batch is a full list of records. The list itself lies in a record that was free when the list was begun, so no
+//! batch needs memory of its own, and no retired record is written to. (Bonwick and Adams call such lists *magazines*:
+//! "Magazines and Vmem", USENIX 2001.)
 //!
 //! # Who may touch what
 //!
@@ -22,7 +22,7 @@
 //! all that threads share.
 //!
 //! A record that is reused is usually in the cache of another core, so a thread prefetches the lines of a list that it
-//! takes from the stack, and each record before it needs it.
+//! takes from the stack, and each record shortly before it uses the record.
 
 use std::{
     cell::RefCell,
@@ -59,7 +59,7 @@ const MODEL: bool = cfg!(any(raddle_loom, raddle_shuttle));
 const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
 
 /// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
-/// ages. Each flush allocates, so there is one allocation in 1,248 operations. The bag could hold twice as many, but
+/// ages. Each flush allocates, so there is one allocation per 1,248 operations. The bag could hold twice as many, but
 /// then records that wait in it would be out of the cache when they are used again.
 const BATCHES_PER_BAG: usize = 32;
 const _: () = assert!(
@@ -185,13 +185,13 @@ impl Cache {
         Some(unsafe { List::get(list, len) })
     }
 
-    /// Makes `list`, which has `len` records, the list that records are taken from. There is none.
+    /// Makes `list`, which has `len` records, the list that records are taken from. The cache must not have one.
     fn open(&mut self, list: Record, len: usize) {
         debug_assert!(self.free.is_null(), "a retired closure has filled the cache");
         (self.free, self.free_len) = (list.as_ptr(), len);
     }
 
-    /// Adds `record` to the list of retired records, unless there is no room.
+    /// Adds `record` to the list of retired records. Returns `false` if there is no room.
     #[inline]
     fn put_back(&mut self, record: Record) -> bool {
         let len = self.retired_len;
@@ -216,7 +216,7 @@ impl Cache {
     }
 }
 
-/// Whether a retired batch is the last one of the thread's bag.
+/// Whether a retired batch is the last one in the thread's bag.
 enum Flush {
     Yes,
     No,
@@ -376,8 +376,8 @@ fn retire_late(record: Record) {
     unsafe { epoch::pin().retire(move || free(record)) };
 }
 
-/// Pushes a full list, which the caller owns and whose epoch has passed, onto the stack, or frees its records if there
-/// are enough.
+/// Pushes a full list onto the stack, or frees it if the stack has enough. The caller owns the list, whose epoch has
+/// passed.
 fn keep(full: Record) {
     // Relaxed: only an approximate bound on memory.
     if DEPOT.kept.fetch_add(1, Relaxed) >= KEEP {
@@ -389,14 +389,14 @@ fn keep(full: Record) {
     unsafe { DEPOT.batches.push(full) };
 }
 
-/// Frees the first `len` records of `list`, and the list, which the caller owns, once the epoch has passed: pinned
+/// Frees `list`, which the caller owns, and its first `len` records once the epoch has passed. Until then, pinned
 /// threads may still use the records, and a slow pop may read the list's first word.
 fn free_later(list: Record, len: usize) {
     // SAFETY: the closure owns the list and its records, which are plain memory.
     unsafe { epoch::pin().retire(move || free_all(list, len)) };
 }
 
-/// Frees the first `len` records of `list`, and the list, which the caller owns.
+/// Frees `list`, which the caller owns, and its first `len` records.
 fn free_all(list: Record, len: usize) {
     for at in 0..len {
         // SAFETY: the caller owns the list, whose first `len` slots are set.
@@ -405,8 +405,8 @@ fn free_all(list: Record, len: usize) {
     free(list);
 }
 
-/// Forgets the free records of the parent in a forked child: the child's [`registry`] does not have them. A thread of
-/// the parent cannot have been inside this code, since all changes of the stack are single steps.
+/// Forgets the free records of the parent in a forked child: the child's [`registry`] does not have them. No thread of
+/// the parent can have left the stack half changed, since every change of the stack is a single step.
 #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn leave() {

@@ -34,8 +34,9 @@ pub struct AsyncState<E> {
     early: UnsafeCell<Option<E>>,
 }
 
-// SAFETY: the function's thread writes `early` before it tries to set `FAILED`. If it succeeds, the thread that sets
-// `RESOLVED` after that takes the error. If it fails, it takes the error back, and no other thread uses the field.
+// SAFETY: the function's thread writes `early` before it tries to set `FAILED`. If that succeeds, the thread that sets
+// `RESOLVED` afterwards takes the error. Otherwise the function's thread takes the error back, and no other thread uses
+// the field.
 unsafe impl<E: Send> Sync for AsyncState<E> {}
 
 impl<E> Default for AsyncState<E> {

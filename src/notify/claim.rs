@@ -7,8 +7,8 @@
 //! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER` |
 //! | `STARTED` | its thread has claimed it, to call its function or to skip it | `STOPPING` |
 //! | `STOPPING` | it was started, and has been asked to stop since | – |
-//! | `CANCELLED` | it was cancelled, and fails in its turn | with `SETTLED` or `ABANDONED` |
-//! | `PASSED_OVER` | it was cancelled, and changes nothing in its turn | with `SETTLED` or `ABANDONED` |
+//! | `CANCELLED` | it was cancelled, and fails when its turn comes | with `SETTLED` or `ABANDONED` |
+//! | `PASSED_OVER` | it was cancelled, and changes nothing when its turn comes | with `SETTLED` or `ABANDONED` |
 //! | with `SETTLED` | its turn has come: its thread counts it out of its groups | – |
 //! | with `ABANDONED` | its scope has counted it out already, and does not wait for its turn | – |
 //!
@@ -76,7 +76,7 @@ impl Claim {
         }
     }
 
-    /// Notes that the operation ends in its turn. Returns whether its scope has already counted it out. A repeated call
+    /// Notes that the operation's turn has come. Returns whether its scope has already counted it out. A repeated call
     /// has the same result.
     pub fn settle(&self) -> bool {
         loop {
@@ -96,8 +96,9 @@ impl Claim {
     }
 
     /// Lets the scope of the operation count it out: cancels the operation if it has neither started nor been
-    /// cancelled. If the operation was cancelled before, the scope may count it out only if its function was `dropped`
-    /// since. Returns whether this call has cancelled the operation, or `None` if the scope must not count it out.
+    /// cancelled. If the operation was cancelled before, the scope may count it out only if its function has been
+    /// `dropped` since. Returns whether this call has cancelled the operation, or `None` if the scope must not count it
+    /// out.
     pub fn abandon(&self, dropped: bool) -> Option<bool> {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, CANCELLED | ABANDONED, Relaxed, Relaxed) {
@@ -110,7 +111,7 @@ impl Claim {
         }
     }
 
-    /// Whether the operation was cancelled, and its turn has not come.
+    /// Whether the operation was cancelled and still awaits its turn.
     pub fn awaits_turn(&self) -> bool {
         // Relaxed: the answer is a hint, and hands over nothing.
         matches!(self.0.load(Relaxed), CANCELLED | PASSED_OVER)

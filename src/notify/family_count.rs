@@ -2,8 +2,8 @@
 //!
 //! # States
 //!
-//! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work; a future with its guards is
-//!    another one, and so are each push of a child and each creation of a variable of the family. Children wait.
+//! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work, as is a future with its guards,
+//!    each push of a child, and each creation of a variable of the family. Children wait.
 //! 2. *Released*: the last part has ended. The thread that has ended it starts the children, and has a share of the
 //!    family until it has done so.
 //! 3. *Over*: the last share is gone. The thread that has dropped it completes the parent.
@@ -87,7 +87,7 @@ impl FamilyCount {
         last || removed(Step::EveryPartCounts)
     }
 
-    /// Counts a share. The caller must own a part or a share.
+    /// Adds a share. The caller must own a part or a share.
     pub fn enter(&self) {
         // Relaxed: the caller's part or share keeps the count above zero.
         self.open.fetch_add(1, Relaxed);
@@ -108,7 +108,7 @@ impl FamilyCount {
         last
     }
 
-    /// Whether every share is gone. Exact for the owner of a share; for other threads only a hint.
+    /// Whether every share is gone. The answer is exact for the owner of a share, and a hint for other threads.
     pub fn is_over(&self) -> bool {
         // Relaxed: nothing is read that the children have written.
         self.open.load(Relaxed) == 0

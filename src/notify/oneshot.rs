@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Debug)]
 enum State<R> {
-    /// There is no result yet. The fields are the futures that wait, and whether threads wait.
+    /// There is no result yet. The fields hold the waiting futures, and whether threads wait.
     Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
@@ -159,8 +159,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Notes that the result will not be taken: one that is set later is dropped by the call that sets it. Returns the
-    /// result, if it was set before and not taken.
+    /// Notes that the result will not be taken: a result that is set later is dropped by the call that sets it. Returns
+    /// the result, if it was set before and not taken.
     pub fn abandon(&self) -> Option<Result<R, OpError>> {
         let before = std::mem::replace(&mut *lock(&self.state), State::Taken);
         match before {

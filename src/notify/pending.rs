@@ -4,9 +4,10 @@
 //! # States
 //!
 //! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens a
-//! free generation in its place and *closes* the old one; a closed generation drains and is free again. If none is
-//! free, a new one is created: the first [`INLINE`] are part of the count, further ones are in chunks, each as large as
-//! all generations before it. Each generation has two words per shard, and threads are spread over the shards:
+//! free generation in its place and *closes* the old one; a closed generation drains, and is then free again. If no
+//! generation is free, a new one is created. The first [`INLINE`] generations are part of the count; further ones are
+//! in chunks, each as large as all generations before it. Each generation has two words per shard, and threads are
+//! spread over the shards:
 //!
 //! | word | meaning | bit 0 | bit 1 |
 //! |---|---|---|---|
@@ -14,8 +15,8 @@
 //! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for waiters for room |
 //!
 //! Closing sets bit 0 of every word with one read-modify-write each, which returns the exact count at that moment. The
-//! difference of the sums is added to `rest`, which starts at zero. So `rest` reaches zero exactly once, when the last
-//! operation leaves; the thread that makes it zero notifies the waiters.
+//! number of operations that have entered but not left is added to `rest`, which starts at zero. So `rest` reaches zero
+//! exactly once, when the last operation leaves; the thread that makes it zero notifies the waiters.
 //!
 //! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it has
 //! closed: it is over when no generation that was closed with this number or a lower one is draining. So it covers the
@@ -47,8 +48,8 @@
 //! # Progress
 //!
 //! `enter` is lock-free. So is `leave`, except that it takes the lock if the operation was the last of a closed
-//! generation, or if the word is watched. An entry is refused only if a wait has closed its generation since it loaded
-//! `current`, and is repeated if another thread of its shard was faster. A wait closes the current generation
+//! generation, or if the word is watched. An entry is refused only if a wait has closed the generation since the thread
+//! loaded `current`, and is repeated if another thread of its shard was faster. A wait closes the current generation
 //! immediately, whatever else drains.
 //!
 //! No waker is woken in this module: a call that ends the waits of futures returns their wakers, and its caller wakes
@@ -85,9 +86,9 @@ const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation must have a ticket");
 
-/// The bit for closed in `entered`, and for armed in `left`.
+/// The bit that means *closed* in `entered`, and *armed* in `left`.
 const FLAG: u64 = 1;
-/// The bit for watched in `left`.
+/// The bit that means *watched* in `left`.
 const WATCH: u64 = 2;
 const ONE: u64 = 4;
 
@@ -731,8 +732,8 @@ impl PendingOps {
             state.numbers[old] = state.last;
             state.draining.insert(state.last);
         }
-        // Relaxed: assume that an operation entered `next` before another one left `old`, and that the latter was no
-        // longer counted above. Then the read-modify-writes above have acquired that it left (edge `leave`), so the
+        // Relaxed: suppose that an operation entered `next` before another one left `old`, and that the latter was no
+        // longer counted above. Then the read-modify-writes above have acquired its departure (edge `leave`), so the
         // entry is visible here.
         shards.map(|shard| self.entered(shard, next)).any(|word| word.load(Relaxed) != 0)
     }

@@ -25,7 +25,7 @@
 //! |---|---|---|---|
 //! | `wake` | `fetch_or` in [`wake`](PollState::wake) | swap in [`begin`](PollState::begin) | what the waking thread did before |
 //! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin) or in [`look`](PollState::look) | the future |
-//! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the memory that the future has left |
+//! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the memory that the future occupied |
 //!
 //! A wake of a queued or notified future does not change the state, but must still hand over what its thread did
 //! before. So a wake is a read-modify-write in every state: the swap that follows reads what it has written, or a later
@@ -84,7 +84,7 @@ impl PollState {
 
     /// Ends the last poll.
     pub fn finish(&self) {
-        // Release (edge `end`): the memory that the future has left. A wake during the last poll no longer has any
+        // Release (edge `end`): the memory that the future occupied. A wake during the last poll no longer has any
         // effect.
         self.0.swap(DONE, Release);
     }

@@ -5,13 +5,13 @@
 //!
 //! * The list: any thread, under the lock. No program code runs under it. The locks of results and of pending counts
 //!   may be taken while it is held.
-//! * What an entry refers to: any thread, under the lock, while the entry is in the list. The sleeping thread borrows
-//!   it for that long.
+//! * What an entry refers to: any thread, under the lock, while the entry is in the list. The sleeping thread keeps it
+//!   borrowed for that long.
 //! * In a forked child: nothing, since a thread of the parent may have held the lock.
 //!
-//! Pointers to operations and to the counts of scopes are only compared. An entry is ignored once its wait is over: the
-//! operation that the thread waited for is then complete, and that operation's record may belong to another one. The
-//! module has no edges.
+//! Pointers to operations and to the counts of scopes are only compared, never dereferenced. An entry is ignored once
+//! its wait is over: the operation that the thread waited for is then complete, and its record may have been reused for
+//! another one. The module has no edges.
 
 use std::{
     fmt,

@@ -9,15 +9,15 @@
 //!
 //! * The list: under the lock, where no program code runs. The locks of results and of pending counts are taken while
 //!   this lock is held.
-//! * What an entry refers to: under the lock, while the entry is in the list. The thread of the entry borrows it for
-//!   that long.
+//! * What an entry refers to: under the lock, while the entry is in the list. The thread of the entry keeps it borrowed
+//!   for that long.
 //! * In a forked child: nothing. A thread of the parent process may have held the lock at the fork.
 //!
 //! While an entry is in the list, its thread waits inside the operations that `inside` names, so they exist for that
 //! long. There are no edges.
 //!
 //! A thread whose wait is over stays in the list until it runs again. The operation that it waited for is then
-//! complete, and the operation's record may belong to another one, so such an entry no longer counts.
+//! complete, and that operation's record may have been reused, so such an entry no longer counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
@@ -33,13 +33,13 @@ use crate::{
     sync::{Mutex, Ordering::Relaxed, atomic::AtomicPtr, fork::ProcessMark, lock},
 };
 
-/// An operation, identified by its record, in a list in which the operations around it follow.
+/// An operation, identified by its record, in a list in which it is followed by the operations around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
     pub op: NonNull<()>,
-    /// The number of operations before this one that cannot complete unless it does: the last one before it with a lower
-    /// number is its child, or an operation of a scope in it. Once that one is complete, this one may complete as well, and
-    /// its record may be reused.
+    /// The number of levels between this operation and the innermost one. The last operation before this one with a
+    /// lower number is its child, or an operation of a scope in it. Once that operation is complete, this one may
+    /// complete as well, and its record may be reused.
     pub depth: usize,
 }
 
@@ -90,7 +90,7 @@ impl<'g> Goal<'g> {
         unsafe { transmute::<Goal<'g>, Goal<'static>>(self) }
     }
 
-    /// Returns the task of the operation if the goal is a single one, and nothing keeps that one from entering a queue.
+    /// Returns the task of the goal if it is a single operation that nothing keeps from entering a queue.
     fn only_task(&self) -> Option<NonNull<()>> {
         match self {
             // Relaxed: as in `depends_on`.
@@ -131,7 +131,7 @@ impl<'g> Goal<'g> {
 pub enum Kind {
     /// Until the wait is over, or is refused.
     Refusable,
-    /// Until the wait is over, is refused, or reaches its time limit. So other waits do not depend on it forever.
+    /// Until the wait is over, is refused, or reaches its time limit, so other waits cannot depend on it forever.
     Timed,
     /// Until the wait is over, whatever happens: the wait is at the end of a scope.
     Closing,
@@ -157,8 +157,8 @@ struct List {
     last: u64,
     /// The entries, by number.
     entries: BTreeMap<u64, Entry>,
-    /// The numbers of the entries that await a single operation which nothing keeps from entering a queue, by its task.
-    /// An operation that is not held back when a wait for it begins never is.
+    /// The numbers of the entries that await a single operation which nothing keeps from entering a queue, by that
+    /// operation's task. An operation that is not held back when a wait for it begins is never held back later.
     by_task: BTreeMap<NonNull<()>, SmallVec<[u64; 2]>>,
     /// The numbers of the other entries.
     others: BTreeSet<u64>,
@@ -243,8 +243,8 @@ pub struct Waiter<'w> {
 }
 
 impl Waiters {
-    /// Calls `wait` with a waiter. `wait` waits for `goal`, which belongs to `engine`, on a thread that is inside of
-    /// `inside`. `is_over` returns whether the wait is over, and must not wait itself.
+    /// Calls `wait` with a waiter. `wait` waits for `goal`, which belongs to `engine`, on a thread that is inside the
+    /// operations of `inside`. `is_over` returns whether the wait is over, and must not wait itself.
     pub fn during<R>(
         &self,
         engine: NonNull<()>,
@@ -271,9 +271,9 @@ impl Waiters {
     }
 
     /// Calls `found` for each waiter that still waits, has no time limit, and has a goal for which `reached` returns
-    /// `true`. Passes the waiter's number, its kind, and what it is inside of. The waiter `own` may have a time limit.
-    /// Of the waiters for a single operation, only those for `task` are looked at, and those whose operation something
-    /// keeps from entering a queue.
+    /// `true`. Passes the waiter's number, its kind, and what it is inside of. The waiter `own` counts even if it has a
+    /// time limit. Among the waiters for a single operation, looks only at those for `task`, and at those whose
+    /// operation was kept from entering a queue when the wait began.
     pub fn each_for(
         &self,
         own: Option<u64>,

@@ -1,8 +1,8 @@
 //! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is dropped.
 //!
-//! A waker is the program's code: its clone, its drop and its `wake` may do anything, including calls to this module.
-//! So none of them runs under a lock: [`poll`] clones the waker while it does not hold the lock, and a waker that was
-//! removed is dropped or woken after the lock is released.
+//! A waker is program code: its clone, its drop and its `wake` may do anything, including calls to this module. So none
+//! of them runs under a lock: [`poll`] clones the waker while it does not hold the lock, and a waker that was removed
+//! is dropped or woken after the lock is released.
 
 use std::{
     collections::BTreeMap,
@@ -129,7 +129,7 @@ pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut 
 pub struct Wakers(Box<Vec<Waker>>);
 
 impl Wakers {
-    /// Combines the wakers of both.
+    /// Combines two sets of wakers.
     pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
             (Some(mut first), Some(second)) => {

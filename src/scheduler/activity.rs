@@ -23,7 +23,7 @@ impl Count {
 pub struct Activity {
     /// How often the worker has stolen from another.
     pub(crate) steals: Count,
-    /// How many operations were run by waiters on the worker.
+    /// How many operations waiters have run on the worker.
     pub(crate) helped: Count,
     /// How often the worker has parked.
     pub(crate) parks: Count,

@@ -12,8 +12,8 @@
 //! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations that
 //! other poppers take in the meantime overtake these; and if several poppers each hold a chain, the chain that is
 //! installed last is in front. An operation is held in this way only once, and only a popper that has found `ready`
-//! empty takes a chain. So once an operation is in `ready`, only two kinds of operations go before it: those that were
-//! in front of it there, and the operations of one chain for each popper that had found `ready` empty before.
+//! empty takes a chain. So once an operation is in `ready`, only two kinds of operations go before it: those that are
+//! already in front of it there, and those of one chain for each popper that has already found `ready` empty.
 //!
 //! # Edges
 //!
@@ -33,8 +33,8 @@
 //!
 //! # Why the stacks have no ABA problem
 //!
-//! The compare-and-swap of [`Band::pop`] assumes that a head that compares equal is the same head as when it was
-//! loaded, with the same links behind it. That holds because a popped head never comes back:
+//! The compare-and-swap of [`Band::pop`] assumes that a head that compares equal is still the operation that was
+//! loaded, with the same links behind it. The assumption holds because a popped head never comes back:
 //!
 //! * **An operation enters an injector with several poppers only once.** After the pop it is run or goes to a worker's
 //!   deque, and nothing returns from there to the injector (`Worker`). Nor does a popper put an operation into `ready`
@@ -43,15 +43,15 @@
 //!   The engine ensures this before an operation first enters a lane, and models assert it in `Lane::inject`.
 //! * **The record of a popped operation is not reused** while a popper that may have loaded it as a head is pinned.
 //!
-//! A chain that is prepended may cover a head, which later comes to the top again. Such a head was in `ready` all the
-//! time, and the operations behind it are the same.
+//! A chain that is prepended may cover a head, which later comes to the top again. Such a head has been in `ready` all
+//! along, and the operations behind it are the same.
 //!
 //! A GPU lane has one popper, its thread, so no other pop happens between its load and its exchange. That is why an
 //! operation of another lane may enter it as a cross-lane waiter
 //! ([`Lane::inject_first`](super::lane::Lane::inject_first)), move on to a second device and come back.
 //!
-//! Operations leave `inbox` only all at once, by a swap, which does not depend on which operation is the head. Nor does
-//! a push onto either stack: it links to the current head.
+//! Operations leave `inbox` only all at once, by a swap, which works with any head. A push onto either stack works with
+//! any head as well, since it links to the current one.
 
 use crossbeam_utils::CachePadded;
 

@@ -240,7 +240,7 @@ impl<T> Lane<T> {
         self.recalled.load(Relaxed)
     }
 
-    /// Whether a search that finds nothing ends: the lane has ended, or the workers were recalled.
+    /// Whether a search that finds nothing is to end, because the lane has ended or the workers were recalled.
     pub(super) fn ends_searches(&self) -> bool {
         self.has_ended() || self.is_recalled()
     }

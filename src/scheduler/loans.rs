@@ -1,4 +1,4 @@
-//! Loans: a function that has waited continues without a worker, in place of a worker that is idle.
+//! Loans: a function that has waited continues without a worker, in place of an idle worker.
 //!
 //! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, and gives
 //! the place back when it waits again or returns. A worker that finds work in the meantime stays idle, unless the other
@@ -43,7 +43,7 @@ use crate::{
 /// How a worker that has found something has dealt with the loans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// Nothing: the other idle workers cover the loans.
+    /// The worker has not stayed idle: the other idle workers cover the loans.
     None,
     /// The worker has stayed idle until the other idle workers covered the loans.
     Over,
@@ -80,8 +80,8 @@ impl Loans {
 
     /// Gives the place of a worker back.
     pub fn give_back(&self) {
-        // Under the lock, so that no worker that is about to stay idle misses the change. Relaxed: handed over by the
-        // lock.
+        // The change is made under the lock, so that no worker that is about to stay idle misses it. Relaxed: handed
+        // over by the lock.
         let staying = lock(&self.staying);
         self.lent.fetch_sub(1, Relaxed);
         if *staying > 0 && !removed(Step::GiveBackNotifies) {

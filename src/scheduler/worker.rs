@@ -33,8 +33,8 @@ const MAX_RUN: u32 = 32;
 /// cache miss, and is needed only if the other worker does not come back to its deque.
 const ROUNDS_PER_VISIT: u32 = 8;
 
-/// The maximum number of operations that a worker takes from the injector in one pop. Picked: the cost of a pop is
-/// small compared to running so many operations, and other workers can still steal them.
+/// The maximum number of operations that a worker takes from the injector in one pop. Picked: a pop costs little
+/// compared with running that many operations, and other workers can still steal them.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// The maximum number of operations in a deque: the initial capacity of crossbeam-deque. Growing and shrinking would
@@ -153,9 +153,9 @@ impl<T> Worker<T> {
         self.index
     }
 
-    /// Pushes an operation that became ready between two operations of this worker. The first one goes into the slot
-    /// and runs next, unless a more urgent one waits in the injector. The worker notifies others of further ones when
-    /// it searches for its next operation, or [shares](Self::share_slot) its slot.
+    /// Pushes an operation that became ready between two operations of this worker. The first such operation goes into
+    /// the slot and runs next, unless a more urgent one waits in the injector. The worker notifies others of the rest
+    /// when it searches for its next operation, or [shares](Self::share_slot) its slot.
     #[inline]
     pub fn push_next(&self, op: OpRef<T>) {
         if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
@@ -209,7 +209,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Takes the first operation of the deque for which `wanted` returns `true`. The others stay in their order. Stale
+    /// Takes the first operation of the deque for which `wanted` returns `true`. The others keep their order. Stale
     /// entries are dropped.
     pub fn take(&self, mut wanted: impl FnMut(&OpRef<T>) -> bool) -> Option<OpRef<T>> {
         self.stale.set(0);
@@ -508,7 +508,7 @@ impl<T> Worker<T> {
             sleep.note_idle(self.index);
             guard.state.set(state);
             pause::at(Point::SleepSearching);
-            // On a contended core, spinning would only keep the pushing thread from making work.
+            // On a contended core, spinning would only keep the pushing thread from producing work.
             let contended = self.lane.idle() != IdlePolicy::Spin && sleep.is_contended(self.index);
             if state == SearchState::Searching {
                 let found = if contended || was_timed { self.find_again() } else { self.spin() };
@@ -527,7 +527,8 @@ impl<T> Worker<T> {
                 if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
-                // No operation is left, but there may be entries whose operations waiters have taken.
+                // If the lane has ended, no operation is left, but there may be entries whose operations waiters have
+                // taken.
                 return self.find_again();
             }
             let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
@@ -591,7 +592,7 @@ impl<T> Worker<T> {
     fn stay_idle(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         let op = Cell::new(Some(op));
         let put_back = || {
-            // Into the deque, whatever its band is: an operation enters an injector only once.
+            // It goes into the deque, whatever its band is: an operation enters an injector only once.
             op.take().into_iter().for_each(|op| self.deque.push(op));
             self.lane.sleep().notify();
         };
@@ -658,7 +659,7 @@ impl Drop for SearchGuard<'_> {
             SearchState::Searching => {}
             SearchState::Announced => self.sleep.retract(self.worker),
         }
-        // If this was the last searcher, the worker still searches again, since it continues after the panic.
+        // The last searcher need not check for work here: the worker continues after the panic, and searches again.
         let _ = self.sleep.stop_search();
     }
 }

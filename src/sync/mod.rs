@@ -200,8 +200,8 @@ mod imp {
         pub(crate) use loom::thread::{Thread, current, park, yield_now};
         pub(crate) use std::thread::{Builder, JoinHandle};
 
-        /// Returns immediately, since models have no clock. Does not call loom's `yield_now`, after which other threads
-        /// run first.
+        /// Returns immediately, since models have no clock. Does not call loom's `yield_now`, which would let other
+        /// threads run first.
         pub(crate) fn park_timeout(_: std::time::Duration) {}
 
         /// Returns `None`, since models have no cores.
@@ -267,7 +267,8 @@ pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, m
 pub(crate) use std::sync::atomic::Ordering;
 
 /// Acquires what happened before each releasing change of `counter`, up to the last change that the caller has made or
-/// seen; there must be one. This is a fence, so that only a caller that needs the ordering pays for it.
+/// seen; the caller must have made or seen one. This is a fence, so that only a caller that needs the ordering pays for
+/// it.
 #[inline(always)]
 pub(crate) fn acquire(counter: &atomic::AtomicU64) {
     #[cfg(not(raddle_tsan))]

@@ -3,19 +3,19 @@
 use std::{io, panic::resume_unwind, thread};
 
 /// The number of bytes of stack that must be left for a function of the program, on a stack of at least four times this
-/// size. Not tuned: functions that are written for stacks of two mebibytes, and that keep their buffers on the heap,
-/// need less.
+/// size. The value is not tuned: functions that are written for stacks of two mebibytes, and that keep their buffers on
+/// the heap, need less.
 const RESERVE: usize = 256 << 10;
 
-/// The number of bytes of stack that must always be left, however small the stack is. Measured: the engine itself takes
-/// 34 KiB when it reclaims what other operations have retired.
+/// The number of bytes of stack that must always be left, however small the stack is. The engine itself was measured to
+/// take 34 KiB when it reclaims what other operations have retired.
 const LEAST: usize = 96 << 10;
 
 /// The size of the other stack, in bytes. The stack is only mapped; unused pages take no memory.
 const ANOTHER: usize = 64 << 20;
 
 /// Whether so little of the stack is left that the calling thread should not call a function of the program on top of
-/// its current frames. `None` if that is unknown.
+/// its current frames. Returns `None` if that is unknown.
 pub(crate) fn is_short() -> Option<bool> {
     let (lowest, size) = imp::bounds()?;
     // On a stack that the program has created itself, the bounds are unknown.
@@ -51,7 +51,7 @@ fn pointer() -> usize {
 /// Runs `f` on another stack, which belongs to a new thread, and waits until it returns.
 ///
 /// # Errors
-/// Returns the error of the operating system if it refuses to start a thread; then `f` has not run.
+/// Returns the error of the operating system if it refuses to start a thread; in that case `f` has not run.
 ///
 /// # Safety
 /// 1. Another thread may use what `f` captures and calls while the calling thread is blocked.

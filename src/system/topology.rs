@@ -132,7 +132,7 @@ pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
 }
 
 impl Claim {
-    /// Gives the core back, once.
+    /// Gives the core back. Further calls do nothing.
     pub(crate) fn give_back(&self) {
         // Relaxed: only decides which call changes the count, which is under a lock.
         if !self.given_back.swap(true, Relaxed) && !self.process.is_foreign() {

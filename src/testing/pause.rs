@@ -38,7 +38,7 @@ points! {
         PushLinked,
         /// `insert`: before the CAS of the tail.
         PushBeforeSwing,
-        /// `insert`: before the predecessor is retired, if only this link was missing for that.
+        /// `insert`: before the predecessor is retired, if this link has spent it.
         PushBeforeRetire,
         /// `push`: all accesses are in; `registered` does not say so yet.
         PushBeforeRegistered,
@@ -64,7 +64,7 @@ points! {
     }
     /// Inside `tracker::complete`, and just before and after it.
     COMPLETE {
-        /// `complete`: between two accesses.
+        /// `complete`, `end`: before an access is marked done.
         CompleteBeforeAccess,
         /// `add_flags`: before the flags are set.
         CompleteBeforeFlags,
@@ -108,7 +108,7 @@ points! {
         SleepAnnounced,
         /// `Worker::search`: the last search found nothing.
         SleepBeforePark,
-        /// `Sleep::park`: awake, still announced.
+        /// `Sleep::park`, `Sleep::park_timed`: the worker is awake, but still announced.
         SleepWoken,
     }
     /// Where a thread wakes a worker.
@@ -122,7 +122,7 @@ points! {
     }
     /// Where a worker steals from another.
     STEAL {
-        /// `Worker::steal`: before it accesses another worker's deque.
+        /// `Worker::steal`: before the worker accesses another worker's deque.
         StealBegins,
         /// `Worker::steal`: the batch is in this worker's deque, except for the operation that it returns; no worker is
         /// notified.

@@ -178,9 +178,9 @@ impl<W> Aside<W> {
         self.changed.notify_all();
     }
 
-    /// Notes that a function that has given its worker away waits. Takes and returns the workers that are aside: the
-    /// function may wait for what they would run. Calls `resume`, which undoes what `recall` has done, if the stop could
-    /// go on until now.
+    /// Notes that a function waits, having given its worker away. Takes and returns the workers that are aside: the
+    /// function may wait for what they would run. Calls `resume`, which undoes what `recall` has done, if the stop
+    /// could go on until now.
     pub fn function_waits(&self, resume: impl FnOnce()) -> Vec<W> {
         let mut state = lock(&self.state);
         if state.requested && state.waiting == 0 {

@@ -26,12 +26,12 @@ use crate::{
 };
 
 /// The maximum number of threads in addition to one for each worker. Each operation that waits inside its function
-/// needs one. Not tuned: it bounds the number of threads of a program in which thousands of operations wait at the same
-/// time.
+/// needs one. The value is not tuned. It bounds the number of threads of a program in which thousands of operations
+/// wait at the same time.
 const MAX_SPARES: usize = 1024;
 
-/// The time after which a spare thread ends. Not tuned: long compared with the pauses between the waits of a program
-/// that waits often. The time is short in this crate's own tests, so that they see many threads end.
+/// The time after which a spare thread ends. The value is not tuned. It is long compared with the pauses between the
+/// waits of a program that waits often. In this crate's own tests it is short, so that they see many threads end.
 const IDLE_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 /// A worker, which moves between threads.
@@ -306,7 +306,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.list.has_left_behind()
     }
 
-    /// Ends the thread of a worker that has forked, in the child process.
+    /// In the child of a fork, ends the worker whose thread has forked.
     pub(crate) fn end_in_child(&self) {
         self.lanes.iter().for_each(|lane| lane.end_in_child());
     }

@@ -30,8 +30,8 @@ use crate::{
     tracker::OpRef,
 };
 
-/// If a program has not pushed for this long, it is assumed to wait for something that the engine does not know of. Not
-/// tuned: longer than a thread is usually kept from running, and short for a person.
+/// If a program has not pushed for this long, it is assumed to wait for something that the engine does not know of. The
+/// value is not tuned. It is longer than a thread is usually kept from running, and too short for a person to notice.
 const QUIET: Duration = Duration::from_millis(50);
 
 /// The ready operations of an engine, until they are drawn.
@@ -146,8 +146,9 @@ impl<T> Shuffler<T> {
         })
     }
 
-    /// Whether the program seems to have pushed what it can for now. That is the case if no wait of a thread outside
-    /// the engine is over, and either there is such a wait or no such thread has pushed or ended a wait for a while.
+    /// Whether the program seems to have pushed what it can for now. That is the case if no thread outside the engine
+    /// is in a wait that is over, and either such a thread is still waiting, or none has pushed or ended a wait for a
+    /// while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;

@@ -31,10 +31,11 @@ use crate::{
 };
 
 /// How long a joinable thread waits for a helper to join it before another helper is started, if there is a deadline.
-/// Not tuned.
+/// The value is not tuned.
 const HELPER_DELAY: Duration = Duration::from_millis(1);
 
-/// About the largest number of threads that have ended on their own and wait to be joined. Not tuned.
+/// The approximate maximum number of threads that have ended on their own and wait to be joined. The value is not
+/// tuned.
 pub(crate) const MANY: usize = 16;
 
 /// How long a thread stays.
@@ -64,7 +65,7 @@ struct List {
     next: u64,
     /// The number of helpers.
     helpers: usize,
-    /// The handles of helpers, of which some may have ended.
+    /// The handles of helpers, some of which may have ended.
     helper_threads: Vec<JoinHandle<()>>,
     /// Whether a deadline passed before all threads had ended.
     left_behind: bool,
@@ -86,7 +87,7 @@ impl Entry {
         self.returned && self.handle.is_some()
     }
 
-    /// Whether another thread is joining this one, or the thread that starts this one has yet to store its handle.
+    /// Whether another thread is joining this one, or has started this one and has yet to store the handle.
     fn is_being_joined(&self) -> bool {
         self.returned && self.handle.is_none()
     }
@@ -281,8 +282,8 @@ impl ThreadList {
         Self::join_helpers(list);
     }
 
-    /// If no thread is left, joins the helpers, which have nothing more to join and end at once. So an engine that has
-    /// ended has no thread in its code, which may be in a library that is unloaded next.
+    /// If no thread is left, joins the helpers, which have nothing more to join and end at once. So once an engine has
+    /// ended, none of its threads runs this crate's code, which may be in a library that is unloaded next.
     fn join_helpers(mut list: MutexGuard<'_, List>) {
         if list.entries.is_empty() {
             let helpers = std::mem::take(&mut list.helper_threads);
@@ -410,7 +411,7 @@ mod tests {
 
     use super::*;
 
-    /// Time limit for events that must happen.
+    /// The time limit for events that must happen.
     const AWHILE: Duration = Duration::from_secs(20);
 
     /// How long a test waits to see that something does not happen.
@@ -425,7 +426,8 @@ mod tests {
         }
     }
 
-    /// A value that sends when it is dropped, and then blocks until the sender of its channel is dropped.
+    /// A value that sends a message when it is dropped, and then blocks until the sender of its other channel is
+    /// dropped.
     struct Blocks(mpsc::Sender<()>, mpsc::Receiver<()>);
 
     impl Drop for Blocks {

@@ -54,7 +54,7 @@ impl Chrome {
     fn arrow(&mut self, out: &mut dyn Write, slice: &Slice<'_>, id: u64, begins: bool) -> io::Result<()> {
         let (pid, tid) = (slice.track.engine, slice.track.id);
         let (phase, at, bound) = if begins { ("s", slice.to, "") } else { ("f", slice.from, r#","bp":"e""#) };
-        // The end of the arrow must lie inside the rectangle.
+        // An arrow must begin inside the rectangle that it leaves, not at its end.
         let at = if begins { at.saturating_sub(Duration::from_nanos(1)).max(slice.from) } else { at };
         let at = Micros(at);
         self.event(

@@ -46,7 +46,7 @@ pub struct TracedOp {
     pub ready: Option<Duration>,
     /// When the operation's function was called. `None` if it never was, or if the trace ends before that.
     pub started: Option<Duration>,
-    /// When the operation's function returned. For an operation of a GPU, when it had been issued.
+    /// When the operation's function returned. An operation of a GPU has been issued by then.
     pub returned: Option<Duration>,
     /// When the operation ended: from then on, operations behind it could run. An operation of a GPU has ended when the
     /// GPU has completed it.
@@ -255,7 +255,8 @@ struct Variable {
 /// The maximum number of readers remembered per variable. It bounds the memory for a variable that is never mutated.
 const MAX_READERS: usize = 1024;
 
-/// The maximum number of ended operations that are kept until the program takes them. Not tuned: some 300 MB.
+/// The maximum number of ended operations that are kept until the program takes them. They take some 300 MB. The value
+/// is not tuned.
 const MAX_ENDED: usize = 1 << 20;
 
 /// The maximum number of freed variables whose names are kept.

@@ -11,7 +11,7 @@ use super::{
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
 ///
 /// The calls are made immediately, between the steps of the engine, so they should be quick. An observer must neither
-/// push nor wait: such calls return errors. A panic is logged and changes nothing else. Calls for one operation come in
+/// push nor wait: such calls return errors. A panic is logged and has no other effect. Calls for one operation come in
 /// the order of these methods, except that `returned` may come after `ended`.
 ///
 /// ```

@@ -130,7 +130,7 @@ impl Trace {
     ) -> Result<(), OrderViolation> {
         let mut uses: HashMap<VarId, Vec<Use<'_>>> = HashMap::new();
         for (index, &op) in ops.iter().enumerate() {
-            // A skipped operation had its turn when it ended.
+            // A skipped operation counts as having started when it ended.
             let Some(from) = op.started.or(op.ended) else { continue };
             for &(variable, mode) in &op.accesses {
                 uses.entry(variable).or_default().push(Use { index, op, is_write: mode.is_write(), from });
@@ -272,7 +272,7 @@ mod tests {
         let both = indices(&trace, "both");
         let same = |index: &usize| trace.ops[*index].pushed_by == trace.ops[both[0]].pushed_by;
         let of_one: Vec<usize> = both.iter().copied().filter(same).collect();
-        // As if the first and the last operation had changed places.
+        // Swaps the times of the first and the last operation.
         let (first, last) = (of_one[0], of_one[of_one.len() - 1]);
         let times = |op: &TracedOp| (op.started, op.ended, op.runs.clone());
         let (of_first, of_last) = (times(&trace.ops[first]), times(&trace.ops[last]));

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The time between two readings of the rings. Unless the program has set a recorder of its own, a thread can push and
-/// run some 40,000 operations in this time without losing events. Not tuned.
+/// run some 40,000 operations in this time without losing events. The value is not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A trace that is being written.

@@ -32,8 +32,8 @@ use crate::{
     values::name::Name,
 };
 
-/// The default number of slots of a ring: 2 MiB for each thread. Not tuned: enough for some 10,000 operations on each
-/// thread.
+/// The default number of slots of a ring: 2 MiB for each thread. The value is not tuned. It is enough for some 10,000
+/// operations on each thread.
 const SLOTS: usize = 1 << 16;
 
 /// The number of bits of an operation's number that identify the thread that pushed it; the bits above hold the time.
@@ -44,8 +44,8 @@ const MAX_THREADS: usize = 1 << THREAD_BITS;
 /// The number shared by all threads that have none of their own because too many exist. Their events are lost.
 const NO_NUMBER: u16 = (MAX_THREADS - 1) as u16;
 
-/// The minimum time between two searches by a profile for operations whose ends were lost. Not tuned: a search visits
-/// every record.
+/// The minimum time between two searches by a profile for operations whose ends were lost. The value is not tuned, but
+/// should not be small: a search visits every record.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// An engine, as its recorder sees it.
@@ -239,12 +239,12 @@ impl Recorder {
         Some((pending, now))
     }
 
-    /// Starts keeping what is recorded for [`export`](Self::export).
+    /// Starts to keep recorded operations until [`export`](Self::export) returns them.
     pub(super) fn begin_export(&self) {
         lock(&self.shared.state).history.is_exported = true;
     }
 
-    /// Stops keeping what is recorded for [`export`](Self::export).
+    /// Stops keeping recorded operations for [`export`](Self::export).
     pub(super) fn end_export(&self) {
         lock(&self.shared.state).history.is_exported = false;
     }
@@ -278,7 +278,7 @@ impl Recorder {
         self.shared.clock.time(self.shared.clock.now().saturating_sub(ticks_of(op)))
     }
 
-    /// Keeps what is recorded for the program, even while a profile is written.
+    /// Makes the recorder keep operations for the program to take, even while a profile is written.
     pub(crate) fn keep(&self) {
         lock(&self.shared.state).history.is_kept = true;
     }
@@ -503,7 +503,7 @@ impl State {
 impl Ring {
     /// Calls `f` with each event that is in the ring.
     fn read(&mut self, mut f: impl FnMut(Event)) {
-        // Only what is there now, so that a busy thread cannot keep the reader here.
+        // Reads only what is there now, so that a busy thread cannot keep the reader here.
         let available = self.slots.slots();
         let Ok(chunk) = self.slots.read_chunk(available) else { return };
         let mut slots = chunk.into_iter();

@@ -19,7 +19,8 @@ const PAGE: &str = include_str!("report.html");
 /// Where the data goes.
 const DATA: &str = "/*DATA*/";
 
-/// The maximum number of operations that the page draws. Not tuned: a browser can draw this many while the mouse moves.
+/// The maximum number of operations that the page draws. The value is not tuned. A browser can redraw this many while
+/// the mouse moves.
 const MAX_DRAWN: usize = 50_000;
 
 /// A step of the critical path, from [`Trace::critical_path`].
@@ -113,7 +114,7 @@ impl Trace {
     pub fn write_report(&self, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let (head, tail) = PAGE.split_once(DATA).expect("the page has a place for the data");
         // `</script` would end the script that holds the data, and `<!--` with `<script` would let that script continue
-        // past its end. The data have `<` only in strings.
+        // past its end. The data has `<` only in strings.
         let data = self.report_data(title).replace('<', "\\u003c");
         out.write_all(head.as_bytes())?;
         out.write_all(data.as_bytes())?;

@@ -4,8 +4,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use super::dump::{Dump, PendingOp, Plain};
 
-/// A watchdog, which watches an engine and reports what takes too long. See
-/// [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
+/// Watches an engine, and reports what takes too long. See [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
 ///
 /// While operations are pending, a separate thread [dumps](crate::Engine::dump) the engine several times within the
 /// shortest of the limits. Each report is logged as a warning, and passed to the program's [function](Self::report_to),

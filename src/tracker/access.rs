@@ -50,12 +50,12 @@ pub(super) fn grantable_at_link(tag: usize) -> usize {
 pub enum Mode {
     /// Reads the variable; consecutive readers run side by side.
     Read = READ_OK as u8,
-    /// Waits for all earlier accesses, as a mutation does, and makes only later writers wait, as a reader does: readers
+    /// Waits for all earlier accesses, as a writer does, but makes only later writers wait, as a reader does. Readers
     /// before and after it still run side by side.
     Await = WRITE_OK as u8,
     /// Mutates the variable exclusively.
     Write = WRITES | WRITE_OK as u8,
-    /// Mutates the variable exclusively and replaces its old value, whose error, if any, does not matter.
+    /// Mutates the variable exclusively and replaces its value, so an error of the old value does not matter.
     Overwrite = 8 | WRITES | WRITE_OK as u8,
 }
 
@@ -81,8 +81,8 @@ impl Mode {
         flags & self.satisfied_by() != 0
     }
 
-    /// Returns whether `flags`, which are not `DONE` and not flags of a link, satisfy an access of this mode. Takes
-    /// fewer instructions than [`is_satisfied_by`](Self::is_satisfied_by).
+    /// Does what [`is_satisfied_by`](Self::is_satisfied_by) does, in fewer instructions, for `flags` that contain only
+    /// `READ_OK` and `WRITE_OK`.
     #[inline]
     pub(super) fn is_granted_by(self, flags: usize) -> bool {
         debug_assert!(flags & !(READ_OK | WRITE_OK) == 0);
@@ -103,10 +103,9 @@ impl Mode {
     }
 }
 
-/// For an access that does not write and has `flags`: returns the flags that become grantable to the next access when
-/// this one receives `new`, which never contains `DONE`. These are all of `new`, but `WRITE_OK` only if the access is
-/// done. This is the difference that `new` makes to [`Mode::grantable`], since `WRITE_OK` comes with `READ_OK` or after
-/// it.
+/// Returns the flags that become grantable to the next access when an access that does not write, and has `flags`,
+/// receives `new`. `new` never contains `DONE`. The result is `new`, without `WRITE_OK` if the access is not done. That
+/// is exactly what `new` adds to [`Mode::grantable`], since `WRITE_OK` never comes before `READ_OK`.
 #[inline]
 pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
@@ -134,8 +133,8 @@ pub struct Access<T> {
     pub(super) index: u32,
     mode: Mode,
     arity: Arity,
-    /// Set, before `DONE`, if the record was left to this access, which then has its only share: the record is retired
-    /// when the access is spent.
+    /// Whether the record was left to this access, which then has the only share: the record is retired when the access
+    /// is spent. Set before `DONE`.
     last_share: AtomicBool,
     /// Flags that were grantable to the access when it was linked, left by helpers and by threads that move the tail to
     /// it.
@@ -185,7 +184,7 @@ impl<T> Access<T> {
         queue
     }
 
-    /// Returns the pointer to the variable's queue with which the operation was created.
+    /// Returns the pointer to the variable's queue that was stored when the operation was created.
     pub fn queue_ptr(&self) -> NonNull<VarQueue<T>> {
         self.assert_alive();
         self.queue
@@ -203,7 +202,7 @@ impl<T> Access<T> {
         unsafe { self.op.as_ref() }
     }
 
-    /// Returns the pointer to the operation with which its record was created.
+    /// Returns the pointer to the operation that was stored when its record was created.
     #[inline]
     pub(super) fn op_ptr(&self) -> Option<NonNull<Op<T>>> {
         NonNull::new(self.op)
@@ -240,7 +239,8 @@ impl<T> Access<T> {
         self.mode.is_satisfied_by(flags)
     }
 
-    /// Returns the flags that are grantable to the next access when this one has `flags` and its deferred flags.
+    /// Returns the flags that are grantable to the next access when this one has `flags` in addition to its deferred
+    /// flags.
     #[inline]
     pub(super) fn grantable(&self, flags: usize) -> usize {
         self.assert_alive();
@@ -272,9 +272,9 @@ impl<T> Access<T> {
             return 0;
         }
         // Relaxed: the pusher has acquired the writes published with the flags, through the predecessor's word or as
-        // `adopt_deferred` says, and so has every thread that reached this access by the link or the tail; the pusher
-        // releases them with `wait` to the thread that runs the operation. A read-modify-write, so it continues the
-        // release sequences of other flags.
+        // `adopt_deferred` says. So has every thread that reached this access by the link or the tail. The pusher
+        // releases the writes with `wait` to the thread that runs the operation. A read-modify-write, so it continues
+        // the release sequences of other flags.
         let was = self.word.fetch_or(flags, Relaxed, unprotected()).tag();
         u32::from(!self.is_satisfied_by(was) && self.is_satisfied_by(was | flags))
     }
@@ -282,7 +282,7 @@ impl<T> Access<T> {
     /// Returns the deferred flags.
     #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
     pub(super) fn deferred(&self) -> usize {
-        // Relaxed: for tests of one thread.
+        // Relaxed: used only in tests with one thread.
         usize::from(self.deferred.load(Relaxed))
     }
 
@@ -313,21 +313,21 @@ impl<T> Access<T> {
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
-    /// Returns whether an access of the same mode that is pushed now would wait for the same operations as this one.
-    /// That is the case if this one is in its queue, and nothing but possibly `other` is known to be linked behind it.
-    /// Neither this access nor `other` may mutate, and the caller must keep both records alive. If this access is
-    /// satisfied, returns `satisfied_as_well` in place of `true`.
+    /// Returns whether an access of the same mode, if it were pushed now, would wait for the same operations as this
+    /// one. That is so if this access is in its queue, and nothing is known to be linked behind it except possibly
+    /// `other`. Neither this access nor `other` may mutate, and the caller must keep both records alive. If this access
+    /// is satisfied, returns `satisfied_as_well` in place of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
-        // Relaxed, like the load below: any access that the caller knows to have been pushed behind this one was linked
-        // after this one's next access, which the caller therefore sees (edges `link`, `swing`). The pointer is not
-        // dereferenced.
+        // Relaxed, like the load below: if the caller knows of an access behind this one, this one's next access was
+        // linked by then, and the caller sees it (edges `link`, `swing`). The pointer is not dereferenced.
         let word = self.word.load(Relaxed, unprotected());
         let is_last = word.is_null()
             || other.is_some_and(|other| {
-                // Relaxed: an access that the caller knows to be behind `other` was linked before, so it is seen here.
+                // Relaxed: if the caller knows of an access behind `other`, it sees here that `other` is not the last
+                // one.
                 std::ptr::eq(word.as_raw(), other) && other.word.load(Relaxed, unprotected()).is_null()
             });
-        // If the operation is registered, an operation that the caller pushes from now on goes behind this access.
+        // Once the operation is registered, whatever the caller pushes on the variable goes behind this access.
         (is_last || removed(Step::JoinOnlyTheLast))
             && (satisfied_as_well || !self.is_satisfied_by(word.tag()))
             && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
@@ -344,7 +344,7 @@ impl<T> Access<T> {
 /// An access's share of its operation's record.
 pub(super) struct Share<T> {
     op: Option<NonNull<Op<T>>>,
-    /// Whether the record was left to the access, so that it has no other share.
+    /// Whether the record was left to the access, and so has no other share.
     last: bool,
 }
 

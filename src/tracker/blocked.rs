@@ -11,11 +11,11 @@ use crate::{
 /// Operations that a walk has yet to visit, each with a number that says how the walk reached it.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
-/// Walks forward from the operations in `ahead`: to those that stand behind one of them and cannot start before that
-/// one is complete, then from these in the same way, and so on. Calls `look` once with each operation, those in `ahead`
-/// included, and with its number; an operation has the number of the one that it was found behind. `look` returns
-/// whether the walk is to end, and may append operations that cannot end before the one that it was called with is
-/// complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
+/// Walks forward from the operations in `ahead` to those that stand behind one of them and cannot start before it is
+/// complete, and goes on from these in the same way. Calls `look` once with each operation, including those in `ahead`,
+/// and with the operation's number; an operation that the walk finds behind another one gets the number of that one.
+/// `look` returns `true` to end the walk. It may append operations that cannot end before the one that it was called
+/// with is complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
 ///
 /// The thread is pinned during the walk. Every operation that it visits was incomplete at some moment since the thread
 /// was pinned, so nothing behind that operation had been retired before the pin.

@@ -21,7 +21,7 @@ use crate::{
 pub(super) enum Spent {
     /// The access is spent, the tail is past it, and the caller must retire its share of the record.
     Yes,
-    /// The step that spends the access, if it is ever spent, retires its share.
+    /// The access is not spent. If a later step spends it, that step retires the access's share.
     NotYet,
 }
 
@@ -53,12 +53,12 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// [Ends](end) an operation that has several accesses, or other holders.
+/// [Ends](end) an operation whose record cannot be left to a single access.
 #[inline(never)]
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     let hold = complete(op, ready);
     pause::at(Point::CompleteBeforeRetire);
-    // The mark ends here, since the record may stay in its queues for a while.
+    // The mark is removed now, since the record may stay in its queues for a while.
     hold.mark(std::ptr::null_mut());
     drop(hold);
 }

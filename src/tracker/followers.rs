@@ -11,8 +11,8 @@ use crate::{memory::epoch, sync::Ordering::Acquire};
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
 /// Calls `look` with each operation that is known to wait for `op`, and with its access. `op` must not be complete. In
-/// each queue, these are the operations behind `op` up to and including the next writer, without the readers if `op`
-/// does not mutate the variable. Visits a limited number of accesses, and only those that are linked now.
+/// each queue, these are the operations behind `op` up to and including the next writer, leaving out the readers if
+/// `op` does not mutate the variable. Visits a limited number of accesses, and only those that are linked now.
 ///
 /// None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
@@ -25,8 +25,8 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
 }
 
 /// Returns the accesses that wait for `op`: in each queue those behind `op` up to and including the next writer,
-/// without the readers if `op` does not mutate the variable. Visits at most `max` accesses in a queue, and only those
-/// that are linked now.
+/// leaving out the readers if `op` does not mutate the variable. Visits at most `max` accesses in a queue, and only
+/// those that are linked now.
 ///
 /// # Safety
 /// 1. `op` is not complete, or the caller has been pinned since before it was completed, and stays pinned while it uses

@@ -12,7 +12,7 @@ use crate::{
 /// The state of an access, as seen from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// The access waits for others before it.
+    /// The access waits for accesses before it.
     Waits,
     /// The access's operation holds the variable.
     Holds,
@@ -33,8 +33,8 @@ impl<T> Access<T> {
 }
 
 /// Calls `f` with each operation that is known to wait for `access` directly: those behind it up to and including the
-/// next writer, without the readers if `access` does not mutate. Visits at most `max` accesses. `access` may already be
-/// done.
+/// next writer, leaving out the readers if `access` does not mutate. Visits at most `max` accesses. `access` may
+/// already be done.
 pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: impl FnMut(&Op<T>)) {
     let is_done = |access: &Access<T>| access.standing() == Standing::Done;
     let mut at = access;

@@ -1,4 +1,4 @@
-//! The dependency tracker: decides which operation may run, without locks, threads or a scheduler.
+//! The dependency tracker: decides which operations may run, without locks, threads or a scheduler.
 //!
 //! Each variable has a queue of *accesses* in push order; each operation owns one access per variable that it uses,
 //! sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues in one atomic step;
@@ -22,14 +22,15 @@
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
 //! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
-//! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. It is then *retired*: its share of
-//! its operation's record ends. Each holder of a record ([`Hold`]) has a share as well, and the thread that ends the
-//! last share retires the record. Most operations have one access and, when they end, one holder, which then leaves the
-//! record to the access ([`end`]): the thread that finds that access spent retires the record without counting shares.
+//! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. It is then *retired*, which ends
+//! its share of its operation's record. Each holder of a record ([`Hold`]) has a share as well, and the thread that
+//! ends the last share retires the record. Most operations have a single access and, when they end, a single holder,
+//! which leaves the record to the access ([`end`]). The thread that finds this access spent then retires the record
+//! without counting shares.
 //!
 //! `READ_OK` and `WRITE_OK` reach an access by one of two routes. If the flag was grantable when the access was linked,
 //! the operation's pusher sets it, or a helper *defers* it and the pusher adopts it. If it became grantable later, the
-//! completion that made it grantable propagates it. A second grant of `READ_OK` is possible, and has no effect.
+//! completion that made it grantable propagates it. A second grant of `READ_OK` is possible, but has no effect.
 //! `WRITE_OK` is granted only once, so a completion may walk down a queue without a guard: the access whose `WRITE_OK`
 //! it is about to set cannot have that flag yet, and so cannot be spent.
 //!
@@ -41,7 +42,7 @@
 //! Operation A reads x. B reads x and writes y. C writes x and reads y. `x0` and `y0` are the accesses that the
 //! variables start with. `R`, `W` and `D` are `READ_OK`, `WRITE_OK` and `DONE`; `r` and `w` on an arrow are
 //! `LINKED_READ_OK` and `LINKED_WRITE_OK`; an access in brackets is spent. The column `wait` shows the counts of A, B
-//! and C. The unit test `the_worked_example_happens_as_drawn` takes these steps and compares each line.
+//! and C. The unit test `the_worked_example_happens_as_drawn` takes these steps and checks each line.
 //!
 //! ```text
 //! step              queue of x                                   queue of y                       wait   ready
@@ -64,10 +65,10 @@
 //! B: complete in y  [x0 RWD] -rw> [A RWD] -r> [B RWD] -r> C RW   [y0 RWD] -rw> [B RWD] -> C RW    1 3 1  C
 //! ```
 //!
-//! B's access to x lacks `WRITE_OK`, so B's thread stops there. A's access is spent by its `DONE`, so A's thread
-//! propagates `READ_OK` and `WRITE_OK` to B's access, which is then spent too. A's thread then retires B's access and
-//! goes on to C's, which it satisfies, so it subtracts one from C's `wait`. B's thread then satisfies C's access to y
-//! and finds 1 in `wait`: C is ready.
+//! B's access to x lacks `WRITE_OK`, so B's thread stops there. `DONE` spends A's access, so A's thread propagates
+//! `READ_OK` and `WRITE_OK` to B's access, and so spends that one too. A's thread then retires B's access, satisfies
+//! C's access to x, and subtracts one from C's `wait`. B's thread then satisfies C's access to y and finds 1 in `wait`:
+//! C is ready.
 //!
 //! If A's thread goes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new. B's thread
 //! then spends that access and goes on to C's:
@@ -78,8 +79,8 @@
 //! B: complete in y  [x0 RWD] -rw> [A RWD] -r> [B RWD] -r> C RW   [y0 RWD] -rw> [B RWD] -> C RW    1 3 1  C
 //! ```
 //!
-//! Each thread sets its flags with a `fetch_or` on the word of B's access, so exactly one of them, the second, sees
-//! both `WRITE_OK` and `DONE` there and goes on.
+//! Each thread sets its flags with a `fetch_or` on the word of B's access, so only the second of them sees both
+//! `WRITE_OK` and `DONE` there and goes on.
 //!
 //! Had B's pusher stopped after its first step, C's pusher would have helped B, deferring (`~`) B's flags in y. For the
 //! accesses behind B's, deferred flags count as B's own, and B's pusher adopts them when it continues:
@@ -93,8 +94,8 @@
 //!
 //! # Who may touch what
 //!
-//! * `VarQueue::tail`: followed only by threads that are pinned to the epoch; moved forward by these and by
-//!   completions, never back.
+//! * `VarQueue::tail`: dereferenced only by pinned threads; moved forward, never back, by these threads and by
+//!   completions.
 //! * `Access::word`: linked once, by any thread that inserts; its flags are set by the rules above.
 //! * `Access::deferred`: flags that were grantable to the access when it was linked, left for the pusher by helpers and
 //!   by threads that move the tail to the access.
@@ -119,9 +120,9 @@
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
 //! | `retire` | `fetch_sub` of `live` | the load after the one that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
 //!
-//! The thread that links an access has acquired the writes published with the flags that are then grantable to the
-//! access, and hands these writes over with the access by `link` and `swing`. So the flags that are set or deferred
-//! afterwards (`grant`, `defer_flags`) need no edge of their own.
+//! A thread that links an access has acquired the writes published with the flags that it found grantable. It hands
+//! these writes over together with the access, by `link` and `swing`, so the flags that are set or deferred afterwards
+//! (`grant`, `defer_flags`) need no edge of their own.
 //!
 //! # Why a push is atomic
 //!
@@ -132,22 +133,23 @@
 //! cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would break this order;
 //! they never need help, because they are in all their queues once they are in one.
 //!
-//! An access is never inserted twice: `insert` reads `registered` after the tail and the word of the access there. If
-//! the access to insert was already in its queue when that word was read, it was no longer the last one, as `insert`
-//! has checked. So another access had been linked behind it, which happens only once the operation of the access in
-//! front is fully registered, and the read of `registered` sees this. If the access was linked after the word was read,
-//! the word has changed and the CAS fails. An operation's sole access is inserted by its pusher, which needs none of
-//! these checks. No word or tail returns to an old value while a thread that has read that value is pinned, since
-//! records are reused only after the epoch has passed; an idle variable keeps its last access for the same reason.
+//! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then
+//! `registered`. Suppose that the access to insert was already in its queue when the word was read. As `insert` has
+//! checked, the access at the tail was a different one, and nothing was linked behind that one. So another access had
+//! been linked behind the access to insert. That happens only once the operation of the access in front is fully
+//! registered, and the read of `registered` sees this. If the access was linked after the word was read, the word has
+//! changed and the CAS fails. An operation's sole access is inserted only by its pusher, which needs none of these
+//! checks. No word or tail returns to an old value while a thread that has read that value is pinned, since records are
+//! reused only after the epoch has passed; an idle variable keeps its last access for the same reason.
 //!
 //! # Progress
 //!
 //! `push` is lock-free. An operation that is in the way at one variable can be stuck only at a variable with a larger
-//! id, so helping ends. A thread that stalls anywhere inside `push` delays only the operations behind its own: helpers
-//! defer flags and never take over a step that only one thread may take. The two steps that only the pusher may take,
-//! adopting deferred flags and the last decrement of `wait`, concern only its own operation, and a push of one access
-//! takes neither. The number of steps of `complete` is bounded by the number of accesses that it marks done, plus the
-//! number of accesses that its flags reach; it loops and never recurses.
+//! id, so helping terminates. A thread that stalls anywhere inside `push` delays only the operations behind its own:
+//! helpers defer flags and never take over a step that only one thread may take. The two steps that only the pusher may
+//! take, adopting deferred flags and the last decrement of `wait`, concern only its own operation, and a push of one
+//! access takes neither. `complete` takes a number of steps bounded by the number of accesses that it marks done plus
+//! the number of accesses that its flags reach; it loops and never recurses.
 //!
 //! `loom-tests/algorithm` models these steps and explores every execution of small programs: each execution ends with
 //! every operation complete.

@@ -77,8 +77,8 @@ const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
-    /// Changed by holders only. Until the epoch has passed, pinned threads may read what is constant in it, and read and
-    /// change everything before it.
+    /// Changed by holders only. Until the epoch has passed, pinned threads may read the constant parts of the task, and
+    /// read and change everything in front of it.
     task: Place<T>,
 }
 
@@ -200,7 +200,7 @@ impl<T> Op<T> {
             None => (Self::first_place(self), u32::from(self.inline)),
             Some(boxed) => (boxed.accesses.as_ptr(), boxed.count),
         };
-        // SAFETY: `new_with` has initialised `count` accesses there, which stay as long as the record.
+        // SAFETY: `new_with` has initialised `count` accesses there, which live as long as the record.
         unsafe { std::slice::from_raw_parts(first, count as usize) }
     }
 
@@ -211,8 +211,8 @@ impl<T> Op<T> {
         (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
     }
 
-    /// Calls `look` with each of the [`accesses`](Self::accesses). Does not loop in the most frequent case, an
-    /// operation with one access.
+    /// Calls `look` with each of the [`accesses`](Self::accesses). Does not loop in the most common case, an operation
+    /// with one access.
     #[inline(always)]
     pub fn each_access(&self, mut look: impl FnMut(&Access<T>)) {
         match self.sole_access() {
@@ -436,8 +436,8 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
 unsafe fn drop_task<T>(op: &Op<T>) {
     op.mark(std::ptr::null_mut());
     op.place().with_mut(|task| {
-        // SAFETY: by (1) no holder is left. Pinned threads may still read what is constant in the task, and the drop
-        // does not write to that.
+        // SAFETY: by (1) no holder is left. Pinned threads may still read the constant parts of the task, which the
+        // drop does not write to.
         let task = unsafe { &mut *task };
         // SAFETY: the task was initialised with the record (2 of `new_with`), and by (1) this is its only drop.
         unsafe { task.assume_init_drop() };
@@ -691,7 +691,7 @@ impl<T> ReadyList<T> {
         self.head.is_none()
     }
 
-    /// Adds a ready operation at the end.
+    /// Appends a ready operation.
     #[inline]
     pub fn push(&mut self, op: OpRef<T>) {
         // Relaxed: a ready operation has one owner, which also owns the list.
@@ -708,7 +708,7 @@ impl<T> ReadyList<T> {
         }
     }
 
-    /// Moves all operations of `other` to the end.
+    /// Moves all operations of `other` to the end of this list.
     pub fn append(&mut self, other: &mut Self) {
         let Self { head: Some(first), tail } = std::mem::take(other) else { return };
         match self.tail {

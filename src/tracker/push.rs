@@ -20,7 +20,7 @@ use crate::{
 pub struct Pushed<T> {
     /// The operation, if it is ready. Otherwise a later [`complete`](super::complete()) returns it.
     pub ready: Option<OpRef<T>>,
-    /// Whether a variable was already deleted. If so, the operation must do nothing when it runs.
+    /// Whether a variable of the operation was already deleted. If so, the operation must do nothing when it runs.
     pub rejected: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
             }
         }
         pause::at(Point::PushBeforeDecrement);
-        // If this thread counts all the accesses, no other thread decrements `wait`.
+        // If this thread has counted every access as satisfied, no other thread decrements `wait`.
         ready = satisfied == count || {
             // AcqRel (edge `ready`): releases the task to the thread that runs it, and acquires the writes of
             // predecessors.
@@ -161,7 +161,7 @@ pub struct Stalled<T> {
     op: OpRef<T>,
     inserted: usize,
     satisfied: u32,
-    /// The tail of the last inserted access's variable, if it has not been moved; otherwise null.
+    /// The tail of the last inserted access's variable if the tail has yet to be moved, otherwise null.
     tail: *const Access<T>,
     guard: Guard,
 }
@@ -244,7 +244,7 @@ pub(super) fn insert<'g, T>(
     let queue = access.queue();
     let own = by != Inserter::Helper;
     let sole = by == Inserter::SolePusher;
-    // Until one of its accesses is linked, an operation is known only to its pusher, so the pusher may set flags by a
+    // Until one of its accesses is linked, an operation is known only to its pusher, so the pusher may set flags with a
     // store.
     let unseen = sole || own && access.index == 0;
     loop {
@@ -331,8 +331,8 @@ fn swing<T>(queue: &VarQueue<T>, tail: &Access<T>, word: Shared<'_, Access<T>>, 
     let next = unsafe { word.deref() };
     next.check();
     pause::at(Point::HelpBeforeHints);
-    // Not the flags that `tail` can grant now: the completions that set flags after the link propagate those
-    // themselves.
+    // These are not the flags that `tail` can grant now: a completion that sets flags after the link propagates them
+    // itself.
     next.defer_flags(grantable_at_link(word.tag()));
     pause::at(Point::HelpBeforeSwing);
     // Release (edge `swing`): hands over the access and its deferred flags. Fails if another thread has moved the tail.

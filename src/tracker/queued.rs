@@ -11,7 +11,7 @@
 //! | `POPPED` | the worker that popped the entry owns it | `QUEUED`, by that worker, if it puts the entry back |
 //! | `TAKEN` | a waiter owns it, and the entry is stale | – |
 //!
-//! A waiter claims the operation before it takes it. If a worker has popped the entry in the meantime, that worker runs
+//! A waiter claims the operation before taking it. If a worker has popped the entry in the meantime, that worker runs
 //! the operation as if it had won the claim, and the waiter waits.
 //!
 //! # Who may touch what
@@ -43,8 +43,8 @@ const OUTSIDE: u8 = 0;
 const QUEUED: u8 = 1;
 const POPPED: u8 = 2;
 const TAKEN: u8 = 3;
-/// The state of an operation that waiters do not take, but closed variables accept: a deletion, or the engine's wait
-/// for one.
+/// The state of a deletion, or of the engine's wait for one: closed variables accept the operation, and waiters do not
+/// take it.
 const PASSES_CLOSED: u8 = 4;
 
 /// The state of one operation: whether an entry in a queue owns it.

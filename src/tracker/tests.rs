@@ -83,7 +83,7 @@ impl Known {
 
     /// Takes ownership, which the test must have: the operation is not pushed yet, or is ready.
     fn owned(self) -> OpRef<Task> {
-        // SAFETY: the test owns the operation, as it states by this call.
+        // SAFETY: the test owns the operation, as this call states.
         unsafe { OpRef::from_ptr(self.0) }
     }
 }
@@ -615,7 +615,7 @@ fn tasks_that_fit_behind_the_accesses_are_in_pooled_records() {
 struct Example {
     ops: [(&'static str, Known); 3],
     tasks: [Weak<()>; 3],
-    // Dropped last, in this order: the spent accesses that are drawn stay readable while the guard exists.
+    // Dropped last, in this order: while the guard exists, the spent accesses that are drawn stay readable.
     guard: Guard,
     vars: [Var; 2],
 }
@@ -634,7 +634,7 @@ impl Example {
     fn queue(&self, name: &'static str, first: *const Access<Task>) -> String {
         let (mut text, mut name, mut at) = (String::new(), name, first);
         loop {
-            // SAFETY: no access is reclaimed while the guard exists, and the first one is its variable's.
+            // SAFETY: no access is reclaimed while the guard exists, and the variable owns the first one.
             let access = unsafe { &*at };
             // Relaxed: there is only one thread.
             let (word, deferred) = (access.word.load(Relaxed, &self.guard), access.deferred());

@@ -20,11 +20,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
-    /// No threads: an operation runs inside its push, on the pushing thread, in order. For debugging, and as the
-    /// baseline for the other kinds. An operation that cannot run yet, because it conflicts with a running operation
-    /// (an asynchronous one, one of another pushing thread, or the one that pushes it), runs as soon as that operation
-    /// completes, on the thread that completes it. An operation that the function of a device operation pushes runs as
-    /// soon as the device operation completes.
+    /// An engine without threads: an operation runs inside its push, on the pushing thread, in order. This kind is for
+    /// debugging, and serves as the baseline for the others. An operation that cannot run yet, because it conflicts
+    /// with a running operation (an asynchronous one, one of another pushing thread, or the one that pushes it), runs
+    /// as soon as that operation completes, on the thread that completes it. An operation that the function of a device
+    /// operation pushes runs as soon as the device operation completes.
     ///
     /// Operations that push operations run nested while the thread's stack has room. A push that is nested too deeply
     /// returns immediately; its operation runs when the operation that pushed it ends, waits, or calls

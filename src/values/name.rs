@@ -23,7 +23,7 @@ use std::{
 #[derive(Clone)]
 pub struct Name(Repr);
 
-/// Takes two words, since every operation's record has room for a name.
+/// This takes only two words, since every operation's record has room for a name.
 #[derive(Clone)]
 enum Repr {
     Static(&'static str),

@@ -79,7 +79,7 @@ fn a_push_from_outside_during_a_shutdown_runs_or_is_refused() {
     }
 }
 
-/// Operations push operations, which push operations, while the engine shuts down.
+/// Operations push further operations, which do the same, while the engine shuts down.
 #[test]
 fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
     fn spread(engine: &Engine, drops: &Drops, ran: &Arc<AtomicUsize>, refused: &Arc<AtomicUsize>, depth: usize) {
@@ -219,7 +219,7 @@ fn observer(engine: &Engine) -> Engine {
     observer
 }
 
-/// Asserts that an engine whose last handle was dropped ends.
+/// Asserts that an engine ends after its last handle has been dropped.
 #[track_caller]
 fn assert_ends(observer: &Engine) {
     eventually("the engine refuses pushes", || observer.push_sync(|_| {}, [], []) == Err(PushError::ShutDown));

@@ -71,7 +71,7 @@ fn the_drop_of_captures_may_panic() {
     });
 }
 
-/// A call that is refused. Its function captures the given value.
+/// Makes a call that is refused, with a function that captures the given value.
 type Call = fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>;
 
 /// A refused push drops the function on the pushing thread, so the panic may reach the caller.
@@ -209,7 +209,7 @@ fn the_conversion_of_an_error_may_panic() {
         assert!(panicked_with(&failure(engine.wait_for_var(&token)), "conversion"));
         let handle = engine.op("").submit_any((), |()| Err::<(), _>(Unconvertible)).unwrap();
         assert!(panicked_with(&failure(handle.wait()), "conversion"));
-        // The conversion runs where the completion is used, and its panic drops the completion.
+        // The conversion runs on the thread that uses the completion, and a panic in it drops the completion.
         let token = engine.token();
         let fail = |_: &raddle::OpContext<'_>, done: Completion| {
             drop(thread::spawn(move || _ = catch_unwind(AssertUnwindSafe(|| done.fail(Unconvertible)))));
@@ -257,7 +257,7 @@ impl fmt::Display for Unspeakable {
 }
 impl std::error::Error for Unspeakable {}
 
-/// When an engine ends, it logs the failures that were not reported, and so formats them.
+/// An engine that ends logs the failures that were never reported, which formats them.
 #[test]
 fn the_display_of_an_error_may_panic_during_the_shutdown() {
     // The logger formats every record and discards it.

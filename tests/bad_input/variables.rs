@@ -100,7 +100,7 @@ fn a_typed_variable_that_is_named_twice_and_mutated_is_refused() {
     });
 }
 
-/// Declarations of many variables are sorted by another algorithm than those of few.
+/// Long lists of declarations are sorted by a different algorithm than short ones.
 #[test]
 fn an_alias_among_many_variables_is_found() {
     on_kinds(&KINDS, 1, |engine| {

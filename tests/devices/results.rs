@@ -653,3 +653,25 @@ fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     assert_eq!(lanes.wait().unwrap(), 1);
     assert_eq!(slack(), before, "the program's own threads are unchanged");
 }
+
+#[test]
+fn marks_that_are_refused_from_time_to_time_do_not_lose_the_device() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = random(13);
+            let engine = engine(kind, &gpu);
+            let var = device(&engine, 1);
+            upload(&engine, &var, vec![0]);
+            engine.wait_for_var(&var).unwrap();
+            for _ in 0..8 {
+                // The first call launches the kernel, and the second one makes the mark behind it.
+                gpu.refuse_at(2);
+                let launch = engine.op("kernel").on(GPU).submit_launch_any(var.write(), |stream, var| {
+                    simulated(stream).launch(Duration::ZERO, var, |values| values[0] += 1)
+                });
+                launch.unwrap().wait().expect("only a mark is refused");
+            }
+            assert_eq!(download(&engine, &var, 1), [8], "{kind}");
+        });
+    }
+}

@@ -125,7 +125,7 @@ fn in_a_child_pushes_inside_pushes() {
     }
 }
 
-/// At a depth that programs reach, each operation has run by the time its push returns.
+/// At a nesting depth that real programs reach, each operation has run by the time its push returns.
 #[test]
 fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
     fn descend(engine: &Engine, depth: usize, ran: &Arc<AtomicUsize>) {
@@ -143,7 +143,8 @@ fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
     watched(|| descend(&engine(EngineKind::Naive, 1), 200, &Arc::default()));
 }
 
-/// At a depth that the stack has no room for, an operation runs when the program polls its handle or waits for it.
+/// Where the stack has no room for another nested operation, an operation runs when the program polls its handle or
+/// waits for it.
 #[test]
 #[cfg_attr(miri, ignore = "uses much of the stack")]
 fn a_naive_engine_runs_an_awaited_operation_at_any_depth() {

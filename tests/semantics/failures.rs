@@ -420,7 +420,7 @@ fn a_failure_without_mutated_variables_is_reported_once() {
     });
 }
 
-/// The number of failures that an engine stores; it only counts any further ones.
+/// The number of failures that an engine stores. It only counts those beyond this number.
 const STORED: usize = 4096;
 const BEYOND: usize = 904;
 
@@ -479,7 +479,7 @@ fn failures_that_handles_have_reported_are_not_counted_beyond_the_stored_ones() 
     on_kinds(&KINDS, 1, |engine| {
         let stored = fail_many(&engine, STORED);
         let mut beyond = fail_many(&engine, BEYOND);
-        // A failure that is reported twice is subtracted once.
+        // A failure that is reported twice is subtracted from the count only once.
         for error in beyond.drain(..900).map(|handle| failure(handle.wait())) {
             drop(WaitError::from(error));
         }
@@ -528,7 +528,7 @@ fn failures_are_cleared_once_while_handles_report_others() {
                     });
                 }
                 start.join();
-                // The number of failures that are reported before `clear_errors` is called differs between rounds.
+                // The number of failures reported before `clear_errors` is called varies from round to round.
                 (0..round * 100).for_each(|_| thread::yield_now());
                 engine.clear_errors().map_or(0, |(_, count)| count)
             });
@@ -581,7 +581,8 @@ fn a_failure_that_was_reported_before_its_variable_was_dropped_is_not_reported_a
     });
 }
 
-/// The failure is not reported again for another variable that it has reached, whenever that variable is freed.
+/// Two variables share a failure, which is reported or cleared through one of them. It is not reported again for the
+/// other one, whenever that one is freed.
 #[test]
 fn a_reported_and_cleared_failure_is_not_reported_again() {
     on_kinds(&KINDS, 2, |engine| {

@@ -358,12 +358,13 @@ fn a_cancel_refuses_pushes_from_operations() {
     });
 }
 
-/// Each operation pushes the next one, so the engine is never idle, although an inexact count may appear to be zero.
+/// Each operation pushes the next one, so the engine is never idle, although an inexact count may read zero for a
+/// moment.
 #[test]
 fn a_cancel_ends_an_endless_drain() {
     on_kinds(&THREADED, 1, |engine| {
         fn again(cx: &OpContext<'_>) {
-            // Refused once the engine cancels.
+            // The push is refused once the engine cancels.
             let _ = cx.engine().push_sync(again, [], []);
         }
         let kind = engine.kind();

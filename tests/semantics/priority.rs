@@ -5,8 +5,8 @@ fn ready_operations_run_in_the_order_of_their_priorities() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
-        // All priorities with a band of their own, and some that share a band. They are shuffled by a step that is
-        // coprime to their number.
+        // These are all priorities that have a band of their own, and some that share a band. A step that is coprime to
+        // their number shuffles them.
         let mut priorities: Vec<i32> = (-7..=7).flat_map(|priority| [priority; 3]).collect();
         priorities.extend([8, 16, 32, 64, 1000, 1 << 20, i32::MAX, -8, -16, -1000, i32::MIN]);
         let count = priorities.len();

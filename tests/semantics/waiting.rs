@@ -78,7 +78,7 @@ fn later_pushes_do_not_delay_a_wait_for_a_variable() {
         let token = engine.token();
         let first = hold(&engine, &token);
         let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
-        // An operation that is pushed after the waits, and does not complete before they end.
+        // This operation is pushed after the waits, and does not complete before they end.
         let (second, started) = (Gate::new(), Gate::new());
         let (gate, has_started) = (second.clone(), started.clone());
         engine
@@ -272,7 +272,7 @@ fn each_of_many_waits_for_all_covers_exactly_the_earlier_operations() {
                 inner.open();
             });
             started.pass();
-            // Gives the other thread time to enter its call.
+            // The sleep gives the other thread time to enter its call.
             thread::sleep(4 * MOMENT);
             let last = hold(engine, &engine.token());
             let limit = Duration::from_secs(3);

@@ -44,7 +44,7 @@ const INSIDE: &str = "RADDLE_FAKE_CUDA";
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A new folder for this process, which is removed when dropped.
+/// A new folder for this process. Dropping this removes the folder.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -226,7 +226,7 @@ fn current() -> i32 {
     number_of("fakeCurrent")
 }
 
-/// Sets whether another thread is capturing a graph in the global mode: 0 if not.
+/// Sets whether another thread is capturing a graph in the global mode: 1 if so, 0 if not.
 fn capture(how: i32) {
     fake::<extern "C" fn(i32)>("fakeCapture")(how);
 }
@@ -383,7 +383,8 @@ fn inside_memory_is_pooled() {
     assert_eq!(live() - before, 40 + pages);
     drop((stream, more));
 
-    // All of the memory: first in two parts, then in one, for which both parts must have been returned to the driver.
+    // Allocates all of the memory: first in two parts, then in one. For the latter, both parts must have been returned
+    // to the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
     let error = DeviceVec::<u8>::new(&one, 1).expect_err("it is full");
     assert!(!error.is_lost() && error.code() == 2, "{error}");
@@ -402,7 +403,7 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), 0);
 }
 
-/// Calls `check` for each call on a stream that can fail.
+/// Calls `check` with each kind of command that can fail on a stream.
 fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
@@ -573,7 +574,7 @@ fn begin_capture(stream: &CudaStream) {
     check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) }).unwrap();
 }
 
-/// Begins a capture by the program on one of the engine's streams.
+/// Begins a capture on one of the engine's streams, as the program could.
 fn capture_on(stream: &mut dyn Stream) {
     begin_capture(&stream_of(stream).expect("it is a CUDA stream"));
 }
@@ -773,13 +774,13 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     stream_of(&mut *stream).expect("it is a CUDA stream");
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
-    // A loss concerns all functions.
+    // A loss is kept even if it was left before the function asked for its stream.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     stream_of(&mut *stream).expect("it is a CUDA stream");
     assert!(stream.mark(3).expect_err("the device is lost").is_lost());
 }
 
-/// All error numbers that count as losses, and some that do not.
+/// Checks all error numbers that count as losses, and some that do not.
 #[test]
 fn only_errors_that_end_a_context_are_losses() {
     for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999] {

@@ -83,7 +83,7 @@ impl fmt::Debug for SimulatedStream<'_> {
     }
 }
 
-/// The address of an argument's values, and how many there are.
+/// The address and the number of an argument's values.
 #[derive(Debug)]
 pub struct RawSlice<T> {
     ptr: *mut T,
@@ -174,7 +174,7 @@ macro_rules! tuples {
             #[allow(non_snake_case)]
             unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
                 let ($($args,)+) = raw;
-                // SAFETY: (1) and (2) hold for each if they hold for all.
+                // SAFETY: (1) and (2) hold for each argument, since they hold for the whole tuple.
                 ($(unsafe { $args::views($args) },)+)
             }
         }

@@ -43,7 +43,8 @@ use super::{Clock, Counts, DeviceError, EngineUsage, StreamRole, Usage};
 
 /// The time at which a recorded event happened, once it has.
 pub(super) struct Moment {
-    /// Nanoseconds plus one; 0 before the event. Changed once, under the lock of the device that recorded the event.
+    /// The time in nanoseconds, plus one; 0 before the event. It changes once, under the lock of the device that
+    /// recorded the event.
     at: AtomicU64,
 }
 
@@ -510,8 +511,8 @@ impl State {
 
 /// Takes all steps that are possible by now, in all streams.
 ///
-/// The error of a lost device is returned only once no effect is executing, since a caller that receives it may free
-/// memory that the effects use.
+/// The error of a lost device is returned only once no thread is executing an effect, since a caller that receives it
+/// may free memory that the effects use.
 pub(super) fn work<'m>(
     device: &'m Mutex<State>,
     mut state: MutexGuard<'m, State>,
@@ -546,7 +547,7 @@ pub(super) fn work<'m>(
     }
 }
 
-/// Waits until no effect is executing any more. Returns the error of the device if it is lost.
+/// Waits until no thread is executing an effect. Returns the error of the device if it is lost.
 pub(super) fn quiet<'m>(
     mut state: MutexGuard<'m, State>,
     idle: &Condvar,

@@ -5,7 +5,7 @@ use crate::tracker::Op;
 
 const RUN: usize = MAX_RUN as usize;
 
-/// How an endless chain of operations makes the next one.
+/// How an endless chain of operations creates its next one.
 #[derive(Clone, Copy, Debug)]
 enum Chain {
     /// As its successor, which is next in the slot.
