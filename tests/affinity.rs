@@ -18,7 +18,7 @@ use common::{Gate, Journal, Meeting, PATIENCE, THREADED, allowed_cores, child_su
 use core_affinity::CoreId;
 use raddle::{Device, Engine, EngineKind, Placement, SimulatedGpu, unpinned};
 
-/// Returns the numbers in a list of cores in the kernel's format.
+/// Parses a list of cores in the kernel's format.
 fn parse_cores(cores: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -44,7 +44,7 @@ fn cores_of_a_thread() -> String {
     thread::spawn(allowed_cores).join().expect("the thread does not panic")
 }
 
-/// The first push for a device starts the thread of its lane. That push may be inside an operation on a pinned worker.
+/// The first push to a lane of a device starts the lane's thread. Here, an operation on a pinned worker pushes first.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
@@ -132,8 +132,8 @@ fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
     });
 }
 
-/// All threads of an engine stay on the cores of the thread that built the engine, even those that other threads start
-/// later.
+/// All threads of an engine stay on the cores of the thread that built the engine, including threads that other threads
+/// start later.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {

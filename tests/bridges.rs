@@ -17,7 +17,7 @@ use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Sh
 use raddle::{Engine, MetricsObserver, TracingObserver};
 use tracing::{Event, Subscriber, field::Visit, span};
 
-/// A subscriber that records events, with the spans that they are in.
+/// A subscriber that records each event with the spans around it.
 #[derive(Clone, Default)]
 struct Log(Arc<LogState>);
 

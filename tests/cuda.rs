@@ -36,7 +36,7 @@ const GPU: Device = Device::Gpu(0);
 /// The number of threads per block, which is not tuned.
 const BLOCK: u32 = 256;
 
-/// How long a slow kernel takes.
+/// The time that a slow kernel takes.
 const AWHILE: Duration = Duration::from_micros(200);
 
 /// Opens the first GPU. Returns `None` if it cannot be opened and the tests may be skipped.

@@ -486,7 +486,7 @@ fn random_waits_of_all_kinds_return() {
     });
 }
 
-/// Operations wait only for what was pushed before them, so none of the waits can last for ever.
+/// Operations wait only for what was pushed before them, so no wait can last forever.
 #[test]
 fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
     on_kinds(&THREADED, 2, |engine| {

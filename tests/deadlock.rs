@@ -896,7 +896,7 @@ fn in_a_child_deferred_functions_panic() {
         let end = Instant::now() + Duration::from_secs(20);
         while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
             let on_workers = Arc::clone(&on_workers);
-            // Any thread that pins may run the function, which panics only on a worker. So this is repeated.
+            // Any thread that pins may run the function, which panics only on a worker, so the loop defers many.
             epoch::pin().defer(move || {
                 if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
                     on_workers.fetch_add(1, SeqCst);

@@ -413,7 +413,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             let _ = receiver.recv();
         };
         engine.op("hold").push(x.write(), move |_| hold()).unwrap();
-        // Otherwise the push that is held back might run `hold`.
+        // If `hold` had not started, the push that is held back might run it.
         has_started.recv().unwrap();
         let handle = engine.op("handled").submit(x.write(), |_| {}).unwrap();
         engine.op("last").push(x.write(), |_| {}).unwrap();
@@ -428,7 +428,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             spawn("for room", Box::new(move || full.op("held back").push(write.write(), |_| {}).unwrap())),
         ];
         eventually("four threads wait", || engine.dump().waits().len() == 4);
-        // A push that is held back wakes up from time to time, and is not listed while it looks for room.
+        // The thread of a push that is held back wakes from time to time, and is not listed while it checks for room.
         let mut seen = None;
         eventually("all are listed", || {
             let dump = engine.dump();

@@ -587,7 +587,7 @@ fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     (engine, gpu, kernel)
 }
 
-/// The dropped value is freed by the device's own thread, or by a worker.
+/// The device's own thread or a worker frees the dropped value.
 #[test]
 fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     watched(|| {

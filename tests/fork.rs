@@ -71,7 +71,7 @@ fn fork() -> Option<libc::pid_t> {
     }
 }
 
-/// Waits for a forked process, and ends this process if the other one has failed. A panic would not do, because a drop
+/// Waits for a forked process, and ends this process if the other one has failed. This does not panic, because a drop
 /// during the unwinding might wait for a paused thread.
 fn join(child: libc::pid_t, what: &str) {
     let mut status = 0;

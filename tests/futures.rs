@@ -34,7 +34,7 @@ fn assert_panicked(error: &raddle::OpError, message: &str) {
     assert!(matches!(error.cause(), Cause::Panic(Some(found)) if found == message), "{error}");
 }
 
-/// A future that is woken by hand.
+/// A future that is woken by `set`, and is then ready.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(bool, Option<Waker>)>>);
 

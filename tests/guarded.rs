@@ -257,7 +257,7 @@ fn assert_undeclared(result: Result<(), UseError>) {
     assert_eq!(kind, cfg!(debug_assertions).then_some(UseErrorKind::Undeclared));
 }
 
-/// Uses the value when it is dropped or woken, and sends the result.
+/// Uses the guarded value when this is woken or dropped, and sends the result.
 struct Uses(Arc<Guarded<u32>>, mpsc::Sender<Result<(), UseError>>);
 
 impl Drop for Uses {

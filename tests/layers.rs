@@ -126,7 +126,7 @@ fn absolute(module: &str, path: &str) -> Option<String> {
     Some(base.join("::"))
 }
 
-/// The paths that a module names, from the root of the crate, and the items of other modules that it exports.
+/// The paths that a module names, from the root of the crate, and the items of other modules that it re-exports.
 struct Names {
     named: BTreeSet<String>,
     /// The paths of exported items, by name.

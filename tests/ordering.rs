@@ -68,8 +68,8 @@ fn check_order(program: &Program, history: &common::program::History, label: &st
     check_some_order(program, history).unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
 }
 
-/// The program has the size of `MXNet`'s own test of its engine against a serial run: 10,000 operations on 100
-/// variables.
+/// The program is as large as the one with which `MXNet` compares its engine with a serial run: 10,000 operations on
+/// 100 variables.
 #[test]
 fn ten_thousand_operations_over_a_hundred_variables_equal_the_serial_run() {
     watched(|| {
@@ -224,7 +224,7 @@ fn generated_programs_cover_every_kind_of_operation() {
     }
 }
 
-/// The checker must be able to fail: it must reject histories that were tampered with.
+/// Without this test, a checker that accepts every history would go unnoticed.
 #[test]
 fn the_checker_rejects_tampered_histories() {
     let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };

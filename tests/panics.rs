@@ -1,5 +1,5 @@
-//! What a panic inside an operation prints: the name of the operation, from the hook, and the backtrace. Each case runs
-//! in a separate process.
+//! What a panic inside an operation prints: the operation's name, printed by the panic hook, and a backtrace. Each case
+//! runs in a separate process.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use raddle_testkit as common;
 use common::{child, is_child};
 use raddle::{Engine, EngineKind};
 
-/// The name of the environment variable that tells the child whether to install the hook.
+/// The environment variable that tells the child whether to install the hook.
 const HOOK: &str = "RADDLE_TEST_HOOK";
 
 #[inline(never)]

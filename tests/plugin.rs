@@ -39,7 +39,7 @@ fn load_call_unload(path: &CStr, count: u32) -> i64 {
     assert!(!symbol.is_null(), "the library has the function");
     // SAFETY: the function has this type.
     let sum: extern "C" fn(u32) -> i64 = unsafe { mem::transmute(symbol) };
-    // On a separate thread, since the thread-locals of a thread that has called the library keep it loaded.
+    // The call is made on a separate thread, since the thread-locals of a calling thread keep the library loaded.
     let result = thread::spawn(move || sum(count)).join().unwrap();
     // SAFETY: the engine of the library was shut down, so no other thread runs code of the library, and the pointers
     // are no longer used.
@@ -63,7 +63,7 @@ fn in_a_child_a_library_is_unloaded_and_the_process_continues() {
         if round == 10 {
             memory = common::resident_bytes();
         }
-        // The library must have left nothing behind that a fork would call.
+        // The unloaded library must not have left a function that a fork would call.
         // SAFETY: the child only exits.
         match unsafe { libc::fork() } {
             // SAFETY: `_exit` has no preconditions.

@@ -1,4 +1,4 @@
-//! The records of operations are reused, the number of kept records is bounded, and threads that end leave none behind.
+//! The records of operations are reused, a bounded number of them is kept for reuse, and threads that end keep none.
 //!
 //! This is a separate binary, because the test counts the records of the whole process, which it recognises by their
 //! layout.
@@ -78,7 +78,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The number of records in a batch of the pool, with the one that holds the list.
+/// The number of records in a batch of the pool, including the one that holds the list.
 const BATCH: usize = 40;
 
 /// The number of deferred functions that a thread collects before it passes them on to all threads. A thread that ends
@@ -139,7 +139,7 @@ fn records_are_reused_and_freed() {
     assert_eq!(ACCESSES.allocated(), 100 * BAG);
     assert_comes_down_to(4 * BAG, &ACCESSES, &engine, "accesses of complete operations");
 
-    // A thread that ends returns what is left of its lists.
+    // A thread that ends returns the rest of its lists.
     let before = RECORDS.alive();
     // The deletion of the thread's variable is one more operation.
     for pushes in [7, 35, 36, 37, 38].into_iter().cycle().take(3000) {

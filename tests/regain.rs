@@ -76,7 +76,7 @@ fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
             let overlaps = overlaps(&engine, workers, move |engine, computing| {
                 let computing = Arc::clone(computing);
                 let mut inner = engine.op("inner").submit((), move |()| computing.compute(workers)).unwrap();
-                // With a time limit, since the operation would otherwise run in place.
+                // This wait has a time limit, since it would otherwise run the operation in place.
                 inner.wait_timeout(PATIENCE).unwrap();
             });
             assert!(overlaps <= FEW, "{overlaps} with {workers} workers");
@@ -106,7 +106,7 @@ fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
         engine.wait_for_all().unwrap();
         let overlaps = computing.too_many.load(Relaxed);
         assert!(overlaps <= FEW, "{overlaps}");
-        // Nor does the worker stay idle after the function has returned or waits again.
+        // The worker must not stay idle once the function has returned or waits again.
         assert!(start.elapsed() < Duration::from_secs(5), "the worker stays idle: {:?}", start.elapsed());
     });
 }
@@ -126,7 +126,7 @@ fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers()
         let overlaps = overlaps(&engine, 1, move |engine, computing| {
             let computing = Arc::clone(computing);
             engine.op("inner").push(value.write(), move |_| computing.compute(1)).unwrap();
-            // With a time limit, since the operation would otherwise run in place.
+            // This wait has a time limit, since it would otherwise run the operation in place.
             engine.get_timeout(&value, PATIENCE).unwrap();
         });
         assert!(overlaps <= FEW, "{overlaps}");
@@ -264,9 +264,9 @@ fn functions_that_wait_end_while_the_engine_is_stopped_and_started() {
     }
 }
 
-// ----------------------------------------------------------------------------------------------- code of the program ----
+// ----------------------------------------------------------------------------------------------- program code ----
 
-/// [Computes](Computing::compute) again and again, for `time`.
+/// [Computes](Computing::compute) repeatedly for `time`.
 fn busy(computing: &Computing, most: usize, time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -274,7 +274,7 @@ fn busy(computing: &Computing, most: usize, time: Duration) {
     }
 }
 
-/// Wakers run in the epilogue of an operation, here of the one that leaves its worker to a function that has blocked.
+/// The waker runs in the epilogue of `beside`, which leaves its worker to a function that has blocked.
 #[test]
 fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     struct Computes(Arc<Computing>, mpsc::Sender<()>);
@@ -307,7 +307,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
                 let waker = Waker::from(Arc::new(Computes(Arc::clone(&computing), sender)));
                 let mut room = pin!(engine.op("later").when_room());
                 assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-                // Gives the function of `blocked` time to queue for the worker.
+                // The sleep gives the function of `blocked` time to queue for the worker.
                 blocks.open();
                 thread::sleep(MOMENT);
                 ends.open();
@@ -319,7 +319,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     }
 }
 
-/// A poll runs what its thread has deferred, here on another thread, since little of the stack is left.
+/// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them.
 #[test]
 fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     for kind in THREADED {

@@ -183,7 +183,7 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
             let captured = made();
             s.op("is skipped").push(broken.write(), move |_| _ = &captured).unwrap();
             let made = &made;
-            // A result whose handle is dropped, and one that is taken.
+            // The handle of one result is dropped, and the other result is taken.
             drop(s.op("returns").submit((), move |()| made()).unwrap());
             let handle = s.op("returns").submit((), move |()| made()).unwrap();
             drop(handle.wait().unwrap());
@@ -354,7 +354,7 @@ fn a_deadline_that_has_passed_fails_an_operation_of_a_scope() {
 
 // ----------------------------------------------------------------------------------------------------- nesting ----
 
-/// Nests scopes, each in an operation of the one around it, and notes the threads that they run on.
+/// Nests scopes, each in an operation of the one around it, and records the threads that the operations run on.
 fn nest(engine: &Engine, depth: usize, threads: &Mutex<HashSet<ThreadId>>) -> usize {
     let mut inner = 0;
     let pushed = engine.scope(|s| {

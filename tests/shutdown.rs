@@ -1,5 +1,5 @@
-//! The end of an engine: a shutdown meets its deadline even if functions of the program block, and dropping the last
-//! handle ends the threads wherever it happens.
+//! The end of an engine: a shutdown meets its deadline even if functions of the program block, and the drop of the last
+//! handle ends the threads, wherever the handle is dropped.
 
 #![cfg_attr(miri, allow(unused))]
 
@@ -144,7 +144,7 @@ fn a_deadline_holds_while_another_thread_is_inside_a_shutdown() {
     });
 }
 
-/// A thread left behind keeps the engine alive, and only an explicit shutdown waits for it.
+/// A thread left behind keeps the engine alive, and only an explicit shutdown waits for that thread.
 #[test]
 fn threads_left_behind_keep_the_engine_alive_and_its_drop_does_not_wait_for_them() {
     on_kinds(&THREADED, 1, |engine| {

@@ -1,4 +1,4 @@
-//! A soak test with random operations, which succeed, fail, panic or lose their completions. It has waits that time
+//! A soak test with random operations, which succeed, fail, panic or lose their completions. It covers waits that time
 //! out, priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may be
 //! lost or hang, and memory must not grow.
 //!
@@ -35,7 +35,7 @@ use raddle::{
 const PUSHERS: usize = 4;
 /// The number of typed variables of an engine, and the number of its tokens.
 const VARIABLES: usize = 6;
-/// The number of engines that exist at a time.
+/// The number of engines that exist at the same time.
 const DRIVERS: usize = 2;
 /// The number of engines that each driver builds between two measurements of memory.
 const ROUNDS: usize = 4;
@@ -213,7 +213,7 @@ impl End {
             }
             Self::Panic => {
                 ledger.count("operations that panic");
-                // Not by `panic!`, which would print.
+                // `panic!` would call the panic hook, which prints.
                 panic::resume_unwind(Box::new("on purpose"))
             }
         }
@@ -340,7 +340,7 @@ impl Pusher<'_> {
                         Ok::<(), BoxError>(())
                     },
                 );
-                // The same variable was named twice.
+                // The operation names a variable twice.
                 if matches!(pushed, Err(PushError::AliasedVariable(_))) { Ok(()) } else { pushed }
             }
             30..45 => {
@@ -500,8 +500,8 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         move || {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
-                // Dropped first, because a thread that waits for the operation may check what is left as soon as the
-                // completion is used.
+                // `life` is dropped first, because a thread that waits for the operation may check what is left as soon
+                // as the completion is used.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),

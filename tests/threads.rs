@@ -145,7 +145,7 @@ fn in_a_child_the_logger_waits() {
 }
 
 /// No thread can be started to run the worker of a waiting operation. The operation has regained its worker by the time
-/// the logger is told of this, so a wait in the logger is refused as well, and does not hang.
+/// it logs this, so a wait in the logger is refused as well, and does not hang.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
@@ -189,7 +189,8 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
     });
 }
 
-/// A thread that could not be started gives its number back. Otherwise, 1,024 failed attempts would use up all numbers.
+/// The number of a thread that could not be started is released. Otherwise, 1,024 failed attempts would use up all
+/// numbers.
 #[test]
 fn threads_that_could_not_be_started_do_not_count() {
     child_succeeds("in_a_child_no_thread_can_be_started_for_a_while");
@@ -220,7 +221,7 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
     });
 }
 
-/// The call has pushed an operation, whose turn comes when no thread waits for it any more.
+/// The call pushes an operation, whose turn comes when no thread waits for it any longer.
 #[test]
 fn a_call_of_with_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {

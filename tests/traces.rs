@@ -202,7 +202,7 @@ fn a_function_that_waits_has_several_runs() {
             .op("waiter")
             .submit((), move |()| {
                 let mut hold = inner.op("hold").submit((), move |()| receiver.recv().unwrap()).unwrap();
-                // With a time limit, so that the thread hands its worker over.
+                // This wait has a time limit, so the thread hands its worker over.
                 hold.wait_timeout(Duration::from_secs(60)).unwrap();
                 inner.get(&opened).unwrap();
             })

@@ -379,7 +379,7 @@ fn a_wait_that_joins_another_returns_the_failure() {
 #[test]
 fn a_wait_covers_earlier_pushes_and_no_later_ones() {
     alone_on(&KINDS, 2, |engine| {
-        // For each wait, whether it is `wait_to_read`.
+        // Each entry says whether that wait is `wait_to_read`.
         for kinds in [[true, true], [true, false], [false, true], [false, false]] {
             let (token, pending) = (engine.token(), Pending::new());
             let waits = || -> Vec<VarWait> {

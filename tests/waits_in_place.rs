@@ -63,7 +63,7 @@ fn recursions_that_count_their_threads() {
     }
 }
 
-/// The depth is far greater than one stack allows, and than the number of threads that could be started.
+/// The depth far exceeds what one stack allows, and the number of threads that could be started.
 #[test]
 #[cfg_attr(miri, ignore = "takes too long")]
 fn ten_thousand_nested_waits_end() {
@@ -98,7 +98,7 @@ fn inside<R: Send + 'static>(
     engine.op("outer").try_submit((), move |()| f(&inside)).expect("the engine is open").wait()
 }
 
-/// Pushes operations that run one after another, and note their threads in a variable.
+/// Pushes operations that run one after another, and record their threads in a variable.
 fn push_chain(engine: &Engine, length: usize) -> Result<Var<Vec<ThreadId>>, PushError> {
     let threads = engine.var(Vec::new());
     for _ in 0..length {
@@ -247,7 +247,7 @@ fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
 fn an_operation_of_another_lane_runs_on_that_lane() {
     on_kinds(&THREADED, 1, |engine| {
         let inside = engine.downgrade();
-        // Keeps the other lane's own worker from taking the operation first.
+        // `busy` keeps the other lane's own worker from taking the operation first.
         let busy = engine.op("busy").property(Property::CopyToGpu);
         busy.push((), |()| thread::sleep(Duration::from_millis(50))).unwrap();
         let same = engine.op("outer").try_submit((), move |()| {

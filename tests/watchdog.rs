@@ -103,7 +103,7 @@ fn a_cycle_of_waits_is_reported() {
                 .op(name)
                 .push(own.write(), move |_| {
                     let mut handle = handle.recv().unwrap();
-                    // With a time limit, since the engine refuses waits that would never return.
+                    // The wait has a time limit, since the engine refuses waits that would never return.
                     let _ = handle.wait_timeout(Duration::from_secs(1));
                 })
                 .unwrap();

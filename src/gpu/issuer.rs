@@ -18,8 +18,9 @@
 //!
 //! A recorded *event* follows each operation on which an operation of another stream of the GPU depends. If the
 //! dependent operation is pushed later, the event is recorded when that operation arrives here as a waiter. The event
-//! then also covers operations issued in between. To avoid this, once such a waiter has arrived, an event follows every
-//! operation that has no follower on its own stream, as long as other streams keep waiting for events.
+//! then also covers operations issued in between, which the waiter need not wait for. So once such a waiter has
+//! arrived, an event follows every operation that has no follower on its own stream, as long as other streams keep
+//! waiting for events.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -51,7 +52,7 @@ use crate::{
     values::device::Device,
 };
 
-/// How many operations are issued between two polls of the stream.
+/// The maximum number of operations that are taken between two polls of the stream.
 const BATCH: usize = 16;
 
 /// The maximum number of operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands.
@@ -107,7 +108,7 @@ struct Issuer<'c> {
     marked: u64,
     passed: u64,
     mark_tries: u32,
-    /// For how many more operations events are recorded in advance; see [`FORESIGHT`].
+    /// The number of further operations for which events are recorded in advance; see [`FORESIGHT`].
     foresight: u32,
     /// The points of other streams that the stream has waited for.
     seen: Clock,
@@ -193,8 +194,8 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
     };
     let mut left = None;
     while left.is_none() {
-        // Panics in the program's functions are caught elsewhere. This ensures that a bug in the engine does not end
-        // the lane.
+        // Panics in the program's functions are caught elsewhere. The catch here ensures that a bug in the engine does
+        // not end the lane.
         let run = panics::catch(|| {
             left = Some(issuer.run());
         });

@@ -59,7 +59,7 @@ mod real {
 
     impl Drop for Owner {
         fn drop(&mut self) {
-            // Moved out of the cell first: its drop may run retired closures.
+            // The handle is moved out of the cell first, since its drop may run retired closures.
             let handle = PLACE.with(|place| place.replace(None));
             drop(handle.map(ManuallyDrop::into_inner));
         }
@@ -86,7 +86,7 @@ mod real {
     #[cold]
     fn pin_first() -> Guard {
         let handle = COLLECTOR.get(Collector::new).register();
-        // If the thread is ending and its `OWNER` is gone, the handle is for this guard only.
+        // If the thread is ending and its `OWNER` is gone, the handle serves only this guard.
         if OWNER.try_with(|_| ()).is_err() {
             return Guard(handle.pin());
         }
@@ -103,7 +103,7 @@ mod real {
         PLACE.with(|place| place.replace(None));
     }
 
-    /// Creates crossbeam's default collector, which crossbeam-deque pins, so that a fork cannot happen while another
+    /// Creates crossbeam's default collector, which crossbeam-deque uses, so that a fork cannot happen while another
     /// thread creates it under a lock.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn make_default() {
@@ -202,8 +202,8 @@ mod model {
             for free in GRAVEYARD.take() {
                 free();
             }
-            // The first use of a lazy static happens before all later uses, so the statics are first used here, where
-            // that hides nothing.
+            // The first use of a lazy static happens before all later uses. The statics are first used here, where this
+            // edge hides nothing.
             #[cfg(raddle_loom)]
             let _ = &*crate::sync::atomic::FENCES;
             super::super::records::begin_model();
@@ -226,7 +226,7 @@ mod model {
         limbo: Vec<(Vec<u64>, Job)>,
     }
 
-    /// The registry, and the atomics by which loom sees it.
+    /// The registry, and the atomics through which loom sees it.
     struct Epoch {
         /// The mutex is `std`'s, since it must not add happens-before edges that the crate does not have.
         registry: Mutex<Registry>,
@@ -236,8 +236,8 @@ mod model {
         unpinned: AtomicUsize,
     }
 
-    /// Returns the last value of `word`, by an exchange that fails: a load may return an older value, and a successful
-    /// exchange would write.
+    /// Returns the last value of `word`. Uses an exchange that fails, since a load may return an older value, and a
+    /// successful exchange would write.
     fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
         word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
     }
@@ -265,7 +265,7 @@ mod model {
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),
             Flavour::Contract | Flavour::ContractForReaders => {
                 // Acquire: what was done before each earlier `retire`. Objects retired later wait for this guard, since
-                // loom and shuttle do not switch threads between this and the entry into the registry.
+                // loom and shuttle do not switch threads between this step and the entry into the registry.
                 last(&EPOCH.retired, Acquire);
                 let mut registry = EPOCH.registry.lock().unwrap();
                 registry.guards_so_far += 1;

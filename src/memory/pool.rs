@@ -1,17 +1,17 @@
 //! The pool that records are allocated from and retired to.
 //!
-//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit and then
-//! goes to a stack from which all threads take batches, so that a steady load allocates no records even if one thread
-//! pushes and another retires. `records.rs` has the caches and the batches, `free_list.rs` the stack.
+//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit, and
+//! then goes to a stack from which all threads take batches. A steady load therefore allocates no records, even if one
+//! thread pushes and another retires. `records.rs` has the caches and the batches, `free_list.rs` the stack.
 //!
 //! A forked child begins without free records: it does not know the addresses of its parent's records, so it would not
 //! find operations in them. The parent's free records are lost to the child, and so are those that the parent's threads
 //! have cached or retired.
 //!
 //! In models, every record of an operation is newly allocated, and is marked when it is reclaimed, so that models find
-//! any later use; the reuse of records has models of its own. Under the cfg `raddle_unpooled` each record is allocated
-//! on the heap and freed, so that heap checkers find uses of freed records, and leaks of objects to which the bytes of
-//! a pooled record would still point.
+//! any later use; the reuse of records has models of its own. Under the cfg `raddle_unpooled`, each record is allocated
+//! on the heap and freed. Heap checkers then find uses of freed records, and leaks of objects that the bytes of a
+//! pooled record would still point to.
 
 use std::ptr::NonNull;
 
@@ -34,7 +34,7 @@ pub(crate) unsafe trait Record: Sized {
     /// Frees the record's further allocation, if it has one.
     ///
     /// # Safety
-    /// 1. The record is not used any more, and this is called once.
+    /// 1. The record is no longer used, and this is called once.
     unsafe fn free_owned(record: NonNull<Self>);
 
     /// Returns the mark by which models find uses after reclamation.
@@ -84,7 +84,7 @@ pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
 fn retire_to_heap<R: Record>(record: NonNull<R>) {
     let guard = epoch::pin();
     let reclaim = move || {
-        // SAFETY: the epoch has passed, so the record is not used any more.
+        // SAFETY: the epoch has passed, so the record is no longer used.
         unsafe { R::free_owned(record) };
         if fits::<R>() {
             records::free(record.cast());
@@ -111,9 +111,9 @@ pub(crate) use retire as retire_inline;
 pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     use crate::testing::weaken::{Step, removed};
     /// # Safety
-    /// 1. `record` points to an `R` that is not used any more.
+    /// 1. `record` points to an `R` that is no longer used.
     unsafe fn free<R: Record>(record: NonNull<u8>) {
-        // SAFETY: by (1) the record is not used any more, and this function is called once for it.
+        // SAFETY: by (1) the record is no longer used, and this function is called once for it.
         unsafe { R::free_owned(record.cast()) };
         // SAFETY: `allocate` allocated it with this layout.
         unsafe { std::alloc::dealloc(record.as_ptr(), std::alloc::Layout::new::<R>()) };

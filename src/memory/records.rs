@@ -206,7 +206,8 @@ impl Cache {
         true
     }
 
-    /// Begins a list of retired records in `list`, which is free. Returns the full list before it, if there is one.
+    /// Begins a list of retired records in `list`, which is free. Returns the previous list, which is full, if there is
+    /// one.
     fn begin(&mut self, list: Record) -> Option<(Record, Flush)> {
         debug_assert!(self.retired_len == CAPACITY, "a retired closure has begun a list");
         self.retired_len = 0;
@@ -292,7 +293,7 @@ const LAYOUT: std::alloc::Layout = match std::alloc::Layout::from_size_align(SIZ
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn free(record: Record) {
     registry::remove(record.cast());
-    // SAFETY: every record came from `new`, and the owner does not use it any more.
+    // SAFETY: every record came from `new`, and the owner no longer uses it.
     unsafe { std::alloc::dealloc(record.as_ptr().cast(), LAYOUT) };
 }
 
@@ -315,7 +316,7 @@ fn refill() -> Record {
     };
     // Relaxed: only an approximate bound on memory.
     DEPOT.kept.fetch_sub(1, Relaxed);
-    // The lines of the list's first slots come with the stack's word.
+    // The first line has been fetched already, since the pop has read the word in it.
     for line in (64..SIZE).step_by(64) {
         hint::prefetch_write(list.as_ptr().wrapping_byte_add(line));
     }
@@ -356,7 +357,7 @@ fn put_on_next(record: Record) {
     }
 }
 
-/// Passes the records of a full list on to all threads once the epoch has passed.
+/// Makes the records of a full list available to all threads once the epoch has passed.
 fn retire(full: Record, flush: &Flush) {
     if removed(Step::ReclaimAfterEpoch) {
         return keep(full);
@@ -369,7 +370,7 @@ fn retire(full: Record, flush: &Flush) {
     }
 }
 
-/// Retires a record on a thread that is ending and has no cache any more.
+/// Retires a record on a thread that is ending and no longer has a cache.
 #[cold]
 fn retire_late(record: Record) {
     // SAFETY: the closure owns the record, which is plain memory.

@@ -43,7 +43,7 @@ const SHARDS: usize = 16;
 
 type Addresses = HashSet<usize, BuildHasherDefault<AddressHasher>>;
 
-/// Hashes addresses, which no attacker chooses, in a few instructions.
+/// Hashes addresses in a few instructions. No attacker chooses the addresses.
 #[derive(Default)]
 struct AddressHasher(u64);
 

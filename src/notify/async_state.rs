@@ -74,7 +74,7 @@ impl<E> AsyncState<E> {
     pub unsafe fn fail(&self, error: E) -> Result<(), E> {
         // SAFETY: by (1) no other thread writes the field, and none reads it before `FAILED` is set.
         self.early.with_mut(|early| unsafe { &mut *early }.replace(error));
-        // Release (edge `early`). Acquire on failure: the completion's thread does not use `early` any more.
+        // Release (edge `early`). Acquire on failure: the completion's thread no longer uses `early`.
         match self.state.compare_exchange(OPEN, FAILED, Release, Acquire) {
             Ok(_) => Ok(()),
             // SAFETY: `RESOLVED` was set and `FAILED` was not, so no other thread reads the field.

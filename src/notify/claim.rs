@@ -18,7 +18,7 @@
 //!
 //! # Who may touch what
 //!
-//! * [`start`](Claim::start): the owner of the ready operation, as often as it likes.
+//! * [`start`](Claim::start): the owner of the ready operation, any number of times.
 //! * [`start_first`](Claim::start_first): a waiter that tries to take the ready operation from its queue.
 //! * [`settle`](Claim::settle): the thread that ends the operation.
 //! * [`cancel`](Claim::cancel): any thread.

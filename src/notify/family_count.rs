@@ -12,9 +12,9 @@
 //!
 //! * `parts`: raised by any thread while it is not zero ([`admit`](FamilyCount::admit)); lowered by the owner of a
 //!   part.
-//! * `open`: raised by the owner of a part, or of a share; lowered by the owner of a share. Each of these has one
-//!   share: the work of the parent, the right to complete the parent if it is asynchronous, each child, and the drop of
-//!   the value of each variable of the family.
+//! * `open`: raised by the owner of a part, or of a share; lowered by the owner of a share. There is one share each for
+//!   the work of the parent, the right to complete the parent if it is asynchronous, each child, and the drop of the
+//!   value of each variable of the family.
 //!
 //! # Edges
 //!

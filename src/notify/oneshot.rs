@@ -60,8 +60,8 @@ impl State<()> {
 /// A function that reads a result that was set.
 type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
-/// Why there is no value. It becomes a `WaitError` only after the lock is released: the conversion marks the failure as
-/// reported, which may drop other failures and so run the program's code.
+/// Why there is no value. The reason becomes a `WaitError` only after the lock is released: the conversion marks the
+/// failure as reported, which may drop other failures and so run program code.
 enum NoValue {
     Failed(OpError),
     Taken,
@@ -76,8 +76,8 @@ impl From<NoValue> for WaitError {
     }
 }
 
-/// A result that is set once. It is either taken once, or [shared](Oneshot::wait_shared) by all waiters. A `T` lies
-/// beside it in the same allocation.
+/// A result that is set once. It is either taken once, or [shared](Oneshot::wait_shared) by all waiters. A `T` is
+/// stored beside it in the same allocation.
 #[derive(Debug)]
 pub struct Oneshot<R, T: ?Sized = ()> {
     state: Mutex<State<R>>,
@@ -151,7 +151,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         let mut state = lock(&self.state);
         let is_set = matches!(*state, State::Done(_) | State::Taken);
         let before = std::mem::replace(&mut *state, if is_set { State::Taken } else { State::Ignored });
-        // The lock is released before the wakers in the old state are dropped, since that may run the program's code.
+        // The lock is released before the wakers in the old state are dropped, since their drops may run program code.
         drop(state);
         match before {
             State::Done(result) => Some(result),
@@ -169,7 +169,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Whether the result was set, even if it has been taken since. Also true if nothing wants the result any more.
+    /// Whether the result was set, even if it has been taken since. Also true if the result is no longer wanted.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.state), State::Pending(..))
     }

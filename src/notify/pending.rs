@@ -1,4 +1,4 @@
-//! The count of pending operations, without a hot counter. A wait covers exactly the operations that were pushed
+//! The count of pending operations, without a contended counter. A wait covers exactly the operations that were pushed
 //! before it.
 //!
 //! # States
@@ -31,7 +31,7 @@
 //! waits for room. The bits are cleared by the first operation that leaves and finds no waiter.
 //!
 //! Threads are notified only once there is some room ([`slack`]), which is enough because they wait with time limits.
-//! The first future is notified as soon as there is any room. When it has looked, it notifies the next one
+//! The first future is notified as soon as there is any room. When its wait ends, it notifies the next one
 //! ([`tell_next`](PendingOps::tell_next)), whether or not it has used the room.
 //!
 //! # Edges
@@ -49,11 +49,11 @@
 //!
 //! `enter` is lock-free. So is `leave`, except that it takes the lock if the operation was the last of a closed
 //! generation, or if the word is watched. An entry is refused only if a wait has closed the generation since the thread
-//! loaded `current`, and is repeated if another thread of its shard was faster. A wait closes the current generation
-//! immediately, whatever else drains.
+//! loaded `current`, and is repeated if another thread of the same shard was faster. A wait closes the current
+//! generation immediately, whatever else drains.
 //!
-//! No waker is woken in this module: a call that ends the waits of futures returns their wakers, and its caller wakes
-//! them when nothing that others may wait for depends on the calling thread any more.
+//! No waker is woken in this module: a call that ends the waits of futures returns their wakers. The caller wakes them
+//! once it holds nothing that another thread may wait for.
 
 use std::{
     collections::BTreeSet,
@@ -345,7 +345,8 @@ impl PendingOps {
         false
     }
 
-    /// Returns how many operations are pending. One that enters or leaves during the call may or may not count.
+    /// Returns how many operations are pending. An operation that enters or leaves during the call may or may not be
+    /// counted.
     pub fn count(&self) -> u64 {
         // The lock keeps generations from being opened and freed.
         self.count_in(&lock(&self.state))
@@ -364,7 +365,7 @@ impl PendingOps {
         (0..self.shards.len()).map(|shard| self.left(shard, generation).load(Relaxed) / ONE).sum()
     }
 
-    /// Does the same as [`count`](Self::count), under the lock that the caller holds.
+    /// Does the same as [`count`](Self::count), for a caller that holds the lock.
     fn count_in(&self, state: &State) -> u64 {
         let shards = 0..self.shards.len();
         let pending = |generation: usize| {

@@ -5,7 +5,7 @@
 //! | state | bits | meaning | next |
 //! |---|---|---|---|
 //! | idle | – | no thread polls, and the future has not been woken since the last poll | queued, by [`wake`](PollState::wake) |
-//! | queued | `WOKEN` | a poll is on its way to a worker | running, by [`begin`](PollState::begin) |
+//! | queued | `WOKEN` | a poll was queued and has not begun | running, by [`begin`](PollState::begin) |
 //! | running | `RUNNING` | one thread polls | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
 //! | notified | `RUNNING`, `WOKEN` | the future was woken while it was polled | queued, by `pause`; done |
 //! | done | `DONE` | the future has ended | – |
@@ -17,7 +17,7 @@
 //!
 //! * The state: any thread calls `wake`, the owner of the last waker calls `look`, and the thread that polls makes the
 //!   other calls.
-//! * The future: the thread that polls, and the owner of the last waker when no thread polls any more.
+//! * The future: the thread that polls, and the owner of the last waker once no thread polls.
 //!
 //! # Edges
 //!
@@ -89,9 +89,9 @@ impl PollState {
         self.0.swap(DONE, Release);
     }
 
-    /// Acquires the future for the owner of the last waker. No thread polls or wakes the future any more.
+    /// Acquires the future for the owner of the last waker. No thread may still poll or wake the future.
     pub fn look(&self) {
-        // Acquire (edges `pause`, `end`): the future, or the memory that it has left.
+        // Acquire (edges `pause`, `end`): the future, or the memory that it occupied.
         let state = self.0.swap(DONE, Acquire);
         debug_assert!(state & RUNNING == 0, "no thread may poll without a waker");
     }

@@ -28,7 +28,7 @@ use crate::{
     sync::{Mutex, fork::ProcessMark, lock},
 };
 
-/// What kind of thing a thread waits for.
+/// The kind of thing that a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaits {
     /// All operations of the engine.
@@ -136,7 +136,7 @@ impl Sleepers {
         is_over: &IsOver<'_>,
         wait: impl FnOnce() -> R,
     ) -> R {
-        /// Removes the entry from the list when dropped, even by a panic.
+        /// Removes the entry from the list when dropped, even if `wait` panics.
         struct Listed<'s>(&'s Sleepers, u64);
         impl Drop for Listed<'_> {
             fn drop(&mut self) {

@@ -33,13 +33,13 @@ use crate::{
     sync::{Mutex, Ordering::Relaxed, atomic::AtomicPtr, fork::ProcessMark, lock},
 };
 
-/// An operation, identified by its record, in a list in which it is followed by the operations around it.
+/// An operation, identified by its record, and its depth in a list of nested operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
     pub op: NonNull<()>,
-    /// The number of levels between this operation and the innermost one. The last operation before this one with a
-    /// lower number is its child, or an operation of a scope in it. Once that operation is complete, this one may
-    /// complete as well, and its record may be reused.
+    /// The number of levels from an innermost operation, which has depth 0, up to this one. The last operation before
+    /// this one with a lower number is its child, or an operation of a scope in it. Once that operation is complete,
+    /// this one may complete as well, and its record may be reused.
     pub depth: usize,
 }
 
@@ -133,7 +133,7 @@ pub enum Kind {
     Refusable,
     /// Until the wait is over, is refused, or reaches its time limit, so other waits cannot depend on it forever.
     Timed,
-    /// Until the wait is over, whatever happens: the wait is at the end of a scope.
+    /// Until the wait is over. The wait cannot be refused, because it is at the end of a scope.
     Closing,
 }
 

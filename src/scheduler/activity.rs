@@ -1,4 +1,4 @@
-//! Counts of what workers do, for people to read. They order nothing, so they use `std`'s atomics even in models.
+//! Counts of what workers do, for statistics. They order nothing, so they use `std`'s atomics even in models.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

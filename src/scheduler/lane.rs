@@ -84,7 +84,7 @@ impl<T> Lane<T> {
         self.stealers.iter().map(Stealer::len)
     }
 
-    /// Returns zeros, since the stealers of models cannot tell the length of a deque.
+    /// Returns zeros, since the stealers of models do not report the length of a deque.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub(crate) fn queued(&self) -> impl Iterator<Item = usize> {
         self.stealers.iter().map(|_| 0)
@@ -223,7 +223,7 @@ impl<T> Lane<T> {
 
     /// Recalls the workers of the lane: a search that finds nothing ends without an operation.
     pub(crate) fn recall(&self) {
-        // Relaxed: the wake makes a parked worker look again. The lock of `Aside` decides whether a worker leaves.
+        // Relaxed: the wake-up makes a parked worker look again. The lock of `Aside` decides whether a worker leaves.
         self.recalled.store(true, Relaxed);
         self.sleep.wake_all();
     }
@@ -240,7 +240,7 @@ impl<T> Lane<T> {
         self.recalled.load(Relaxed)
     }
 
-    /// Whether a search that finds nothing is to end, because the lane has ended or the workers were recalled.
+    /// Whether a search that finds nothing must end, because the lane has ended or the workers were recalled.
     pub(super) fn ends_searches(&self) -> bool {
         self.has_ended() || self.is_recalled()
     }

@@ -66,9 +66,9 @@ const NO_WORKER: usize = usize::MAX;
 /// Stands for no core.
 const NO_CORE: usize = usize::MAX;
 
-/// Time limits of a timed park: the first one, and the longest. Measured on two cores: each wake-up costs the thread
-/// that shares the core some 15 µs. An operation that is pushed while all other workers run long ones may have to wait
-/// until the park ends.
+/// The first and the longest time limit of a timed park. Measured on two cores: each wake-up costs the thread that
+/// shares the core some 15 µs. An operation that is pushed while all other workers run long ones may have to wait until
+/// the park ends.
 const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
 /// If all workers together call `find` at least this often during a timed park, their operations count as short, and
@@ -131,7 +131,7 @@ pub struct Sleep {
     /// The worker that was last pinned to each core, or `NO_WORKER`. The index is the core's number modulo the length,
     /// which is a power of two.
     last_on_core: Box<[AtomicUsize]>,
-    /// Twice the number of calls to `find` by each worker, plus one if the last call has found nothing.
+    /// Twice the number of calls to `find` by each worker, plus one if the last call found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
     /// The number of wake-ups, of all workers together.
@@ -159,10 +159,10 @@ impl Sleep {
         self.wakes.get()
     }
 
-    /// Notes that the calling thread runs `worker` from now on. No other thread may run it any more.
+    /// Notes that the calling thread runs `worker` from now on. No other thread may still run it.
     pub fn set_thread(&self, worker: usize) {
         let handle = Box::new(ThreadHandle { thread: thread::current(), stamp: Stamp::new() });
-        // Relaxed: the thread that stored it ran the worker before, and has handed the worker over.
+        // Relaxed: the thread that stored the old handle ran the worker before, and has handed the worker over.
         let before = self.threads[worker].load(Relaxed);
         // Release (edge `thread`): the thread's handle.
         self.threads[worker].store(Box::into_raw(handle), Release);
@@ -194,7 +194,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Withdraws the note that the last call to `find` by `worker` has found nothing, before the next call.
+    /// Withdraws the note that the last call to `find` by `worker` found nothing, before the next call.
     pub fn note_busy(&self, worker: usize) {
         if removed(Step::NoteBusy) {
             return;
@@ -205,7 +205,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Notes that the last call to `find` by `worker` has found nothing, on the thread that runs it.
+    /// Notes that the last call to `find` by `worker` found nothing, on the thread that runs it.
     pub fn note_idle(&self, worker: usize) {
         let finds = &self.finds[worker];
         // Relaxed: only this thread stores it, and other threads only compare values.
@@ -213,7 +213,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Returns the number of workers whose last call to `find` has found nothing.
+    /// Returns the number of workers whose last call to `find` found nothing.
     pub fn count_idle(&self) -> usize {
         // Relaxed: ordered by the caller's fence.
         self.finds.iter().filter(|finds| finds.load(Relaxed) % 2 == 1).count()
@@ -225,7 +225,7 @@ impl Sleep {
         self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
     }
 
-    /// Returns a value that changes with each call to `find`, if the last call by each worker has found nothing.
+    /// Returns a value that changes with each call to `find`, if the last call by each worker found nothing.
     pub fn idle_since(&self) -> Option<usize> {
         self.finds.iter().try_fold(0usize, |sum, finds| {
             // Relaxed: a snapshot; see `Lane::idle_since`.
@@ -343,7 +343,7 @@ impl Sleep {
         word.sleepers.fetch_and(!bit, Relaxed);
     }
 
-    /// Parks until woken; may wake spuriously. The worker is a searcher afterwards, and not announced any more.
+    /// Parks until woken; may wake spuriously. Afterwards, the worker is a searcher and no longer announced.
     pub fn park(&self, worker: usize) {
         thread::park();
         pause::at(Point::SleepWoken);
@@ -351,8 +351,8 @@ impl Sleep {
     }
 
     /// Parks for a short time, or until woken. Parks again if the workers have called `find` often in that time and
-    /// contention on the worker's core was reported recently. The worker is a searcher afterwards, and not announced
-    /// any more.
+    /// contention on the worker's core was reported recently. Afterwards, the worker is a searcher and no longer
+    /// announced.
     pub fn park_timed(&self, worker: usize) {
         let (mut time, mut unreported) = (TIMED_PARK[0], 0);
         loop {
@@ -455,7 +455,7 @@ impl Sleep {
         let Some(thread) = self.thread_of(worker) else { return };
         self.wakes.add_one();
         pause::at(Point::WakeBeforeUnpark);
-        // The calling thread is not pinned any more, so a notifier that is stopped here does not delay reclamation. The
+        // The calling thread is no longer pinned, so a notifier that is stopped here does not delay reclamation. The
         // thread to be woken may have ended; then another one runs its worker, and searches for work after it has taken
         // the worker over.
         thread.unpark();
@@ -474,7 +474,7 @@ impl Sleep {
     }
 }
 
-/// Frees a handle that was replaced, once no thread that may have loaded it is pinned any more.
+/// Frees a handle that was replaced, once no thread that may have loaded it is still pinned.
 #[cold]
 fn retire(handle: NonNull<ThreadHandle>) {
     // SAFETY: only the closure below frees the handle, and it has not been retired yet.

@@ -25,8 +25,8 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The number of its own operations that a worker runs before others get their turn (`README.md`, Fairness). Picked;
-/// not tuned.
+/// The number of its own operations that a worker runs before other operations get their turn (`README.md`, Fairness).
+/// Picked; not tuned.
 const MAX_RUN: u32 = 32;
 
 /// The number of rounds between two visits of a worker to another worker's deque. Picked: a visit costs both workers a
@@ -38,8 +38,8 @@ const ROUNDS_PER_VISIT: u32 = 8;
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// The maximum number of operations in a deque: the initial capacity of crossbeam-deque. Growing and shrinking would
-/// pin crossbeam's default collector in the middle of a push or a pop, and pinning runs destructors that other crates
-/// have deferred there: if one panicked, the operation in transit would be lost.
+/// pin the thread in crossbeam's default collector in the middle of a push or a pop. Pinning there runs destructors
+/// that other crates have deferred: if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
 
 /// A full deque is searched for stale entries if waiters have left at least this many. Picked: a quarter of the deque,
@@ -55,7 +55,7 @@ pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const ROUNDS_PER_CLOCK: u32 = 8;
 
-/// If this much time passes between two readings of the clock, a searching worker is taken to share its core with
+/// If this much time passes between two readings of the clock, a searching worker is assumed to share its core with
 /// another thread. It then stops searching: that thread may be the one that pushes work, and notifiers count on the
 /// worker.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -65,10 +65,10 @@ const CONTENDED: Duration = Duration::from_micros(20);
 /// with a time limit. Picked.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
-/// Pauses between two search rounds, before the first reading of the clock and after it. Picked: some 100 ns at first,
-/// so that a searcher does not keep taking away the cache lines that a pusher and a busy worker write. If the searcher
-/// has found nothing by then, the pushers probably pause between their pushes, and shorter pauses find their operations
-/// sooner.
+/// The numbers of pauses between two search rounds: before the first reading of the clock, and after it. Picked: some
+/// 100 ns at first, so that a searcher does not keep taking away the cache lines that a pusher and a busy worker write.
+/// If the searcher has found nothing by then, the pushers probably pause between their pushes, and a searcher that
+/// pauses less finds their operations sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
@@ -108,7 +108,7 @@ pub struct Worker<T> {
     /// The number of queue entries that waiters on this worker have made stale, by taking their operations, since the
     /// deque was last searched.
     stale: Cell<u32>,
-    /// Whether the worker has just stayed idle for [`LONGEST_STAY`]. If so, it works next.
+    /// Whether the worker has just stayed idle for [`LONGEST_STAY`]. If so, it runs the next operation that it finds.
     has_stayed: Cell<bool>,
     /// The worker at which the next sweep of stealing begins.
     victim: Cell<usize>,
@@ -347,8 +347,8 @@ impl<T> Worker<T> {
         self.served_at.set(budget);
     }
 
-    /// Whether an operation of `band` from the slot is next although it is the others' turn: nothing in the injector is
-    /// more urgent, and no equally urgent operation has to wait for longer than a run.
+    /// Whether an operation of `band` in the slot runs next although it is the turn of others: nothing in the injector
+    /// is more urgent, and no equally urgent operation has to wait for longer than a run.
     #[inline(never)]
     fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
@@ -487,7 +487,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Calls [`find`](Self::find) in a search, after a call that has found nothing.
+    /// Calls [`find`](Self::find) in a search, after a call that found nothing.
     fn find_again(&self) -> Option<OpRef<T>> {
         self.lane.sleep().note_busy(self.index);
         self.find()
@@ -641,8 +641,8 @@ impl<T> Worker<T> {
     }
 }
 
-/// Ends a search that unwinds, so that notifiers do not count on it. A destructor that another crate has deferred may
-/// panic inside crossbeam-deque.
+/// Ends a search that unwinds, so that notifiers no longer count on it. A destructor that another crate has deferred
+/// may panic inside crossbeam-deque.
 struct SearchGuard<'s> {
     sleep: &'s Sleep,
     worker: usize,

@@ -7,8 +7,8 @@
 //! a lock that its parent made.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
-//! itself. A fork is noticed because `crate::engine::fork` has [`begin`] called in the child before anything else; a
-//! `clone` or `vfork` that skips this is not noticed.
+//! itself. A fork is noticed because `crate::engine::fork` arranges that the child calls [`begin`] before anything
+//! else; a `clone` or `vfork` that skips this call is not noticed.
 
 use std::sync::atomic::{
     AtomicPtr, AtomicUsize,

@@ -211,8 +211,8 @@ mod imp {
 
         /// Returns a number that identifies the calling thread.
         pub(crate) fn number() -> usize {
-            // The number in `ThreadId(0)`: it is the same in each interleaving, unlike a number given in the order of
-            // the calls.
+            // The number in `ThreadId(0)`, which is the same in each interleaving. A number assigned in the order of
+            // the calls would not be.
             let id = format!("{:?}", current().id());
             id.bytes().filter(u8::is_ascii_digit).fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
         }

@@ -1,4 +1,4 @@
-//! Points at which a test can stop one thread in the middle of a protocol, to see what that delays.
+//! Points at which a test can stop one thread in the middle of a protocol, to see what the stop delays.
 //!
 //! [`at`] is called before or after each step of the protocols below that other threads can see. In an ordinary build
 //! it does nothing. Under the cfg `raddle_pause`, which `tests/faults.rs` is built with, it checks whether the calling

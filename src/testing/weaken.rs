@@ -50,7 +50,7 @@ pub enum Step {
     /// Operations that became ready are scheduled before the program is notified (`Core::defer_epilogue`,
     /// `workers::execute_otherwise`).
     ScheduleThenNotify,
-    /// The thread of a device's lane wakes futures itself once the engine is closed (`Core::wake`).
+    /// The thread of a GPU lane wakes futures itself once the engine is closed (`Core::wake`).
     WakeHereOnceClosed,
     /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).
     CloseAndWaitAgain,
@@ -72,9 +72,9 @@ pub enum Step {
     GiveBackNotifies,
     /// The end of a scope waits again if operations have entered in the meantime (`PendingOps::wait_until_idle`).
     IdleWaitsAgain,
-    /// `Access::stands_for_the_next` checks whether an access is behind the wait that is to be joined.
+    /// `Access::stands_for_the_next` checks whether an access is behind the wait that would be joined.
     JoinOnlyTheLast,
-    /// `Access::stands_for_the_next` checks whether the wait that is to be joined is in its queue.
+    /// `Access::stands_for_the_next` checks whether the wait that would be joined is in its queue.
     JoinWhatIsIn,
     /// `PollState::pause` sees the wakes that came during the poll.
     PauseSeesWakes,

@@ -349,7 +349,7 @@ pub(super) struct Share<T> {
 }
 
 impl<T> Share<T> {
-    /// Ends the share, and retires the record if it was the last one.
+    /// Ends the share, and retires the record if no share is left.
     ///
     /// # Safety
     /// 1. The access is spent, the tail is past it, and this is called once.

@@ -13,9 +13,9 @@ pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
 /// Walks forward from the operations in `ahead` to those that stand behind one of them and cannot start before it is
 /// complete, and goes on from these in the same way. Calls `look` once with each operation, including those in `ahead`,
-/// and with the operation's number; an operation that the walk finds behind another one gets the number of that one.
-/// `look` returns `true` to end the walk. It may append operations that cannot end before the one that it was called
-/// with is complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
+/// and with the operation's number; an operation found behind another one has the same number as that one. `look`
+/// returns `true` to end the walk, and may append operations that cannot end before the one that it was called with is
+/// complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
 ///
 /// The thread is pinned during the walk. Every operation that it visits was incomplete at some moment since the thread
 /// was pinned, so nothing behind that operation had been retired before the pin.
@@ -44,9 +44,9 @@ pub unsafe fn walk_blocked<T>(
             }
         }
         let Some((op, from)) = looked_at.pop() else { return false };
-        // SAFETY: as above.
+        // SAFETY: the operation was visited during this pin, so its record is not reclaimed before the pin ends.
         let op = unsafe { op.as_ref() };
-        // SAFETY: (1): `op` is not complete, or was not when this thread was pinned, as above.
+        // SAFETY: (1): `op` is not complete, or this thread has been pinned since before it was completed.
         for access in unsafe { behind(op, usize::MAX) } {
             ahead.extend(access.op_ptr().map(|next| (next, from)));
         }

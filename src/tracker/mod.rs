@@ -1,13 +1,14 @@
 //! The dependency tracker: decides which operations may run, without locks, threads or a scheduler.
 //!
-//! Each variable has a queue of *accesses* in push order; each operation owns one access per variable that it uses,
-//! sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues in one atomic step;
-//! [`complete()`] marks them done and returns the operations that became ready. The caller runs the ready operations.
+//! Each variable has a queue of *accesses* in push order. Each operation owns one access per variable that it uses; its
+//! accesses are sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues in one
+//! atomic step; [`complete()`] marks them done and returns the operations that became ready. The caller runs the ready
+//! operations.
 //!
 //! # States
 //!
-//! An access's word is a pointer to the next access of its variable, tagged with flags that are never cleared once they
-//! are set:
+//! An access's word is a pointer to the next access of its variable, tagged with flags that, once set, are never
+//! cleared:
 //!
 //! | flag | meaning | set by |
 //! |---|---|---|
@@ -126,12 +127,13 @@
 //!
 //! # Why a push is atomic
 //!
-//! No access is appended behind an operation that is not yet in all its queues: `insert` first helps its push to
-//! finish. So if A stands before B in any queue, A was in all its queues before B was in that one, and the order in
-//! which operations become fully registered is one total order that every queue agrees with. It respects each thread's
-//! program order and real time, because a push returns only after its operation is fully registered. The order has no
-//! cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would break this order;
-//! they never need help, because they are in all their queues once they are in one.
+//! No access is appended behind an operation that is not yet in all its queues: `insert` first helps that operation's
+//! push to finish. So if A stands before B in any queue, A was in all its queues before B was in that one. The order in
+//! which operations become fully registered is therefore one total order, with which every queue agrees. It respects
+//! each thread's program order and real time, because a push returns only after its operation is fully registered. The
+//! order has no cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would
+//! break this order. They never need help, because an operation with one access is in all its queues once that access
+//! is linked.
 //!
 //! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then
 //! `registered`. Suppose that the access to insert was already in its queue when the word was read. As `insert` has
@@ -140,16 +142,16 @@
 //! registered, and the read of `registered` sees this. If the access was linked after the word was read, the word has
 //! changed and the CAS fails. An operation's sole access is inserted only by its pusher, which needs none of these
 //! checks. No word or tail returns to an old value while a thread that has read that value is pinned, since records are
-//! reused only after the epoch has passed; an idle variable keeps its last access for the same reason.
+//! reused only after the epoch has passed, and an idle variable keeps its last access.
 //!
 //! # Progress
 //!
 //! `push` is lock-free. An operation that is in the way at one variable can be stuck only at a variable with a larger
 //! id, so helping terminates. A thread that stalls anywhere inside `push` delays only the operations behind its own:
 //! helpers defer flags and never take over a step that only one thread may take. The two steps that only the pusher may
-//! take, adopting deferred flags and the last decrement of `wait`, concern only its own operation, and a push of one
-//! access takes neither. `complete` takes a number of steps bounded by the number of accesses that it marks done plus
-//! the number of accesses that its flags reach; it loops and never recurses.
+//! take, the adoption of deferred flags and the last decrement of `wait`, concern only its own operation, and a push of
+//! one access takes neither. `complete` takes a number of steps bounded by the number of accesses that it marks done
+//! plus the number of accesses that its flags reach; it loops and never recurses.
 //!
 //! `loom-tests/algorithm` models these steps and explores every execution of small programs: each execution ends with
 //! every operation complete.
@@ -157,9 +159,9 @@
 //! # Deleted variables
 //!
 //! A variable is closed before its deletion is pushed. A thread that inserts behind the deletion has read the tail
-//! after the deletion was pushed, so it sees the closed flag and marks the operation *rejected* in the same word that
-//! counts its registrations. A rejected operation takes its place in the other queues and does nothing when it runs;
-//! its push reports the deletion.
+//! after the deletion was pushed, so it sees the closed flag and marks the operation that it inserts *rejected* in the
+//! same word that counts its registrations. A rejected operation takes its place in the other queues and does nothing
+//! when it runs; its push reports the deletion.
 //!
 //! # Source
 //!

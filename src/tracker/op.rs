@@ -50,8 +50,8 @@ pub struct Op<T> {
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`BOXED`].
     inline: u8,
-    /// Where the task begins, in [steps](STEP) from the record's start. It follows from `inline`, but computing it each
-    /// time costs some 25 more instructions per run.
+    /// Where the task begins, in [steps](STEP) from the record's start. The value follows from `inline`, but computing
+    /// it each time costs some 25 more instructions per run.
     task_at: u8,
     /// The operation's priority band, for the scheduler and for what traces and dumps report.
     pub band: u8,
@@ -432,7 +432,7 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
 /// Drops the task.
 ///
 /// # Safety
-/// 1. The task is not used any more, and this is called once.
+/// 1. The task is no longer used, and this is called once.
 unsafe fn drop_task<T>(op: &Op<T>) {
     op.mark(std::ptr::null_mut());
     op.place().with_mut(|task| {

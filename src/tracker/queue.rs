@@ -115,7 +115,7 @@ impl<T> VarQueue<T> {
         tail.leaves_idle(mode)
     }
 
-    /// Retires the last access, and runs `free` once no thread can have a pointer to the queue any more.
+    /// Retires the last access, and runs `free` once no thread can still have a pointer to the queue.
     ///
     /// # Safety
     /// 1. The last operation pushed on the variable is done, as the caller knows from having completed it or from

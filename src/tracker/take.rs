@@ -58,7 +58,7 @@ impl<T> OpRef<T> {
         Some((self, result))
     }
 
-    /// Takes the operation that `claim` claims from its entry, unless a worker has popped the entry.
+    /// Claims an operation with `claim` and takes it from its entry, unless a worker has popped the entry.
     ///
     /// # Safety
     /// 1. `claim` returns the pointer that [`publish`](Self::publish) has stored, and only if the operation had not

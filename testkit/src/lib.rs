@@ -102,7 +102,7 @@ pub fn watched(f: impl FnOnce() + Send + 'static) {
     watched_for(PATIENCE, f);
 }
 
-/// Runs `f` as [`watched`] does, with another time limit.
+/// Runs `f` as [`watched`] does, with the time limit `limit`.
 #[track_caller]
 pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
     // `RADDLE_PATIENCE`, in seconds, lowers the limit where a hang is expected, as with a planted bug.
@@ -125,13 +125,13 @@ pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Runs `f` for each kind of engine with `workers` workers, each run under the watchdog.
+/// Runs `f` under the watchdog once for each of `kinds`, on an engine with `workers` workers.
 #[track_caller]
 pub fn on_kinds(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
     for &kind in kinds {
         let f = f.clone();
         watched(move || {
-            // Shown with the output of a failing test.
+            // The output of a failing test shows this line.
             println!("on the {kind} engine with {workers} workers");
             f(engine(kind, workers));
         });
@@ -253,7 +253,7 @@ pub fn hold(engine: &Engine, token: &Token) -> Gate {
     gate
 }
 
-/// Returns the failure that a wait ended with.
+/// Returns the failure that a wait has returned.
 #[track_caller]
 pub fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     match result {
@@ -284,7 +284,7 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
     let waker = Waker::from(Arc::clone(&unpark));
     let start = Instant::now();
     loop {
-        // Polls only when woken, so that a lost wake-up shows.
+        // The future is polled only when it is woken, so that a lost wake-up is noticed.
         if unpark.1.swap(false, SeqCst) {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return Ok(output);
@@ -416,7 +416,7 @@ pub fn is_child() -> bool {
 }
 
 /// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
-/// whether the test succeeded, and its output. For tests that end their process or change its state.
+/// whether the test succeeded, and its output. This is for tests that end their process or change its state.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);

@@ -31,7 +31,7 @@ use std::{
 
 use raddle::{Completion, Engine, OpBuilder, Operator, Token, Var, WaitError};
 
-/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. Meant for
+/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. This is for
 /// numbers that are large only to increase the coverage of a test.
 pub const fn fewer(count: usize) -> usize {
     if cfg!(miri) {
@@ -172,8 +172,8 @@ pub trait Source {
         self.below(n) == 0
     }
 
-    /// Whether the choices are exhausted. If so, every further number is 0, and the program ends even if its shape asks
-    /// for more steps.
+    /// Returns whether the choices are exhausted. If so, every further number is 0, and the program ends even if its
+    /// shape asks for more steps.
     fn is_exhausted(&self) -> bool {
         false
     }
@@ -360,7 +360,7 @@ impl Operation {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
     }
 
-    /// Whether the operation only overwrites the variable: `access` is the variable's only declaration.
+    /// Returns whether the operation only overwrites the variable: `access` is the variable's only declaration.
     fn overwrites(&self, variable: usize, access: Access) -> bool {
         access == Access::Overwrite && !self.repeats.contains(&variable)
     }
@@ -917,7 +917,7 @@ impl World {
         match self.program.operation(id).ends {
             Ends::Well => Ok(()),
             Ends::Error | Ends::Lost => Err(format!("{id} fails on purpose")),
-            // An ordinary panic, but without a report by the panic hook.
+            // The panic hook does not report this panic.
             Ends::Panic => resume_unwind(Box::new(format!("{id} panics on purpose"))),
         }
     }
@@ -1246,7 +1246,7 @@ impl Graph {
         self.predecessors[to] += 1;
     }
 
-    /// Returns all nodes, each after its predecessors; or a cycle.
+    /// Returns all nodes, each after its predecessors, or the nodes of a cycle.
     fn order(mut self) -> Result<Vec<usize>, Vec<usize>> {
         let nodes = self.successors.len();
         let mut order: Vec<usize> = (0..nodes).filter(|&node| self.predecessors[node] == 0).collect();

@@ -148,8 +148,8 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
     }
 }
 
-/// After a function that has issued work fails, its variables have failed, dependent operations are skipped, and an
-/// operation that overwrites a variable clears its failure.
+/// If a function fails after it has issued work, its variables fail, dependent operations are skipped, and an operation
+/// that overwrites a variable clears the variable's failure.
 #[test]
 fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
     for kind in KINDS {
@@ -333,7 +333,7 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     });
 }
 
-/// In the naive engine, an operation does not complete before its work on the device has ended, even if the device
+/// On the naive engine, an operation does not complete before its work on the device has ended, even if the device
 /// refuses a call.
 #[test]
 fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {

@@ -1,6 +1,6 @@
 //! Tests of device operations, on the simulated device: order, completion, failure.
 //!
-//! No test concludes from elapsed time what a device has done. Most tests use a manual clock, or a stalled device that
+//! No test infers from elapsed time what a device has done. Most tests use a manual clock, or a stalled device that
 //! they resume.
 
 #![forbid(unsafe_code)]

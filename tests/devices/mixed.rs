@@ -57,7 +57,7 @@ enum Kind {
     /// An operation on the CPU, which uses values on the host. It declares variables of devices without using their
     /// values.
     Cpu,
-    /// The same as `Cpu`, but in the function of a device operation.
+    /// Like `Cpu`, but in the function of a device operation.
     Function(u32),
     /// An asynchronous device operation, which declares its variables without using their values.
     Asynchronous(u32),
@@ -326,7 +326,7 @@ impl Model {
         }
     }
 
-    /// Notes that `result` was reported.
+    /// Records that `result` was reported.
     fn note_reported(&mut self, result: Result<u64, usize>) -> Result<u64, usize> {
         result.inspect_err(|failure| _ = self.unknown.remove(failure))
     }

@@ -1,5 +1,4 @@
-//! Tests of the events, waits and marks by which the engine orders the commands of a device, and of how few of them it
-//! needs.
+//! Tests of the events, waits and marks with which the engine orders the commands of a device, and of their number.
 //!
 //! Most tests use a stalled device, on which nothing completes, so that only streams and events can order the commands.
 
@@ -50,7 +49,7 @@ fn a_chain_on_one_stream_has_no_events_and_two_marks() {
     chain_on_one_stream(IN_FLIGHT / 2, |gpu| assert_eq!(gpu.counts().marks, 2));
 }
 
-/// A stream receives a limited number of operations at first, and the others when the first ones are done.
+/// A stream first receives a limited number of operations, and the others once the first ones are done.
 #[test]
 fn a_longer_chain_on_one_stream_has_no_events() {
     chain_on_one_stream(1000, |_| ());

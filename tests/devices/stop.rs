@@ -149,7 +149,7 @@ fn a_wait_for_what_is_in_flight_returns_without_a_start() {
                 thread::scope(|threads| {
                     let stop = threads.spawn(|| engine.stop(None));
                     eventually("the stop is requested", || engine.is_stopped());
-                    // Odd rounds: the wait begins at any time.
+                    // In odd rounds, the wait may begin before or after the lane notices the stop.
                     thread::sleep(MOMENT * u32::from(round % 2 == 0));
                     let wait = threads.spawn(|| engine.wait_for_var(&first));
                     thread::sleep(MOMENT * u32::from(round % 2 == 0));
@@ -165,7 +165,7 @@ fn a_wait_for_what_is_in_flight_returns_without_a_start() {
     }
 }
 
-/// The function waits for one of two operations that are in flight on the same lane, and the other one is complete only
+/// The function waits for one of two operations that are in flight on the same lane, and the other one completes only
 /// after the wait.
 #[test]
 fn a_lane_that_is_to_stop_serves_a_function_that_begins_to_wait() {

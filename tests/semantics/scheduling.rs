@@ -106,7 +106,7 @@ mod on_linux {
         found.into_iter().map(|(_, cores)| cores).collect()
     }
 
-    /// Returns the numbers in a list of cores in the kernel's format.
+    /// Parses a list of cores in the kernel's format.
     fn parse_cores(cores: &str) -> Vec<usize> {
         cores
             .split(',')

@@ -7,9 +7,9 @@
  * cudarc looks for `libcuda.so`, so DIR needs a link with that name as well. LD_LIBRARY_PATH must be DIR.
  *
  * Kernels are the functions of `KERNELS`, by name: a module offers the entries that its PTX names, but the code that
- * runs is C. Mistakes that a device would not report, or not always, end the process with a message, for instance a
- * kernel whose module is unloaded, or two concurrent accesses to the same memory, one of which writes. A command that
- * touches memory that is not allocated loses the device.
+ * runs is C. Mistakes that a device might not report, such as a kernel whose module is unloaded, or two concurrent
+ * accesses to the same memory, one of which writes, end the process with a message. A command that touches memory that
+ * is not allocated loses the device.
  *
  * STAND_IN_DEVICES: the number of GPUs (1). STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
  * that finds the queue full waits. STAND_IN_MEMORY: the bytes of a device (1 GiB). STAND_IN_NARROW: streams cannot
@@ -894,7 +894,7 @@ static int allocate(address *it, size_t bytes, int host) {
     if (bytes > SIZE_MAX / 2 || (!host && bytes > device_memory - current->used)) return OUT_OF_MEMORY;
     void *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!at) return OUT_OF_MEMORY;
-    /* No caller may rely on zeros. */
+    /* The memory is filled, so that a caller that relies on zeros fails. */
     memset(at, 0x77, bytes < 1 << 20 ? bytes : 1 << 20);
     piece *made = get(sizeof *made);
     *made = (piece){ (address)at, bytes, current, host, 0, 0, pieces };

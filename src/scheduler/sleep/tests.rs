@@ -219,5 +219,5 @@ fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     sleep.set_core(0, None);
     sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
     sleep.report_contention();
-    assert!(!sleep.is_contended(0), "it is not pinned any more");
+    assert!(!sleep.is_contended(0), "it is no longer pinned");
 }

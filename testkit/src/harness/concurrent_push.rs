@@ -22,7 +22,7 @@ pub fn concurrent_push(data: &[u8]) {
             failures: false,
         };
         let watch = bytes.pick(&[Watch::ORDER, Watch::EVERYTHING]);
-        // Threads meet inside their pushes only if they push for longer than it takes to start them.
+        // Pushes of different threads overlap only if each thread pushes for longer than it takes to start the threads.
         let times = bytes.pick(&[1, 4, 16, 64]);
         let program = Program::generate(&shape, &mut bytes);
         let times = times.min(2_000 / program.operations.len().max(1)).max(1);

@@ -1,7 +1,7 @@
 //! The target `lifecycle`: engines that end while they are in use.
 //!
 //! A few threads push to a few engines and shut them down, drop their handles, delete variables and use completions
-//! that other operations have left, in no particular order. In every order:
+//! that other operations have left, in no particular order. Whatever the order:
 //!
 //! * every captured value, variable's value and result is dropped exactly once;
 //! * a function never runs twice, and runs once unless its engine cancels or one of the engine's operations fails;
@@ -178,7 +178,7 @@ impl Program {
         let is_inner = engine.is_some();
         let engine = engine.unwrap_or_else(|| bytes.below(self.engines.len()));
         let (reads, writes) = (self.variable(engine, bytes), self.variable(engine, bytes));
-        // Sometimes a variable of another engine.
+        // The operation sometimes reads a variable of another engine.
         let reads = if !is_inner && bytes.below(32) == 31 { bytes.below(self.variables.len()) } else { reads };
         let kind = bytes.pick(&[
             Kind::Sync,
@@ -400,7 +400,7 @@ impl World {
                             return Ok(());
                         }
                         world.body(id, Some((cx, &inside)));
-                        // Dropped first, because the program may end as soon as the completion is used.
+                        // `drop_once` is dropped first, because the program may end as soon as the completion is used.
                         drop(drop_once);
                         if kind == Kind::Elsewhere {
                             elsewhere(move || use_completion(done, ends));
@@ -545,7 +545,7 @@ impl Actor {
             }
             Step::PollAll(number) => {
                 if let Some(engine) = &self.hands.engines[number] {
-                    // Dropped immediately, in any state.
+                    // The future is dropped immediately, in whatever state it is.
                     let _ = poll_once(&mut Box::pin(engine.wait_for_all_async()));
                 }
             }
@@ -588,7 +588,7 @@ impl Actor {
 }
 
 impl World {
-    /// Whether operations of an engine fail on purpose.
+    /// Returns whether operations of an engine fail on purpose.
     fn fails(&self, engine: usize) -> bool {
         self.program.operations.iter().any(|operation| operation.engine == engine && operation.ends != Ends::Well)
     }
@@ -644,7 +644,7 @@ impl World {
         )
     }
 
-    /// Uses one of the completions that operations have left, if there is one, and pauses.
+    /// Uses one of the completions that operations have left, if there is one, and then sleeps for a moment.
     fn use_one_completion(&self) {
         let taken = lock(&self.left_completions).pop();
         if let Some((done, ends)) = taken {
@@ -761,10 +761,10 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         .collect();
     let engines = if world.program.lets_go { std::mem::take(&mut hands.engines) } else { Vec::new() };
     if world.program.lets_go {
-        // From here on each engine ends when its last handle is dropped, which may happen inside an operation.
+        // From here on, each engine ends when its last handle is dropped, which may happen inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // Dropped on another thread: the drop may wait for operations whose completions this thread has yet to use.
+    // Another thread drops them: the drop may wait for operations whose completions this thread has yet to use.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {

@@ -1,8 +1,8 @@
-//! The functions of the fuzz targets, without the fuzzer: an ordinary test, `tests/corpus.rs`, runs them over the
-//! corpus.
+//! The functions of the fuzz targets, without the fuzzer. Ordinary tests in `tests/corpus.rs` also run them, on the
+//! committed corpora and on inputs generated from seeds.
 //!
-//! Each target turns bytes into a program and runs it. If a check fails, it panics with a message that contains the
-//! input. Every input runs under a watchdog, which prints the program's position and ends the process if the input
+//! Each target turns bytes into a program and runs it. If a check fails, the target panics with a message that contains
+//! the input. Every input runs under a watchdog, which prints the program's position and ends the process if the input
 //! hangs. The panics that programs cause on purpose are not reported; all others are, on every thread.
 
 pub mod concurrent_push;
@@ -89,7 +89,7 @@ pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recor
     if data.len() % 4 != 1 {
         return (plan, None);
     }
-    // This is more than the longest program needs. Only the part that is used takes memory.
+    // The capacity exceeds what the longest program needs. Only the part that is used takes memory.
     let recorder = Recorder::with_capacity(8 << 20);
     (plan.recorder(&recorder), Some(recorder))
 }

@@ -1,11 +1,11 @@
 //! The targets `push` and `typed`: one thread's program on the naive engine and on a threaded one, against a model.
 //!
-//! With one pushing thread, the program determines the values that each operation saw, every final value and version,
+//! With one pushing thread, the program determines the values that each operation sees, every final value and version,
 //! every failure with its cause, and every refusal. Only whether a handle cancels its operation in time is taken from
 //! the run. Two rules are not promised but hold on all engines, so the model has them as well: an operation over
 //! several failed variables propagates the failure of the oldest variable, and a failed variable keeps its failure. In
-//! `push`, most operations are over tokens, and they complete in every possible way. In `typed`, most are over typed
-//! variables in many shapes, some of them aliased. In a third of the programs the engine and the group have a limit on
+//! `push`, most operations use tokens, and they complete in every possible way. In `typed`, most operations use typed
+//! variables in many shapes, some of them aliased. In a third of the programs, the engine and the group have a limit on
 //! pending operations, which changes no result.
 
 use std::{
@@ -52,7 +52,7 @@ enum Kind {
     Async(Finish),
     /// A future that yields while it holds its variables.
     Future,
-    /// The following kinds are over typed variables.
+    /// This and the following kinds use typed variables.
     Push,
     Submit,
     TrySubmit,
@@ -420,9 +420,9 @@ impl Operation {
         })
     }
 
-    /// Whether the operation runs on the device, if it names one. The function of a device operation is called as soon
-    /// as its dependencies have been issued, so only the kernel may use the values outside the variables. The function
-    /// may use the values of typed variables, since these are on the host.
+    /// Returns whether the operation runs on the device, if it names one. The function of a device operation is called
+    /// as soon as its dependencies have been issued, so only the kernel may use the values outside the variables. The
+    /// function may use the values of typed variables, since these are on the host.
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
@@ -435,7 +435,7 @@ impl Operation {
         matches!(self.kind, Kind::Submit | Kind::TrySubmit)
     }
 
-    /// Whether the operation can be pushed in a scope or as a child.
+    /// Returns whether the operation can be pushed in a scope or as a child.
     fn can_be_wrapped(&self) -> bool {
         let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
         self.kind == Kind::Sync && self.gpu.is_none() && is_plain
@@ -449,8 +449,8 @@ impl Operation {
         self.no_skip || self.property == Property::NoSkip || self.is_clean_up()
     }
 
-    /// Returns the cause of the operation's failure if the operation is cancelled. `by_handle` says whether its handle
-    /// has cancelled it.
+    /// Returns the cause of the operation's failure if the operation is cancelled. `by_handle` says whether it was
+    /// cancelled through its handle.
     fn cancelled(&self, by_handle: bool) -> Option<&'static str> {
         const BEFORE: &str = "it was cancelled";
         match self.bound {
@@ -462,7 +462,7 @@ impl Operation {
         }
     }
 
-    /// Whether the operation changes nothing if it is cancelled.
+    /// Returns whether the operation changes nothing if it is cancelled.
     fn is_passed_over(&self) -> bool {
         matches!(self.bound, Bound::PassedOver | Bound::Handle(Cancel::Quietly))
     }
@@ -583,7 +583,7 @@ struct Model {
     /// The failures of the group's operations since the last wait for the group, and whether each failure began in the
     /// group.
     of_group: Vec<(usize, bool)>,
-    /// The operations that their handles have cancelled, taken from the run.
+    /// The operations that were cancelled through their handles, taken from the run.
     withdrawn: BTreeSet<usize>,
 }
 
@@ -1004,7 +1004,7 @@ impl Run {
         let rest = move || {
             self.leave(seen);
             let id = self.id;
-            // Dropped first, because the program may end as soon as the completion is used.
+            // The run is dropped first, because the program may end as soon as the completion is used.
             drop(self);
             match ends {
                 Ends::Well => done.complete(),
@@ -1147,7 +1147,7 @@ struct Runner {
     group: Group,
     /// A group that was cancelled, and one that was cancelled quietly.
     cancelled: [Group; 2],
-    /// The operations that their handles have cancelled.
+    /// The operations that were cancelled through their handles.
     withdrawn: BTreeSet<usize>,
     /// Whether the engine has a limit on pending operations. If so, no operation is held up, since a push might wait
     /// for it.
@@ -1598,7 +1598,7 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
     watched(target, data, |watch| {
         let mut bytes = Bytes::new(data);
         let threaded = engine_plan(&mut bytes, &THREADED);
-        // The limit is chosen by the length of the input, so that inputs from before limits existed keep their meaning.
+        // The limit is chosen by the length of the input, so that inputs older than limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 7);
         let program = Arc::new(Program::decode(&mut bytes, is_typed));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {

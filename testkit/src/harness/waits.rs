@@ -37,12 +37,12 @@ enum Step {
     Pause(usize),
     WaitForVar(usize),
     WaitToRead(usize),
-    /// Waits for an operation, if its handle is there and nobody else has taken it.
+    /// Waits for an operation, unless its handle does not exist yet or was taken.
     WaitFor(Id),
     WaitForGroup(usize),
-    /// Pushes an operation, and waits for it or leaves its handle to others.
+    /// Pushes an operation, and waits for it or leaves its handle to other operations.
     Push(Operation, bool),
-    /// Pushes a child, and leaves its handle to others.
+    /// Pushes a child, and leaves its handle to other operations.
     Child(Operation),
     /// Opens a scope with these operations.
     Scope(Vec<Operation>),
@@ -58,7 +58,7 @@ struct Program {
     count: usize,
 }
 
-/// The most operations of a program.
+/// The maximum number of operations of a program.
 const MOST: usize = 24;
 
 impl Program {
@@ -180,7 +180,7 @@ impl Graph {
         self.after[point].push(after);
     }
 
-    /// Whether the function of an operation may wait for itself.
+    /// Returns whether the function of an operation may wait for itself.
     fn is_on_cycle(&self, id: Id) -> bool {
         let mut seen = vec![false; self.after.len()];
         let mut open = self.after[function_of(id)].clone();
@@ -269,7 +269,7 @@ impl Program {
         graph
     }
 
-    /// Whether, of two operations that conflict, `late` may be pushed after `early`.
+    /// Returns whether, of two operations that conflict, `late` may be pushed after `early`.
     fn may_stand_behind(&self, late: (Id, Origin), early: (Id, Origin)) -> bool {
         match (late.1, early.1) {
             // The children of an operation have queues of their own.
@@ -289,7 +289,7 @@ impl Program {
 
 struct World {
     variables: Vec<Variable>,
-    /// Read by all operations of the program's own thread.
+    /// A token that all operations of the program's own thread read.
     gate: Token,
     groups: Vec<Group>,
     handles: Vec<Mutex<Option<OpHandle<()>>>>,
@@ -312,7 +312,7 @@ impl World {
         lock(&self.violations).push(what);
     }
 
-    /// Returns the variables that an operation accesses in one way.
+    /// Returns the tokens to which an operation has the given access.
     fn tokens<'w>(&'w self, operation: &'w Operation, access: Access) -> impl Iterator<Item = &'w Token> {
         let in_this_way = operation.accesses.iter().filter(move |(_, its)| *its == access);
         in_this_way.map(|(variable, _)| &self.variables[*variable].token)
@@ -501,7 +501,7 @@ pub fn waits(data: &[u8]) {
             };
             done.complete();
         }
-        // Failures come from scopes that were refused. Operations that others have pushed may still be pending.
+        // Failures come from scopes that were refused. Operations pushed by other operations may still be pending.
         while engine.wait_for_all().is_err() || engine.pending() != 0 {}
         let checked = world.check(&program, engine.kind() == EngineKind::Naive);
         drop((world, engine));

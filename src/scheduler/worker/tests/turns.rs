@@ -8,7 +8,7 @@ const RUN: usize = MAX_RUN as usize;
 /// How an endless chain of operations creates its next one.
 #[derive(Clone, Copy, Debug)]
 enum Chain {
-    /// As its successor, which is next in the slot.
+    /// As a successor, which goes into the slot.
     Slot,
     /// By a push from inside an operation, into the deque or the injector.
     Inside,
