@@ -9,8 +9,8 @@
 //! * an operation that another thread completes, and that occupies no worker until then;
 //! * operations that fail: through an error that they return, a panic, asynchronous I/O that fails, or a completion
 //!   that is dropped;
-//! * the spread of a failure: operations that depend on a failed one are skipped, all others run, and waits return the
-//!   original error;
+//! * the propagation of a failure: operations that depend on a failed one are skipped, all others run, and waits return
+//!   the original error;
 //! * two ways to make a failed variable usable again: `clear_error` and `overwrite`;
 //! * waiting with a time limit.
 

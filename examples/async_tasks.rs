@@ -17,7 +17,7 @@ const ACCOUNTS: usize = 4;
 const TRANSFERS: usize = 200;
 const START: i64 = 100;
 
-/// Moves `amount`, or all that the account has if that is less. Returns the amount moved.
+/// Moves `amount`, or the whole balance if that is less. Returns the amount moved.
 async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> Result<i64, WaitError> {
     let (mut from, mut to) = engine.acquire((from.write(), to.write())).await?;
     let moved = amount.min(*from);

@@ -6,7 +6,7 @@
 //!
 //! A stage declares the tiles of its frame, and each of its children declares one tile. A stage is complete when its
 //! last tile is, so the stages of one frame follow each other, while the tiles of a stage, and the stages of different
-//! frames, run in parallel. The last stage needs the brightest pixel of the frame, which its children hand to each
+//! frames, run in parallel. The last stage needs the brightest pixel of the frame, which its children pass to each
 //! other in variables of their own. No thread waits for a stage or a tile.
 
 use std::error::Error;

@@ -4,8 +4,8 @@
 //! cargo run --release --example fork_join
 //! ```
 //!
-//! The example sorts by merging: each operation halves its numbers, submits both halves, and merges what they return. A
-//! wait for a part that has not started runs it in place, so the recursion needs no more threads than the engine has.
+//! The example is a merge sort: each operation halves its numbers, submits both halves, and merges the results. A wait
+//! for a part that has not started runs it in place, so the recursion needs no more threads than the engine has.
 
 use std::error::Error;
 

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Look at the three pushes. An archive must have every quote, so its producer waits: `push` runs operations on the
-//! producer's thread while the engine is full. A trader must not stop, so it uses `if_room`, and leaves out quotes for
+//! producer's thread while the engine is full. A trader must not wait, so it uses `if_room`, and leaves out quotes for
 //! which there is no room. A task shares its thread with other tasks, so it awaits room with `when_room`.
 
 use std::error::Error;

@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     scale()?;
     engine.op("count").push((text.read(), words.write()), |(text, words)| *words = text.split(' ').count())?;
 
-    // A wait for either variable returns the same failure, which says which operation failed, and why.
+    // A wait for either variable returns the same failure, which names the failed operation and the cause.
     let error = failure(engine.wait_for_var(&number));
     println!("{error}");
     assert_eq!(error.name(), "parse");

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Look at `slot.overwrite()`. Frame 3 writes the buffer that frame 0 used, so the engine starts it after the last
-//! reader of frame 0. This alone bounds the memory and the frames in progress, without a semaphore or a channel.
+//! reader of frame 0. This order alone bounds the memory and the frames in progress, without a semaphore or a channel.
 //! The line with `wait_for_var` bounds something else: how far the loop that pushes runs ahead of the workers.
 
 use std::error::Error;

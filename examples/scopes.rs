@@ -1,4 +1,4 @@
-//! Scopes: operations that borrow an image from the stack, and change it in place.
+//! Scopes: operations that borrow local variables, here an image and the buffers for its blurred copy.
 //!
 //! ```text
 //! cargo run --release --example scopes

@@ -73,7 +73,7 @@ fn train(workers: usize) -> Result<[f64; 3], Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let results = [train(1)?, train(2)?, train(4)?];
-    println!("weights after 1, 2 and 4 workers: {results:.4?}; the truth is {TRUTH:?}");
+    println!("weights with 1, 2 and 4 workers: {results:.4?}; the truth is {TRUTH:?}");
     assert!(results.iter().all(|weights| weights.map(f64::to_bits) == results[0].map(f64::to_bits)));
     assert!(results[0].iter().zip(TRUTH).all(|(weight, truth)| (weight - truth).abs() < 0.02));
     Ok(())

@@ -1,8 +1,8 @@
 //! Runs the benchmarks one after the other and combines their main results. `cargo bench` at the root starts this
 //! program.
 //!
-//! Words select benchmarks. After a run that is not quick and that writes to `results`, the tables between the two
-//! marks in the root's README are replaced by the main results.
+//! Words select benchmarks. A run that is not quick and that writes to `results` replaces the tables between the two
+//! marks in the root's README with the main results.
 
 use std::{
     env, fs,

@@ -29,7 +29,7 @@ const OPERATIONS: usize = 4_000;
 const WARM_UP: usize = 10;
 /// The environment variable that is set in the process under callgrind.
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
-/// The relative increase that counts as a regression, and the decrease after which the file should be renewed.
+/// The relative increase that counts as a regression, and the decrease after which the file should be updated.
 const TOLERANCE: f64 = 0.05;
 
 fn baseline_file() -> PathBuf {
@@ -38,10 +38,10 @@ fn baseline_file() -> PathBuf {
 
 // ------------------------------------------------------------------------------------------------ under callgrind ----
 
-/// Sends a request of callgrind's with an argument. Does nothing without callgrind.
+/// Sends a callgrind request with an argument. Does nothing without callgrind.
 #[cfg(target_arch = "x86_64")]
 fn request(number: u64, argument: u64) {
-    // Requests of callgrind's are numbered from "CT" in the upper half.
+    // Callgrind requests are numbered from "CT" in the upper half.
     let request = [((b'C' as u64) << 24 | (b'T' as u64) << 16) + number, argument, 0, 0, 0, 0];
     // SAFETY: this is valgrind's magic sequence, which has no effect on a CPU: the rotations add up to 128 bits. Under
     // valgrind it reads `request` and the name that it points to, both of which are live, and writes rdx.
@@ -65,7 +65,7 @@ fn dump(name: &str) {
 
 /// Calls `f`, whose instructions on this thread are not counted.
 fn uncounted(f: impl FnOnce()) {
-    // `CALLGRIND_TOGGLE_COLLECT`, which concerns the calling thread only.
+    // `CALLGRIND_TOGGLE_COLLECT`, which affects only the calling thread.
     request(2, 0);
     f();
     request(2, 0);
@@ -75,10 +75,10 @@ fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let mut raddle = Raddle::with(engine.build().expect("an engine"));
     for workload in Workload::ALL {
-        // The pools of records must be full, and memory that was retired earlier must be freed.
+        // The first rounds fill the pools of records, and free memory that was retired earlier.
         for round in 0..WARM_UP + 1 {
             let counted = round == WARM_UP;
-            let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle has everything");
+            let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle supports every workload");
             let go = occupy(raddle.engine());
             if counted {
                 dump("before");

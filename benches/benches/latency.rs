@@ -136,7 +136,7 @@ fn open_loop(start: Instant, due: &[u64], mut push: impl FnMut(usize)) {
     }
 }
 
-/// What the operations record: for each operation its latency plus one, or zero until it has started.
+/// The latencies that the operations record: for each operation its latency plus one, or zero until it has started.
 #[derive(Clone, Copy)]
 struct Notes {
     start: Instant,
@@ -204,7 +204,7 @@ fn hiccups(due: &[u64]) -> Histogram<u64> {
     histogram(late)
 }
 
-/// A word on which a thread sleeps, by means of the futex system call alone.
+/// A word on which a thread sleeps, using only the futex system call.
 #[derive(Default)]
 struct Futex(AtomicU32);
 

@@ -2,7 +2,7 @@
 //!
 //! One thread pushes. Each figure is ns per operation: the time from the first push until all operations are complete,
 //! divided by their number. The engines take turns, round by round, and the median of the rounds is reported. The
-//! benchmark guards against a growth of the engine's overhead; it does not measure latency.
+//! benchmark guards against growth of the engine's overhead; it does not measure latency.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The dependence types and kernels of Task Bench, with METG(50%): see `pattern`, `kernel` and `metg`.
 //!
-//! One thread pushes all operations of a graph of 16 columns in order, and waits. The benchmark guards against a growth
-//! of the engine's overhead, on graphs of every density, and of the smallest useful size of operations. It does not
+//! One thread pushes all operations of a graph of 16 columns in order, and waits. The benchmark guards against growth
+//! of the engine's overhead, on graphs of every density, and of the smallest useful size of an operation. It does not
 //! measure latency.
 
 use raddle::EngineKind;

@@ -2,7 +2,7 @@
 //!
 //! `RADDLE_PEERS` is that command, with its arguments. It prints one line for each engine and workload: the name of the
 //! engine, the name of the workload as below, a number and `ns`. Other lines are kept as notes. The workloads must be
-//! the ones in `workload`, timed from the first push to the end of the last operation, and `METG50 stencil w16` is
+//! those in `workload`, timed from the first push to the end of the last operation, and `METG50 stencil w16` is
 //! METG(50%) as in `metg`.
 
 use std::{env, process::Command};

@@ -21,8 +21,8 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Whether each benchmark should only check that it runs. This is so if `RADDLE_BENCH_QUICK` is set and is neither
-/// empty nor `0`, or if `--test` is among the arguments.
+/// Returns whether each benchmark should only check that it runs: if `RADDLE_BENCH_QUICK` is set and is neither empty
+/// nor `0`, or if `--test` is among the arguments.
 #[must_use]
 pub fn quick() -> bool {
     env::var_os("RADDLE_BENCH_QUICK").is_some_and(|value| !value.is_empty() && value != "0")
@@ -34,7 +34,7 @@ pub fn choose<T>(full: T, quick: T) -> T {
     if self::quick() { quick } else { full }
 }
 
-/// Returns how many interleaved rounds measure each figure.
+/// Returns the number of interleaved rounds in which each figure is measured.
 #[must_use]
 pub fn rounds(full: usize) -> usize {
     let wanted = env::var("RADDLE_BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
@@ -48,7 +48,7 @@ pub fn words() -> Vec<String> {
     env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
 }
 
-/// Whether a row with this name is selected.
+/// Returns whether a row with this name is selected.
 #[must_use]
 pub fn wanted(name: &str) -> bool {
     let words = words();

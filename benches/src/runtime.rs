@@ -324,7 +324,7 @@ impl Runtime for TokioTasks {
         let running = self.running.0.clone();
         self.runtime.spawn(async move {
             for mut receiver in before {
-                // No value is ever sent: this returns when the other task has dropped its sender.
+                // No value is ever sent: the call returns when the other task has dropped its sender.
                 _ = receiver.changed().await;
             }
             work.run();

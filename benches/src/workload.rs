@@ -171,7 +171,7 @@ pub trait Suite {
     /// Measures ns per operation, push and run. Returns `None` if the runtime does not support the workload.
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
 
-    /// Runs a graph of Task Bench, with fewer steps if the runtime takes fewer operations.
+    /// Runs a graph of Task Bench, with fewer steps if the runtime limits the number of operations.
     fn graph(&mut self, pattern: &Pattern, steps: usize, kernel: Kernel, iterations: u32) -> Run;
 }
 

@@ -73,7 +73,7 @@ pub fn encode(picture: &RgbImage, bytes: &mut Vec<u8>) -> ImageResult<()> {
     JpegEncoder::new_with_quality(bytes, 90).encode_image(picture)
 }
 
-/// Returns how much detail of up to `radius` pixels a frame has: the difference that blurring it makes.
+/// Returns the amount of detail of up to `radius` pixels: the difference between the frame and a blurred copy.
 pub fn detail(luma: &GrayImage, radius: u32) -> f64 {
     root_mean_squared_error(luma, &box_filter(luma, radius, radius))
 }

@@ -88,11 +88,11 @@ impl<'e> Graph<'e> {
         }
     }
 
-    /// Pushes all operations of one frame. This only describes the work and returns immediately; the workers run it.
+    /// Pushes all operations of one frame, and returns immediately; the workers run them.
     ///
     /// The later a stage, the higher its priority, so that the workers finish a frame before they start the next one.
-    /// The statistics have the lowest priority. A running operation is not interrupted, so the statistics are many
-    /// short operations instead of one long one.
+    /// The statistics have the lowest priority. A running operation is not interrupted, so the statistics are computed
+    /// by many short operations instead of one long one.
     ///
     /// All results are declared with `overwrite` and not with `write`: the images of the slot's previous frame are not
     /// used, and if that frame failed, this one does not fail with it.
@@ -199,7 +199,7 @@ mod tests {
         Camera::new(photo, size, lose_every).unwrap()
     }
 
-    /// Returns what the graph should deliver, computed without the engine.
+    /// Returns the expected delivery of the graph, computed without the engine.
     fn expected(camera: &Camera, frame: u64) -> Option<(u64, Statistics)> {
         let raw = camera.capture(frame).ok()?;
         let clean = filters::denoise(&raw);

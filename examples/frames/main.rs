@@ -41,7 +41,7 @@ use camera::{Camera, FrameLost, Size};
 use filters::Statistics;
 use graph::{Graph, Pending, Plan};
 
-/// A photograph of a pavilion by danielbuechele, CC BY 2.0; see `assets/LICENSES.md`.
+/// A photograph of a pavilion, by danielbuechele (CC BY 2.0); see `assets/LICENSES.md`.
 const PHOTO: &[u8] = include_bytes!("assets/pagoda.jpg");
 
 /// The default fixed rate, as a fraction of the highest possible rate.
@@ -284,7 +284,7 @@ fn prepare_output(path: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints a line to the standard output; returns an error where `println!` would panic, as when a pipe is closed.
+/// Prints a line to standard output. Returns an error where `println!` would panic, for instance if a pipe is closed.
 fn say(line: std::fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }

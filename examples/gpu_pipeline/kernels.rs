@@ -3,7 +3,7 @@
 /// Bytes in a row, on all devices. The CUDA kernels contain the same constant.
 pub const WIDTH: usize = 512;
 
-/// Computes the result of both kernels for a chunk, byte by byte. The results of all devices are compared with it.
+/// Computes the result of both kernels for a chunk, byte by byte, as the reference for the results of all devices.
 pub fn reference(raw: &[u8]) -> Vec<u8> {
     let rows = raw.len() / WIDTH;
     let at = |x: usize, y: usize| u32::from(raw[y * WIDTH + x]);

@@ -36,7 +36,7 @@ use raddle::{Engine, GpuDriver, PushError, SimulatedGpu};
 use kernels::WIDTH;
 use pipeline::{Kernels, Pending, Pipeline, Scene};
 
-/// A photograph of a pavilion by danielbuechele, CC BY 2.0; see `../frames/assets/LICENSES.md`.
+/// A photograph of a pavilion, by danielbuechele (CC BY 2.0); see `../frames/assets/LICENSES.md`.
 const PHOTO: &[u8] = include_bytes!("../frames/assets/pagoda.jpg");
 
 /// The number of different chunks.

@@ -131,7 +131,7 @@ impl<'e> Pipeline<'e> {
         Ok(Self { engine, kernels: Arc::new(kernels), scenes, ring })
     }
 
-    /// Pushes all operations of one chunk. This only describes the work and returns immediately.
+    /// Pushes all operations of one chunk, and returns immediately.
     ///
     /// All results are declared with `overwrite` and not with `write`: the slot's previous chunk is not used, and if it
     /// failed, this chunk does not fail with it.

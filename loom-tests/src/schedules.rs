@@ -1,4 +1,4 @@
-//! Running a model under shuttle.
+//! Runs models under shuttle.
 
 use std::{
     env,

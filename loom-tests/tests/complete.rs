@@ -1,8 +1,8 @@
-//! A completion and a push never miss each other: the later of the two returns the operation as ready, exactly once;
-//! and what an operation wrote is visible to the operations that it makes ready.
+//! A completion and a push never miss each other: the later of the two returns the operation as ready, exactly once.
+//! The writes of an operation are visible to the operations that it makes ready.
 //!
-//! The data of the variables are loom's cells, so an operation that runs too early, or without having acquired what its
-//! predecessors wrote, causes a race that loom finds.
+//! The data of the variables are loom's cells, so an operation that runs too early, or without having acquired its
+//! predecessors' writes, causes a race that loom finds.
 
 #![cfg(raddle_loom)]
 
@@ -169,8 +169,8 @@ fn two_predecessors_complete_while_the_successor_is_pushed() {
     });
 }
 
-/// Two readers stand between two writers. The completion of the first writer has made the readers ready. Each reader is
-/// completed by a thread of its own, while the second writer is pushed.
+/// Two readers are between two writers. The completion of the first writer has made the readers ready. A separate
+/// thread completes each reader, while the second writer is pushed.
 fn readers_between_writers(bound: usize, ends: [usize; 2]) {
     model(bound, Contract, move || {
         let world = World::new(1);

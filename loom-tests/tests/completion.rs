@@ -37,8 +37,8 @@ fn the_error_of_a_function_reaches_exactly_one_side() {
     });
 }
 
-/// The function can find out in two ways that the completion was used; in both cases it sees what the completing thread
-/// did before it used the completion.
+/// The function can find out in two ways that the completion was used; in both cases it sees the completing thread's
+/// earlier writes.
 #[test]
 fn a_thread_that_sees_a_resolution_sees_the_writes_before_it() {
     for by_failing in [false, true] {
@@ -211,8 +211,8 @@ fn a_result_wakes_a_future_that_was_pending() {
     });
 }
 
-/// A future is dropped while the result is being set: it may be woken before the drop, but its waker goes with it. A
-/// future that is polled with another waker keeps only the new one.
+/// A future is dropped while the result is being set: it may be woken before the drop, but its waker is dropped with
+/// it. A future that is polled with another waker keeps only the new one.
 #[test]
 fn a_dropped_future_leaves_no_waker_with_the_result() {
     model(COMPLETE, Flavour::Contract, || {

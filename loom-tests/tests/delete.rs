@@ -123,7 +123,8 @@ fn a_rejected_operation_does_not_delay_others() {
     });
 }
 
-/// Like the first model, but with an engine, which closes the variable before it pushes the deletion.
+/// Like `a_push_comes_before_the_deletion_or_is_rejected`, but with an engine, which closes the variable before it
+/// pushes the deletion.
 #[test]
 fn no_operation_of_an_engine_runs_behind_a_deletion() {
     model(2, Contract, || {

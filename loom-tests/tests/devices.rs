@@ -1,4 +1,4 @@
-//! Device lanes: a lane publishes the state of its stream and the failure of its device, while operations wait for the
+//! GPU lanes: a lane publishes the state of its stream and the failure of its device, while operations wait for the
 //! stream and other lanes need the stream's events. The simulated device, which executes commands on any thread that
 //! polls it, is modelled as well.
 //!
@@ -44,8 +44,7 @@ unsafe impl Sync for Data {}
 // SAFETY: the cell is loom's, which reports a race instead of letting it happen.
 unsafe impl Send for Data {}
 
-/// A lane completes two operations one after the other. A thread that finds an operation complete sees what that
-/// operation did.
+/// A lane completes two operations one after the other. A thread that finds an operation complete sees its effects.
 fn a_lane_completes_operations_while_a_thread_checks_for_them() {
     let (timeline, data) = (Arc::new(Timeline::default()), [Data::new(), Data::new()]);
     let (lane, done) = (Arc::clone(&timeline), data.clone());
@@ -83,7 +82,7 @@ fn without_the_release_of_the_number_the_writes_of_an_operation_are_not_seen() {
 }
 
 /// One published number completes two operations. Two threads check, one for each operation; a thread that finds its
-/// operation complete sees what both operations did.
+/// operation complete sees the effects of both operations.
 #[test]
 fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
     model(COMPLETE, Flavour::Contract, || {
@@ -187,8 +186,8 @@ fn lanes_note_operations_at_the_same_time() {
 
 // ------------------------------------------------------------------------------------------------------- faults ----
 
-/// What the lanes of a device share with the operations that depend on it: the state of one variable, which the device
-/// is writing.
+/// The state that the lanes of a device share with the operations that depend on it: that of one variable, which the
+/// device is writing.
 #[derive(Default)]
 struct Device {
     fault: Fault<u32>,
@@ -225,7 +224,7 @@ impl Device {
         failure
     }
 
-    /// Returns `None` if a CPU operation behind the device's operations has to wait. Otherwise returns the failure that
+    /// Returns `None` if a CPU operation behind the device's operations must wait. Otherwise returns the failure that
     /// the CPU operation finds, if any.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
         let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, Mode::Write));
@@ -244,7 +243,7 @@ fn a_lane_finds_its_device_lost_while_the_cpu_asks() {
     });
     assert_eq!(lane.join().unwrap(), 7);
     if waits {
-        assert_eq!(device.verdict(1), Some(Some(7)), "the lane has ended what was under way");
+        assert_eq!(device.verdict(1), Some(Some(7)), "the lane has ended the operation in flight");
     }
 }
 

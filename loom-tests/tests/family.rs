@@ -51,7 +51,7 @@ impl TwoParts {
     fn work(&self, part: usize) {
         self.parts[part].add();
         if self.count.end_part() {
-            // A child reads what both parts have done.
+            // A child reads the effects of both parts.
             assert_eq!(self.parts.each_ref().map(Data::get), [1, 1], "a child has started during a part");
             self.releases.fetch_add(1, Relaxed);
             if self.count.leave() {
@@ -156,7 +156,7 @@ fn without_a_share_of_the_work_a_parent_is_complete_while_its_children_are_start
 struct Pushed {
     count: FamilyCount,
     children: Mutex<Option<usize>>,
-    /// What the parent did before its work ended.
+    /// The effects of the parent before its work ended.
     before: Data,
     started: Counter,
 }

@@ -1,5 +1,5 @@
 //! The list of living engines, in which a forked child finds the engines that it must end. The models do not show that
-//! a child sees what was done before the fork, since they let another thread read the list instead of a child.
+//! a child sees the writes before the fork, since they let another thread read the list instead of a child.
 #![cfg(raddle_loom)]
 
 use std::{ptr::NonNull, sync::Arc};

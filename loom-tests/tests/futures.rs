@@ -181,7 +181,7 @@ fn ready<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
-/// The operation ends on the thread that drops the last guard, and hands over what was done through both guards.
+/// The operation ends on the thread that drops the last guard, and hands over the writes made through both guards.
 #[test]
 fn the_last_guard_hands_over_what_all_guards_have_done() {
     model(2, Flavour::Contract, || {

@@ -43,7 +43,7 @@ impl Lane {
         has_stayed
     }
 
-    /// Lets a function that has waited go on, if it can borrow a place.
+    /// Lets a function that has waited continue, if it can borrow a place.
     fn go_on(&self) {
         if self.loans.borrow(&self.sleep) {
             self.compute();
@@ -92,7 +92,7 @@ fn without_the_notification_the_worker_stays_idle_for_ever() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// A function goes on, waits and goes on again, while the worker that stays idle for it sees that the function has
+/// A function continues, waits and continues again, while the worker that stays idle for it sees that the function has
 /// given the place back.
 #[test]
 fn a_worker_that_has_stayed_idle_sees_the_next_loan() {

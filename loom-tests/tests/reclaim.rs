@@ -104,8 +104,8 @@ fn with_the_tail_at_a_retired_access_a_record_is_used_after_reclamation() {
     must_fail("retiring_the_access_at_the_tail", "use after reclamation");
 }
 
-/// As above, but the completing thread calls `is_idle` instead of pushing a third operation, and the other thread makes
-/// the second half of a push over two variables, or a whole push over one.
+/// Like `complete_while_another_appends`, but the completing thread calls `is_idle` instead of pushing a third
+/// operation, and the other thread finishes a stalled push over two variables, or makes a push over one.
 fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
         let world = World::new(2);
@@ -143,9 +143,8 @@ fn the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behin
 }
 
 /// The record of an operation with two accesses has three shares: one for each access, and one for the thread that
-/// completes the operation. Each share is ended by a different thread, and the thread that ends the last one retires
-/// the record. Through the task's cell, loom checks that the other threads' uses of the record come before the
-/// retirement.
+/// completes the operation. A different thread ends each share, and the one that ends the last share retires the
+/// record. Through the task's cell, loom checks that the other threads' uses of the record come before the retirement.
 #[test]
 fn the_last_share_retires_the_record_after_all_uses() {
     model(3, Contract, || {
@@ -166,7 +165,7 @@ fn the_last_share_retires_the_record_after_all_uses() {
 }
 
 /// A slow helper may still use the queue of a variable after the operation that it helps, which is the last one there,
-/// is complete. At that time, another thread disposes of the variable.
+/// is complete. Another thread then disposes of the variable.
 #[test]
 fn a_variable_is_freed_only_after_the_helpers() {
     model(2, Contract, || {

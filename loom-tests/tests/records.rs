@@ -17,10 +17,10 @@ use loom::{
 use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Step};
 use raddle_loom_tests::{model, must_fail, without};
 
-/// What a pinned thread may read in a record.
+/// The contents that a pinned thread may read in a record.
 const OLD: usize = 0;
 
-/// Takes `count` records and writes `user` to them. They must be distinct.
+/// Takes `count` records, which must be distinct, and writes `user` to them.
 fn take(count: usize, user: usize) -> Vec<PooledRecord> {
     let mut taken: Vec<PooledRecord> = Vec::new();
     for _ in 0..count {
@@ -64,7 +64,7 @@ fn read_while(bound: Option<usize>, reuse: impl Fn(PooledRecord) + Sync + Send +
 fn reuse_while_another_thread_reads() {
     static REUSED: AtomicBool = AtomicBool::new(false);
     read_while(Some(3), |record| {
-        // The second one fills the list, and the third retires the batch.
+        // The second record that is put back fills the list, and the third retires the batch.
         put_back(&take(2, 1), 1);
         let taken = take(4, 2);
         if taken.contains(&record) {
@@ -134,7 +134,7 @@ fn a_record_has_one_user_at_a_time() {
 fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
     static POPPED: AtomicBool = AtomicBool::new(false);
     model(3, ContractForReaders, || {
-        // The fourth one retires the batch of the first two.
+        // The third record that is put back retires the batch of the first two.
         let before = take(4, 1);
         put_back(&before, 1);
         let other = thread::spawn(|| {
@@ -142,7 +142,7 @@ fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
             PooledRecord::end_thread();
             taken
         });
-        // The cache of this thread has no records left after two.
+        // If this thread pops the batch, the third record is the one that holds the list.
         let taken = take(3, 3);
         if other.join().unwrap().iter().any(|record| before.contains(record)) {
             POPPED.store(true, Relaxed);

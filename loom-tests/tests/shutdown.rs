@@ -34,7 +34,7 @@ fn shared() -> Arc<Shared> {
     Arc::new(Shared { pending: PendingOps::new(2), data: [UnsafeCell::new(0), UnsafeCell::new(0)] })
 }
 
-/// Two operations that entered before the wait leave on two threads; the wait ends after both and sees what they did.
+/// Two operations that entered before the wait leave on two threads; the wait ends after both and sees their effects.
 fn wait_for_two() {
     let shared = shared();
     let threads = [0, 1].map(|index| {
@@ -141,7 +141,7 @@ fn a_wait_for_all_does_not_cover_later_entries() {
     });
 }
 
-/// As above, but all existing generations drain, so that new ones must be created while operations enter.
+/// All existing generations drain, so new ones must be created while operations enter.
 #[test]
 fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     model(2, Flavour::Contract, || {
@@ -250,8 +250,7 @@ fn a_wait_for_room_is_woken_when_an_operation_leaves() {
     model(COMPLETE, Flavour::Contract, || wait_for_room(1));
 }
 
-/// The first operation to leave may find that no future has registered, and end the watch, while the future is between its
-/// two looks.
+/// The first operation to leave may find no registered future, and end the watch, between the future's two checks.
 #[test]
 fn a_wait_for_room_misses_no_leave() {
     model(3, Flavour::Contract, || wait_for_room(3));
@@ -353,9 +352,9 @@ fn entries_are_counted_once_while_generations_are_reused() {
     });
 }
 
-/// Either a wait covers an operation, or the operation sees what was done before the wait: that is how a shutdown
-/// refuses late pushes. The generation is closed and opened again while the operation is about to enter it, and the
-/// generation's word has its old value again.
+/// Either a wait covers an operation, or the operation sees the writes before the wait, so a shutdown can refuse late
+/// pushes. The generation is closed and opened again while the operation is about to enter it, and the generation's
+/// word returns to its old value.
 #[test]
 fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
@@ -379,7 +378,7 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
 }
 
 /// When an operation pushes another one, the new operation enters before the pushing one leaves. So a wait that finds
-/// nothing pending covers both: that is how a shutdown knows that it may end the threads.
+/// nothing pending covers both, and a shutdown may then end the threads.
 #[test]
 fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {

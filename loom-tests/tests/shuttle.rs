@@ -1,8 +1,8 @@
 //! Models that are too large for loom: dozens of operations on five or six threads, in hundreds or thousands of
 //! schedules.
 //!
-//! Every atomic access counts as `SeqCst` here, so these models check the logic of the protocols, but no orderings.
-//! They run the library's own types; the last models run whole engines with their threads.
+//! Every atomic access counts as `SeqCst` here, so these models check the logic of the protocols, but not the
+//! orderings. They run the library's own types; the last models run whole engines with their threads.
 #![cfg(raddle_shuttle)]
 
 use std::{
@@ -58,7 +58,7 @@ impl Drop for Task {
 struct Made {
     accesses: Vec<(usize, Mode)>,
     thread: usize,
-    /// The ticks at which the push began and ended, and the operation began and ended.
+    /// The ticks at which the push began and ended, then those of the operation.
     times: [Option<usize>; 4],
 }
 
@@ -138,7 +138,7 @@ impl World {
         }
         for queue in &self.queues {
             let world = Arc::clone(&self);
-            // SAFETY: all operations are done and no other is pushed; the closure keeps the world until it has run.
+            // SAFETY: all operations are done, no other is pushed, and the closure keeps the world alive until it runs.
             unsafe { VarQueue::dispose(NonNull::from(queue), move || drop(world)) };
         }
         assert_eq!(self.dropped.load(Relaxed), made.len(), "records that were dropped (left) and made (right)");
@@ -180,7 +180,7 @@ type Number = usize;
 
 fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
-    // SAFETY: the worker was given the operation, and no thread changes its task.
+    // SAFETY: this thread has taken the operation, and no other thread changes its task.
     let number = unsafe { *op.task_ptr() };
     end_alone(op);
     Some(number)
@@ -272,7 +272,7 @@ fn four_pushes_reach_four_workers_that_take_one_operation_each() {
 }
 
 /// A thread calls `idle_since` twice. If both calls return the same `Some`, the lane was idle in between: all
-/// operations have run, since here only operations make others.
+/// operations have run, since only operations push others here.
 fn two_looks_at_an_idle_lane() {
     const OPERATIONS: usize = 6;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park });
@@ -547,7 +547,7 @@ fn an_engine_that_is_stopped_and_started_loses_nothing() {
     explore(400, || an_engine_that_stops(EngineKind::PerDevice));
 }
 
-/// Threads push parents with children and open scopes, all on the same variables.
+/// Threads push parents with children, and open scopes that use the same variables.
 fn scopes_and_children() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -696,7 +696,7 @@ impl Wake for WaitsFor {
     }
 }
 
-/// What an operation notifies when it ends.
+/// The future that an operation notifies when it ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notifies {
     /// The future of its own handle.

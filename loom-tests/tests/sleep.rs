@@ -39,7 +39,7 @@ fn op(number: Number, band: u8) -> OpRef<Number> {
 
 fn take(worker: &Worker<Number>) -> Option<Number> {
     let op = worker.next()?;
-    // SAFETY: the worker was given the operation, and no thread changes its task.
+    // SAFETY: this thread has taken the operation, and no other thread changes its task.
     let number = unsafe { *op.task_ptr() };
     end_alone(op);
     Some(number)
@@ -154,9 +154,9 @@ fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Worker 0, which was announced, finds an operation, and so does a searcher. Then the searcher or another thread makes
-/// work. Of worker 0 and the searcher, only the one that stops searching last checks again. So the thread that makes
-/// the work must wake worker 1, which sleeps. If that thread takes worker 0 for a sleeper instead, worker 0 or the
+/// Worker 0, which was announced, finds an operation, and so does a searcher. Then the searcher or another thread
+/// publishes work. Of worker 0 and the searcher, only the one that stops searching last checks again. So the publishing
+/// thread must wake worker 1, which sleeps. If that thread takes worker 0 for a sleeper instead, worker 0 or the
 /// searcher must wake worker 1.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
@@ -300,7 +300,7 @@ unsafe impl Send for Data {}
 fn workers_see_earlier_writes_when_their_lane_ends() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
-        // Stands for another worker that searches: a worker that does not search passes no fence when it ends.
+        // Stands for another worker that searches: a worker that does not search executes no fence when it ends.
         lane.sleep().start_search();
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);

@@ -86,7 +86,7 @@ struct Ends {
 impl Wake for Ends {
     fn wake(self: Arc<Self>) {
         if self.pending.poll_idle(&Waker::from(Arc::clone(&self))).is_ready() {
-            // Relaxed: the pending count hands over what the operations did, which is part of what the model checks.
+            // Relaxed: the pending count hands over the operations' effects, which is part of what the model checks.
             assert_eq!(self.over.load(Relaxed), 3, "an operation is still pending");
             self.ended.store(true, Relaxed);
         }
@@ -170,7 +170,7 @@ fn without_taking_up_the_workers_that_are_aside_a_function_waits_for_ever() {
     must_fail("without_taking_up_the_workers_that_are_aside", "no thread runs what the function waits for");
 }
 
-/// A stop and a start race: the worker ends up with the starter, or is never laid aside.
+/// A stop and a start race: the start takes the worker back, or the worker is never laid aside.
 #[test]
 fn a_start_overtakes_a_stop_and_no_worker_is_lost() {
     model(3, Flavour::Contract, || {
@@ -224,8 +224,8 @@ fn a_lane_that_is_first_used_during_a_stop_has_no_thread_afterwards() {
     });
 }
 
-/// An operation is sent to a GPU lane whose worker is being laid aside: the lane's thread sees it, or the sender finds
-/// the worker.
+/// An operation is sent to a GPU lane whose worker is being laid aside: the lane's thread sees the operation, or the
+/// sender finds the worker.
 #[test]
 fn an_operation_sent_to_a_lane_that_is_laid_aside_finds_a_thread() {
     model(3, Flavour::Contract, || {

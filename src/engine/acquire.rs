@@ -8,12 +8,11 @@
 //!    operation holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
-//! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the job
-//! is the last owner of the oneshot. The [`Acquired`] is then dropped with the oneshot, so no variable is held forever.
-//! The operation stays in the queues until its turn comes.
+//! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the
+//! operation stays in the queues until its turn comes. Its job is then the last owner of the oneshot and drops the
+//! [`Acquired`] with it, so no variable is held forever.
 //!
-//! The operation is silent: only [`Acquired::mutated`] counts mutations, so an [`Acquired`] that was not used counts
-//! none.
+//! The operation is silent: only [`Acquired::mutated`] counts mutations, so an unused [`Acquired`] counts none.
 //!
 //! For a future, a [`GuardsJob`] puts guards into the oneshot instead. They hold [shares](super::held) of the right to
 //! end the operation. If the future is dropped before the operation's turn has come, it [cancels](Claim) the operation,
@@ -123,7 +122,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
         let oneshot = Oneshot::new();
-        // Like the operation of a wait, this one takes no time on the thread that finds it ready, and needs no worker.
+        // Like a wait, this operation takes no time on the thread that finds it ready, and needs no worker.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
         // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { entry.cell.as_ref() };
@@ -186,8 +185,8 @@ where
         Ok(())
     }
 
-    /// Hands the guards over here and not in `start`, so that the wakers run after the operations that became ready
-    /// have been dispatched.
+    /// Hands over the guards here and not in `start`: the wakers must run after the operations that became ready have
+    /// been dispatched.
     fn started(&mut self) -> Cleanup {
         match (self.acquiring.take(), self.granted.take()) {
             (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
@@ -225,7 +224,7 @@ impl Core {
         }
         let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));
-        // The operation takes no time on the thread that makes it ready, and needs no worker. It is not held back
+        // The operation takes no time on the thread that makes it ready, and needs no worker. Its push is not held back
         // either, since the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;

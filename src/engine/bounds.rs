@@ -1,4 +1,4 @@
-//! What an engine knows about limits of pending operations. [`room`](super::room) uses this.
+//! The state with which [`room`](super::room) enforces limits of pending operations.
 //!
 //! # Who may touch what
 //!
@@ -24,14 +24,14 @@ use crate::{
     },
 };
 
-/// The number of shards of `pushing`. Not tuned: if there are more threads, some share a shard.
+/// The number of shards of `pushing`. Not tuned: with more threads, some share a shard.
 const SHARDS: usize = 16;
 
-/// What an engine knows about limits.
+/// The state with which an engine enforces limits.
 #[derive(Default)]
 pub(crate) struct Bounds {
-    /// Whether the engine, or one of its groups, may have a limit. Also set if the engine shuffles, since that uses the
-    /// counts.
+    /// Whether the engine, or one of its groups, may have a limit. Also set if the engine shuffles, since shuffling
+    /// uses the counts.
     in_use: AtomicBool,
     /// The number of threads that run operations without a worker, or complete them from outside.
     pub(super) running: AtomicUsize,

@@ -1,4 +1,4 @@
-//! What an operation shares with its handle, so that the handle can cancel it: its claim and its function.
+//! The state through which a handle can cancel its operation: the claim and the function.
 //!
 //! # States
 //!
@@ -59,7 +59,7 @@ pub struct Cancellable<F: ?Sized> {
     f: UnsafeCell<F>,
 }
 
-/// Where waiters find the operation when it is in a queue. It contains only atomics, since a waiter may free the place
+/// The place where waiters find an operation that is in a queue. It contains only atomics, since a waiter may free it
 /// as soon as `op` is stored.
 #[derive(Debug, Default)]
 pub struct Place {
@@ -100,7 +100,7 @@ impl Place {
         self.held_back_by.store(by.as_ptr(), Relaxed);
     }
 
-    /// Notes that nothing keeps the operation from entering a queue any more.
+    /// Notes that the operation is no longer kept from entering a queue.
     pub(super) fn let_go(&self) {
         // Relaxed: see `is_held_back_by`.
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
@@ -115,8 +115,8 @@ impl Place {
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
         // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations
-        // that are let go together with this one, since these enter a queue only after the store. Other threads may
-        // read an earlier value, but do not run inside the operation that this value names.
+        // that are let go together with this one, since they enter a queue only after the store. Other threads may read
+        // an earlier value, but do not run inside the operation that this value names.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
@@ -167,7 +167,7 @@ impl<F: Send> Function for Option<F> {
     }
 }
 
-/// What the handle of an operation shares with it.
+/// The state that an operation shares with its handle.
 pub(crate) type Handled<R> = Oneshot<R, Cancellable<dyn Function>>;
 
 impl<F: ?Sized> Cancellable<F> {
@@ -195,7 +195,7 @@ impl<F: ?Sized> Cancellable<F> {
     }
 
     /// Claims the operation, if it has entered a queue of `lane` and has neither started nor been cancelled. Returns
-    /// its record, which may be used only if the caller has been pinned since before the call.
+    /// its record, which only a caller that was pinned before the call may use.
     pub fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
         // Acquire (edge `publish`).
         let op = NonNull::new(self.place.op.load(Acquire))?;
@@ -206,8 +206,8 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl Cancellable<dyn Function> {
-    /// Registers `stop` to be called when the started operation is asked to stop. Does not call `stop` for an earlier
-    /// request, which only [`Claim::is_stopping`] shows.
+    /// Registers `stop` to be called when the started operation is asked to stop. An earlier request does not call
+    /// `stop`; only [`Claim::is_stopping`] shows it.
     pub(super) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
         *lock(&self.stop) = Some(Box::new(stop));
     }

@@ -55,7 +55,7 @@ impl Core {
         ready: &mut ReadyList<Task>,
     ) -> Epilogue {
         if self.is_forked() {
-            // In a forked child the operation belongs to the parent process, which completes it.
+            // In a forked child, the operation belongs to the parent process, which completes it.
             std::mem::forget(result);
             return Epilogue::Nothing;
         }
@@ -100,8 +100,8 @@ impl Core {
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
-    /// Does what [`complete`](Self::complete) does with the variables and the failures, for an operation that leaves
-    /// the state of its variables alone, or that a GPU ran.
+    /// Updates the variables and the failures as [`complete`](Self::complete) does, for a silent operation or one that
+    /// a GPU ran.
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
@@ -162,9 +162,9 @@ impl Core {
         }
     }
 
-    /// Runs [`fail_variables`](Self::fail_variables) for an operation of a GPU, whose variables may be held by
-    /// operations behind it. Returns the failure that was used: `failure`, or, if `failure` is the loss of a GPU and a
-    /// loss has already failed one of the variables, that earlier failure.
+    /// Runs [`fail_variables`](Self::fail_variables) for an operation of a GPU. Operations behind it may already hold
+    /// its variables. Returns the failure that was used: `failure`, or, if `failure` is the loss of a GPU and a loss
+    /// has already failed one of the variables, that earlier failure.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.fault_lock.with(|| {
             // SAFETY: this runs under the fault lock.
@@ -183,7 +183,7 @@ impl Core {
 
     /// Fails the variables that an operation mutates, except those that have failed already.
     fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
-        // Recorded before another thread can see it on a variable.
+        // The failure is recorded before another thread can see it on a variable.
         failure.record(&self.failures);
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);

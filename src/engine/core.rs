@@ -55,8 +55,8 @@ pub(super) mod phase {
     pub(crate) const FORKED: u8 = 6;
 }
 
-/// Starts a thread that serves a GPU lane, given by its number, with the lane's worker. Returns the worker if that
-/// fails.
+/// Starts a thread that serves the GPU lane with this number, and gives it the lane's worker. Returns the worker if the
+/// thread cannot be started.
 pub(crate) type ServeLane = fn(&Arc<Core>, u8, BoxedWorker<Task>) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)>;
 
 /// The engine.
@@ -79,11 +79,11 @@ pub(crate) struct Core {
     pub(super) gpus: Gpus<Task>,
     /// How the threads of GPU lanes are started.
     pub(super) serve_lane: ServeLane,
-    /// What is known about limits of pending operations.
+    /// The state for limits of pending operations.
     pub(super) bounds: Bounds,
     /// Held while a thread reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
-    /// What is recorded, and who observes the engine.
+    /// The recorder and the observers of the engine, if it has any.
     pub(super) recording: Option<Box<Recording>>,
     /// Where ready operations wait to be drawn, if the engine shuffles them.
     pub(super) shuffler: Option<Arc<Shuffler<Task>>>,

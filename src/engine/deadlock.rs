@@ -13,10 +13,10 @@
 //!
 //! If the walk reaches the thread's own wait, nothing on the way can continue.
 //!
-//! Each step of such a cycle lasts as long as the step before it: an operation in a queue cannot start before the one
-//! ahead of it is complete, and that one cannot complete while its thread waits. So the cycle is real if none of its
-//! waits is over after the walk: then none of the awaited operations was complete during the walk, and each record
-//! still belonged to its operation. A walk may see a push that is still in progress, so walks are repeated.
+//! Each step of such a cycle lasts at least as long as the step before it: an operation in a queue cannot start before
+//! the one ahead of it is complete, and that one cannot complete while its thread waits. So the cycle is real if none
+//! of its waits is over after the walk: then none of the awaited operations was complete during the walk, and each
+//! record still belonged to its operation. A walk may see a push that is still in progress, so walks are repeated.
 //!
 //! # Who ends a cycle
 //!
@@ -26,9 +26,8 @@
 //! | some can be refused | the one among them that began to wait last | its wait returns `WouldDeadlock` |
 //! | all are at the end of a scope | the one that began to wait last | it abandons operations that cannot start; see [`engine::scope`](crate::engine::scope) |
 //!
-//! A walk finds one cycle through its own wait, not all of them. That is enough: among the refusable waits of cycles
-//! that share waits, the one that began last is also the last in each cycle that its own walk can find. So it ends the
-//! cycle that the walk finds.
+//! A walk finds only one of the cycles through its own wait. One is enough: of all refusable waits in cycles that share
+//! waits, the one that began last is the last in any cycle that its walk finds, and so ends that cycle.
 //!
 //! # Not followed
 //!
@@ -62,16 +61,17 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
-/// All waiters together spend at most about `1 / SHARE` of a core's time on walks, since a long walk is repeated less
-/// often. No pause is longer than `LONGEST_PAUSE`, however. Not tuned.
+/// Until pauses reach `LONGEST_PAUSE`, all waiters together spend at most about `1 / SHARE` of a core's time on walks:
+/// a pause grows with the time that the walk before it took. Not tuned.
 const SHARE: u32 = 16;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The maximum number of operations that a search for a deadlock visits. Not tuned: this many take a few milliseconds.
+/// The maximum number of operations that a search for a deadlock visits. Not tuned: visiting this many takes a few
+/// milliseconds.
 const MAX_VISITED: usize = 100_000;
 
-/// The maximum number of operations that are visited to find whether a wait depends on a ready operation. Not tuned:
-/// visiting this many takes a few microseconds, less than handing over a worker does.
+/// The maximum number of operations that a search visits to find whether a wait depends on a ready operation. Not
+/// tuned: visiting this many takes a few microseconds, less than handing over a worker does.
 const MAX_NEAR: usize = 256;
 
 /// The waiters of all engines of this process: operations of different engines can wait for each other.
@@ -87,7 +87,7 @@ pub(super) struct Target<'a> {
     /// The task of the operation. The pointer identifies the operation until the operation is complete, and is never
     /// dereferenced.
     pub(super) task: NonNull<()>,
-    /// Where to find the task of the operation that keeps this one from entering a queue, if this one has a handle.
+    /// The pointer to the task of the operation that keeps this one from entering a queue, if this one has a handle.
     pub(super) held_back_by: Option<&'a AtomicPtr<()>>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
 }
@@ -98,7 +98,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// A reference that other threads may use, although the compiler cannot know that.
+/// A reference that other threads may use, although `T` need not be `Sync`.
 #[derive(Clone, Copy)]
 struct AnyThread<'a, T: ?Sized>(&'a T);
 
@@ -127,8 +127,8 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 ///
 /// # Safety
 /// 1. The calling thread is pinned.
-/// 2. The record of each operation with depth 0 exists: the operation's function has not returned, or the operation is not
-///    complete. Each operation around another one is not complete before that one, nor is its record reused.
+/// 2. The record of each operation with depth 0 exists: the operation's function has not returned, or the operation is
+///    not complete. Each operation around another one is not complete before that one, nor is its record reused.
 unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> {
     // The depth of the last operation that is complete, or may be.
     let mut over = None;
@@ -137,8 +137,8 @@ unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> 
             return None;
         }
         let op: NonNull<Op<Task>> = op.cast();
-        // SAFETY: (2): this is an operation with depth 0, or the one inside it was found to be incomplete. (1): since then,
-        // the record cannot be reused.
+        // SAFETY: (2): this is an operation with depth 0, or the one inside it was found to be incomplete. (1): since
+        // then, the record cannot be reused.
         let is_over = unsafe { op.as_ref() }.task().is_over();
         over = is_over.then_some(depth);
         (!is_over).then_some(op)
@@ -178,7 +178,7 @@ pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ti
     unsafe { ticket_in_group(op, pending) }
 }
 
-/// Returns a function that returns whether the result of a oneshot is set, and that any thread may call.
+/// Returns a function that any thread may call to find whether the result of a oneshot is set.
 pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> bool + Sync {
     // SAFETY: the oneshot is already shared with the thread that sets its result, and `is_done` takes its lock.
     let oneshot = unsafe { AnyThread::new(oneshot) };
@@ -235,7 +235,7 @@ struct Walk {
     /// Whether the walk follows only waits at the ends of scopes.
     only_closing: bool,
     steps: Vec<Step>,
-    /// The step from which the walk came back to its own wait, and the awaited operation that it came through.
+    /// The step from which the walk reached its own wait again, and the awaited operation through which it did.
     found: Option<(usize, NonNull<Op<Task>>)>,
     /// The operations to visit, each with the index of the step that it belongs to.
     ahead: Ahead<Task>,
@@ -276,8 +276,8 @@ impl Walk {
         }
     }
 
-    /// Continues from `op` to the waiters for whose goals `reaches` returns `true`. `task` identifies `op` if a wait for
-    /// it alone may be among them.
+    /// Continues from `op` to the waiters for whose goals `reaches` returns `true`. If one of them may wait for `op`
+    /// alone, `task` identifies `op`.
     fn reach(
         &mut self,
         op: NonNull<Op<Task>>,
@@ -297,8 +297,8 @@ impl Walk {
             }
             let step = steps.len();
             steps.push(Step { number, kind, from });
-            // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a waiter that is
-            // in the list, so its function has not returned.
+            // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a waiter that
+            // is in the list, so its function has not returned.
             ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, step)));
             todo.push((inside.clone(), step));
         });
@@ -334,8 +334,8 @@ pub(super) struct Cycle {
     pub(super) through: Option<Pushed>,
 }
 
-/// Looks for a cycle that contains the wait of the calling thread, and that this thread must end. `inside` says what
-/// the thread is inside of, and `is_single` whether it waits for a single operation.
+/// Looks for a cycle that contains the wait of the calling thread, and that this thread must end. `inside` lists what
+/// the thread is inside of; `is_single` says whether it waits for a single operation.
 pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
@@ -398,8 +398,8 @@ pub(super) fn blocked_members(
 impl Core {
     /// Calls `wait`, which blocks up to the time limit that it is given, and repeats the call while it returns
     /// [`WaitError::TimedOut`] and `deadline` has not passed. Between two calls, walks if a walk is due. Returns
-    /// [`WaitError::WouldDeadlock`] if a walk finds that the thread would wait for `goal` forever. `describe` describes
-    /// a goal that is a single operation.
+    /// [`WaitError::WouldDeadlock`] if a walk finds that the thread would wait for `goal` forever. If the goal is a
+    /// single operation, `describe` describes it.
     pub(super) fn wait_watching<R>(
         &self,
         goal: Goal<'_>,
@@ -436,7 +436,7 @@ impl Core {
     }
 
     /// Returns [`WaitError::WouldDeadlock`] if one walk finds that the calling thread would wait for `goal` forever.
-    /// For a thread that is about to run other operations on top of its own.
+    /// Called by a thread that is about to run other operations on top of its own.
     pub(super) fn refuse_cycle(
         &self,
         goal: Goal<'_>,
@@ -455,7 +455,7 @@ impl Core {
         })
     }
 
-    /// The error of a wait that is to end a cycle.
+    /// Returns the error of a wait that must end a cycle.
     fn refusal(describe: Option<&dyn Fn() -> Awaited>, cycle: Cycle) -> WaitError {
         let awaited = match (describe, cycle.through) {
             (Some(describe), _) => describe(),
@@ -487,8 +487,8 @@ impl Core {
         waiters().all_wait_still(self.engine())
     }
 
-    /// Whether a short walk finds that a wait for `goal` cannot end before the ready operation `op`, which this thread
-    /// owns.
+    /// Whether a short walk finds that a wait for `goal` cannot end before `op` is complete. `op` is ready, and this
+    /// thread owns it.
     pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
         // Pinned before any operation is found to be incomplete.
         let _pinned = epoch::pin();

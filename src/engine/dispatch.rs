@@ -2,11 +2,11 @@
 //!
 //! | the operation | runs |
 //! |---|---|
-//! | is one of the engine's own that take no time ([`flag::INLINE`]) | on this thread, immediately |
+//! | is [inline](flag::INLINE): it takes no time | on this thread, immediately |
 //! | is [eager](flag::EAGER), and is ready when this thread pushes it | on this thread, immediately |
-//! | belongs to a naive or a closed engine, neither of which has workers | on this thread |
+//! | belongs to a naive or a closed engine, which has no workers | on this thread |
 //! | belongs to a GPU | on the thread of its lane on that GPU |
-//! | is any other | on a worker of its lane |
+//! | is none of these | on a worker of its lane |
 //!
 //! # Operations inside operations
 //!
@@ -76,7 +76,7 @@ impl Core {
         self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
 
-    /// Schedules an operation on its lane, and records that it has become ready.
+    /// Records that an operation has become ready, and schedules it on its lane.
     #[inline(never)]
     pub(super) fn schedule_recorded(self: &Arc<Self>, op: OpRef<Task>) {
         self.record_ready(&op);
@@ -92,8 +92,8 @@ impl Core {
     /// Sends a ready operation to its lane on an engine with GPUs, where an operation of the CPU may depend on commands
     /// that a GPU has yet to complete.
     ///
-    /// An operation of the CPU enters its lane only once, when all its dependencies are complete. The injector of the
-    /// lane relies on that. Later commands of GPUs for the same variables follow the operation.
+    /// An operation of the CPU enters its lane only once, when all its dependencies are complete. The lane's injector
+    /// relies on this. Later commands of GPUs for the same variables follow the operation.
     #[cold]
     fn schedule_beside_gpus(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -189,8 +189,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside the loops that run on this thread, or, if these are nested too deeply, leaves the
-    /// work to the innermost of them.
+    /// Starts a ready loop inside the loops that run on this thread. If these are nested too deeply, leaves the work to
+    /// the innermost loop of this engine instead.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -207,8 +207,8 @@ impl Core {
         }
     }
 
-    /// Leaves all epilogues to `ready_loop`, a loop that already runs on this thread, and the program's operations to
-    /// the workers, or to the loop if there are no workers. Runs the engine's own operations.
+    /// Leaves all epilogues to `ready_loop`, a loop that already runs on this thread. Runs the [inline](flag::INLINE)
+    /// operations in `ready`, and leaves the others to the workers or, if there are none, to the loop.
     #[cold]
     pub(super) fn leave(
         self: &Arc<Self>,
@@ -217,8 +217,8 @@ impl Core {
         epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
         epilogues.for_each(|epilogue| ready_loop.push_epilogue(epilogue));
-        // Threads may wait for the engine's own operations, which take no time. The program code that their completion
-        // wakes is left to the loop.
+        // Threads may wait for inline operations, which take no time. The program code that their completion wakes is
+        // left to the loop.
         while let Some(op) = ready.pop() {
             if op.task().has(flag::INLINE) {
                 self.execute_in(ready_loop, op, ready);
@@ -228,8 +228,7 @@ impl Core {
         }
     }
 
-    /// Schedules an operation of the program on the workers, or pushes it onto `ready_loop` if the engine has no
-    /// workers.
+    /// Schedules an operation on the workers, or leaves it to `ready_loop` if the engine has no workers.
     fn leave_operation(self: &Arc<Self>, ready_loop: &ReadyLoop, op: OpRef<Task>) {
         if self.has_workers() {
             self.schedule_recorded(op);
@@ -280,9 +279,9 @@ impl Core {
 
     /// Runs a ready loop: `first`, then everything that becomes ready and must run here, and the epilogues.
     ///
-    /// The engine's own operations run first, since the program code in epilogues may take a long time. Then the
-    /// epilogues run, and then the program's operations, one at a time. Program code that waits inside the loop runs
-    /// the work that is left in it ([`catch_up`](Self::catch_up)).
+    /// [Inline](flag::INLINE) operations run first, since the program code in epilogues may take a long time. Then the
+    /// epilogues run, and then the other operations, one at a time. Program code that waits inside the loop runs the
+    /// work that is left in it ([`catch_up`](Self::catch_up)).
     fn run_loop(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,

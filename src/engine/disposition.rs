@@ -98,7 +98,7 @@ impl Core {
             if !cell.fault().needs_check() {
                 continue;
             }
-            // On the operation's own GPU the order of streams is enough, unless the host reads or writes the value.
+            // On the operation's own GPU, the order of streams suffices, unless the host reads or writes the value.
             let on_stream = self.follows_on_device(op, cell, at);
             let counts =
                 |lane: usize| lane >= from && !(on_stream && self.gpus.device_of(FIRST_LANE + lane as u8) == at);

@@ -2,8 +2,8 @@
 //!
 //! A pending operation has a mark of its engine in the first word of its record, from its push to the drop of its
 //! function ([`registry`](crate::memory::registry)). The thread that makes the dump is pinned, so the records that it
-//! finds are not reused. An operation may drop its function in the meantime, but what is read here stays valid: the
-//! name, the location, the flags and the accesses.
+//! finds are not reused. An operation may drop its function in the meantime, but the parts of its record that are read
+//! here stay valid: for instance, the name and the accesses.
 
 use std::{
     collections::HashMap,
@@ -55,12 +55,13 @@ impl Core {
         let mut before = Vec::new();
         // The records of the operations, and the indices of variables by their addresses.
         let (mut records, mut variables) = (Vec::new(), HashMap::new());
-        // Listed before the operations, so that whatever these threads still wait for afterwards is found pending.
+        // Listed before the operations: an operation that one of these threads still waits for afterwards is then found
+        // pending.
         let (mut sleepers, mut scopes) = (self.sleepers.list(), self.sleepers.scopes());
         let inside = sleepers.iter_mut().map(|sleeper| &mut sleeper.ops);
         for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
-            // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they were
-            // listed, so no record is reused before this thread is unpinned.
+            // SAFETY: (1): this thread is pinned. (2): the functions of these operations had not returned when they
+            // were listed, so no record is reused before this thread is unpinned.
             unsafe { keep_incomplete(ops) };
         }
         let marks = [self.mark(), self.started_mark()];
@@ -215,8 +216,8 @@ fn name_of(cell: &VarCell) -> String {
     cell.name().map_or_else(|| format!("#{}", cell.queue().id()), Name::to_string)
 }
 
-/// Adds the operation at `index` to the holders and waiters of its variables. `known` has the indices of variables, by
-/// their addresses.
+/// Adds the operation at `index` to the holders and waiters of its variables. `known` maps the addresses of variables
+/// to their indices.
 fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, known: &mut HashMap<usize, usize>) {
     for access in op.accesses() {
         let standing = access.standing();

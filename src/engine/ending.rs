@@ -1,4 +1,4 @@
-//! The outcomes of a ready operation: its disposition before it runs, and the work that is left after it has ended.
+//! The decision on a ready operation, and the work that is left after the operation has ended.
 //!
 //! An operation that has ended passes through these states:
 //!

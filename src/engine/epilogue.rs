@@ -1,4 +1,5 @@
-//! The epilogue of an operation: program code that runs after it has completed, and the end of its count as pending.
+//! The epilogue of an operation: program code runs after the operation has completed, and then the operation is counted
+//! out.
 
 use std::{panic::Location, ptr, sync::Arc};
 
@@ -105,7 +106,7 @@ impl Core {
     /// Runs `f`, program code of an operation's epilogue. If there is a `membership`, the operation is still counted in
     /// its group. A panic becomes a failure that `wait_for_all` returns.
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
-        // The code may take a long time, so other workers may steal the operation in the slot.
+        // The code may take a long time, so other workers must be able to steal the operation in the slot.
         worker_thread::share_slot();
         let run = |frame: &Frame| frame.in_group(membership.map(Membership::group), None, f);
         let panicked = panics::catch(|| frame::enter(self, op, Holds::Nothing, run)).err();

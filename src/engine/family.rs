@@ -7,9 +7,9 @@
 //!
 //! # States
 //!
-//! 1. *Working*: the parent's own work goes on, that is, its function runs, or its future or a guard of that future
-//!    still exists. A child is counted as pending and has a record, but is not in a queue yet, so it shares no value
-//!    with that work.
+//! 1. *Working*: the parent's own work continues: its function runs, its future or a guard of that future exists, or a
+//!    push of a child or the creation of a variable has not returned. A child is counted as pending and has a record,
+//!    but is not in a queue yet, so it shares no value with that work.
 //! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues, in the order in which
 //!    they were pushed. If the work has failed, the variables that the parent mutates have failed for the children as
 //!    well, and so have the variables of the family. The value of each variable of the family is dropped after the
@@ -65,7 +65,7 @@ use crate::{
     values::name::Name,
 };
 
-/// What is needed to create the children of an operation.
+/// The data from which the children of an operation are created.
 pub(crate) struct Plan {
     /// The variables that the operation names, with their modes. If the operation is itself a child, these are the
     /// program's variables, not the family's.
@@ -107,7 +107,7 @@ impl Plan {
 /// A child that was pushed and is not in a queue yet.
 struct Child {
     op: OpRef<Task>,
-    /// Where the handle finds the operation.
+    /// The place where the handle finds the operation.
     place: Option<NonNull<Place>>,
 }
 
@@ -117,7 +117,7 @@ unsafe impl Send for Child {}
 /// The pointers that identify the parent.
 struct Identity {
     op: NonNull<()>,
-    /// What identifies the parent to waiters.
+    /// The pointer that identifies the parent to waiters.
     task: NonNull<()>,
 }
 
@@ -305,8 +305,8 @@ impl Family {
             let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
             let Some(index) = held.iter().position(fits) else {
                 let owner = named.queue().owner();
-                // A variable of this family is not closed yet. This one belongs to a family that has ended, and that was
-                // where this one is now.
+                // This family's variables are not closed yet. A closed one with the same owner belongs to an earlier
+                // family at the same address.
                 let is_around = || owner != self.owner() && self.belongs_around(named);
                 return Err(if owner == self.core.tag() || is_around() {
                     PushError::NotHeld(named.refused_access(name, location))
@@ -433,8 +433,8 @@ impl Family {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
         }
-        // Without workers, all of them enter their queues before the first one runs. On an engine with workers, none runs on
-        // this thread, not even an eager one: it could wait for another.
+        // Without workers, all children enter their queues before the first one runs. On an engine with workers, none
+        // runs on this thread, not even an eager one, since it could wait for another.
         let mut ready = ReadyList::default();
         let has_workers = self.core.has_workers();
         let mut dispatch = |op: OpRef<Task>| match has_workers {
@@ -454,13 +454,13 @@ impl Family {
             unsafe { self.core.empty_variable(cell, KinShare::new(this), &mut dispatch) };
         }
         self.leave();
-        // Other operations may run inside this call, and may wait for the parent, so nothing here may hold up the
-        // parent any more.
+        // Operations that run inside this call may wait for the parent, so nothing here may hold up the parent from now
+        // on.
         self.core.dispatch_ready(&mut ready, Epilogues::new());
     }
 
-    /// Returns the failure that the children have left, if no later child has cleared it; of several, the one whose
-    /// child was pushed first.
+    /// Returns a failure of the children that no later child has cleared. If there are several, returns that of the
+    /// child that was pushed first.
     fn failure_of_children(&self) -> Option<OpError> {
         let (stand_ins, variables) = (lock(&self.stand_ins), lock(&self.variables));
         let failures = || {
@@ -547,7 +547,7 @@ impl Kin for Family {
             return;
         }
         match self.this.upgrade() {
-            // If each of many nested families has a single child, they end one inside the other.
+            // If many families are nested, each with a single child, they end one inside the other.
             Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
             _ => ready_loop::in_place(|| self.end()),
         }

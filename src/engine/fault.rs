@@ -4,10 +4,10 @@
 //! # Who may touch what
 //!
 //! * `failure` and `FAILED`: read by operations that hold the variable, changed by those that hold it for writing.
-//!   Lanes of one GPU hold a variable one after the other, without waiting for each other's commands to complete.
-//!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
+//!   Lanes of one GPU hold a variable one after the other, without waiting for each other's commands to complete. While
+//!   such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
 //! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for
-//!   writing, once everything that the uses name is complete.
+//!   writing, once all operations that the uses name are complete.
 //!
 //! # Edges
 //!

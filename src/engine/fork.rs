@@ -7,8 +7,8 @@
 //! belongs to none. It receives a new epoch collector, since threads that do not exist may be pinned in the parent's
 //! collector forever.
 //!
-//! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been in the middle of
-//! any of these when the process forked. Nothing is done in the parent.
+//! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been doing any of
+//! these when the process forked. No handler runs in the parent.
 //!
 //! # States of a slot
 //!
@@ -161,8 +161,9 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a handler of forks. Takes no lock of its own, because a fork might find the lock held.
-    /// If two threads register the handler at the same time, it is called twice, which does no harm.
+    /// Registers [`in_child`] as a handler of forks. Takes no lock of its own, because another thread might hold the
+    /// lock when the process forks. If two threads register the handler at the same time, it is called twice, which
+    /// does no harm.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // Acquire: pairs with the store below. A thread that reads `true` may rely on the handler.

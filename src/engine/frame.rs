@@ -102,7 +102,7 @@ impl Frame {
     /// Whether the operation is complete although its function still runs: it is asynchronous, and its completion was
     /// used.
     fn is_over(&self) -> bool {
-        // Only while the function runs: the program code of an epilogue is a part of the operation.
+        // Epilogues are excluded, since their program code is part of the operation.
         self.holds == Holds::Variables && self.op().is_some_and(|op| op.task().is_over())
     }
 
@@ -151,8 +151,8 @@ impl Frame {
         self.limits().parent_of.map(|family| unsafe { family.as_ref() })
     }
 
-    /// Returns the frame in which the scope of this operation was opened, if that was on this thread. The scope knows
-    /// the variables and operations of that frame and of those around it.
+    /// Returns the frame in which the scope of this operation was opened, if the scope was opened on this thread. The
+    /// scope knows the variables and operations of that frame and of those around it.
     fn known_from(&self) -> Option<*const ()> {
         // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
         // family.
@@ -253,14 +253,14 @@ pub(crate) fn in_program() -> bool {
 pub(crate) enum Holds {
     /// The operation has not released its variables.
     Variables,
-    /// The operation has not released its variables, but the code is not its function: such code may push only while
+    /// The operation has not released its variables, but the code is not its function. Such code may push only while
     /// the engine is open.
     AcquiredVariables,
     /// The operation has released its variables.
     Nothing,
 }
 
-/// Calls `f` as a part of `op`.
+/// Calls `f` as part of `op`.
 #[inline]
 pub(crate) fn enter<R>(core: &Arc<Core>, op: &Op<Task>, holds: Holds, f: impl FnOnce(&Frame) -> R) -> R {
     enter_with(core, Some(op), holds, None, f)
@@ -351,8 +351,8 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Leaves out frames that
-/// are already known through an operation of a scope that was opened inside them.
+/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Skips frames that are
+/// already known through an operation of a scope that was opened inside them.
 fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     let mut known_from = None;
     any_frame(|frame| {
@@ -467,7 +467,7 @@ impl HeldAround {
     }
 }
 
-/// Returns what the operations that run on this thread hold.
+/// Returns what the operations on this thread hold.
 pub(super) fn held_around() -> Box<[HeldAround]> {
     let mut held = Vec::new();
     let look = |frame: &Frame| {
@@ -505,7 +505,7 @@ pub(super) fn running_ops() -> Ops {
     ops
 }
 
-/// Returns what this thread is inside of.
+/// Returns the operations and epilogues that this thread is inside of.
 pub(super) fn inside() -> Inside {
     let mut inside = Inside { ops: running_ops(), ..Inside::default() };
     any_frame(|frame| {
@@ -543,7 +543,7 @@ pub(super) fn holds_back(place: &Place) -> bool {
     any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
-/// Returns the name of an operation of `group`, or of a group inside it, that runs on this thread, and where the
+/// Returns the name of an operation on this thread that belongs to `group` or to a group inside it, and where the
 /// operation was pushed.
 pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
     let mut member = None;

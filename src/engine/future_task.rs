@@ -11,12 +11,12 @@
 //! 4. *Stopped* instead: the operation was cancelled, through its handle or with its group. The next poll drops the
 //!    future, and the operation fails. A cancellation through the handle wakes the future for that poll; a cancellation
 //!    of the group does not.
-//! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future any more. The future
-//!    is dropped on a worker, and the operation fails.
+//! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future. The future is
+//!    dropped on a worker, and the operation fails.
 //!
-//! [`PollState`] decides which thread polls. The naive engine polls where the future is woken.
+//! [`PollState`] decides which thread polls. The naive engine polls on the thread that wakes the future.
 //!
-//! Each poll of the future, and its drop, is a call into program code in a frame of the operation.
+//! Each poll of the future, and its drop, is a call into program code, in a frame of the operation.
 //!
 //! # Who may touch what
 //!
@@ -56,7 +56,7 @@ use crate::{
 /// The name of the operations that poll.
 pub(super) const POLL: &str = "poll";
 
-/// The future of an operation, and where its value goes.
+/// The future of an operation, and the recipient of its value.
 trait Polled: Send {
     /// Polls the future, in a frame of the operation.
     fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
@@ -283,7 +283,7 @@ impl Drop for FutureTask {
         self.state.look();
         // SAFETY: this is the last reference to the task.
         let Some(started) = self.started.with_mut(|started| unsafe { &mut *started }.take()) else { return };
-        // The last waker may be dropped while a lock is held that the drop of the future takes as well.
+        // The thread that drops the last waker may hold a lock that the drop of the future takes as well.
         self.core.hand_over(move |core| {
             let lost = started.share.op().task().failed_by(Cause::LostFuture);
             started.end(core, Err(lost));
@@ -292,8 +292,8 @@ impl Drop for FutureTask {
 }
 
 /// Starts the asynchronous operation of `call`. `make` creates its future, with guards that hold shares of the right to
-/// end the operation. The future is polled here for the first time; later polls have `priority`. Its value goes to
-/// `handle`.
+/// end the operation. The future is polled here for the first time; later polls have `priority`. The future's value
+/// goes to `handle`.
 pub(crate) fn start<F, R>(
     call: &Call<'_>,
     priority: i32,
@@ -327,8 +327,8 @@ where
     Ok(())
 }
 
-/// The job of an operation that is a future and has a handle. The delivery of the future's value tells the handle how
-/// the operation has ended; if the operation never starts, this job does.
+/// The job of an operation that is a future and has a handle. The delivery of the future's value reports the
+/// operation's end to the handle. If the operation never starts, this job reports it.
 pub(crate) struct FutureJob<F, R>(Shared<F, R>);
 
 impl<F, R> FutureJob<F, R> {

@@ -3,8 +3,8 @@
 //! # States
 //!
 //! Groups form a tree. A group is open until it is cancelled, loudly or quietly. A cancellation is final. The members
-//! of a cancelled group, and those of the groups inside it, do not start any more: when its turn comes, each one fails,
-//! or changes nothing if the group was cancelled quietly. Clean-ups start nevertheless.
+//! of a cancelled group, and those of the groups inside it, no longer start: when its turn comes, each one fails, or
+//! changes nothing if the group was cancelled quietly. Clean-ups start nevertheless.
 //!
 //! A member is counted in its group, and in those around it, from before its push until its epilogue has run.
 //!
@@ -50,8 +50,8 @@ const OPEN: u8 = 0;
 const CANCELLED: u8 = 1;
 const PASSED_OVER: u8 = 2;
 
-/// The maximum number of failures that a group keeps. When it returns the first one, those that began in the group
-/// count as reported as well. Not tuned.
+/// The maximum number of failures that a group keeps. When the group returns the first one, those that began in it also
+/// count as reported. Not tuned.
 const MAX_KEPT: usize = 1024;
 
 /// A group of operations.
@@ -130,7 +130,7 @@ impl Group {
         Membership { group: Arc::clone(self), tickets, number, fails_itself: false, mutates: true, family: None }
     }
 
-    /// Keeps the failure of a member, if it is one of the earliest.
+    /// Keeps the failure of a member, if it is among the [`MAX_KEPT`] earliest.
     fn keep(&self, number: u64, failure: Kept) {
         let mut failures = lock(&self.failures);
         let before = failures.insert(number, failure);
@@ -211,7 +211,7 @@ impl Membership {
 const LEVELS: usize = 6;
 
 /// The tickets of a member in its group and in those around it, for threads that know only its record. They are valid
-/// as long as the member is counted, and mean nothing afterwards.
+/// as long as the member is counted, and meaningless afterwards.
 pub(crate) struct Joined {
     /// The counts. The pointers are only compared.
     counts: [MaybeUninit<*const PendingOps>; LEVELS],

@@ -3,10 +3,10 @@
 //! # States
 //!
 //! 1. *Held*: shares exist, each in a guard or with the future of the operation.
-//! 2. *Ended*: the last share was dropped, and the operation is complete. A leaked share keeps the operation from
-//!    ending: its variables stay held forever.
+//! 2. *Ended*: the last share was dropped, and the operation is complete. If a share is leaked, the operation never
+//!    ends, and holds its variables forever.
 //!
-//! How the operation ends is decided by what was noted before the last share was dropped ([`Ending`]):
+//! What was noted before the last share was dropped ([`Ending`]) determines how the operation ends:
 //!
 //! | noted | the end |
 //! |---|---|
@@ -48,8 +48,7 @@ use crate::{
     tracker::Op,
 };
 
-/// Keeps an engine open, as its handles do. If this is the last of them to be dropped, the engine ends in the
-/// background.
+/// Keeps an engine open, as its handles do. If this is the last of them, its drop ends the engine in the background.
 pub(crate) struct KeepsOpen(Arc<Core>);
 
 impl KeepsOpen {

@@ -1,17 +1,17 @@
 //! Waits in place: a thread that waits runs operations on its own stack, if they are ready and the wait cannot end
 //! before they are complete.
 //!
-//! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes ownership
-//!   from the entry. The entry stays where it is, with a share of the record, until a worker pops it and finds it stale
-//!   ([`OpRef::take`]).
-//! * An operation without which the wait is known not to end ([`leads_to`](Core::leads_to)) is taken out of the deque
-//!   of the waiter's own worker, or, on an engine without workers, out of the ready loops of the waiter's thread.
+//! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes the
+//!   ownership from the entry. The entry stays in the queue, with a share of the record, until a worker pops it and
+//!   finds it stale ([`OpRef::take`]).
+//! * An operation that the wait is known to depend on ([`leads_to`](Core::leads_to)) is taken from the deque of the
+//!   waiter's own worker or, on an engine without workers, from the ready loops of the waiter's thread.
 //!
 //! # Limits
 //!
-//! A waiter runs nothing else, so no wait is buried under an unrelated one: whatever runs above a wait on the stack is
-//! something that the wait depends on anyway. A waiter hands over its worker if it finds no such operation, if its
-//! stack is short, or if the wait has a time limit.
+//! A waiter runs nothing else, so no wait is buried under an unrelated one: a wait depends on everything that runs
+//! above it on the stack. A waiter hands over its worker if it finds no such operation, if its stack is short, or if
+//! the wait has a time limit.
 
 use std::{iter, ptr::NonNull, sync::Arc};
 
@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl Core {
-    /// Lets a waiter take a ready operation, if that has a handle, from the queue that the operation is about to enter.
+    /// If a ready operation has a handle, lets a waiter take the operation from the queue that it is about to enter.
     pub(super) fn publish(op: &OpRef<Task>) {
         // A device's thread has no operation of its own that is counted as pending. If a waiter completed this
         // operation, the engine could end before the entry is in its queue.
@@ -46,7 +46,7 @@ impl Core {
             // SAFETY: the place is valid until the operation has started, and no thread can start it before this call
             // has stored the pointer.
             let place = place.map(|place| unsafe { place.as_ref() });
-            // The pointer is that of the whole record, since the thread that takes the operation may retire the record.
+            // The pointer is to the whole record, since the thread that takes the operation may retire the record.
             let record = NonNull::new(op.as_ptr().cast());
             place.zip(record).map(|(place, record)| place.publish(record, op.task().lane)).is_some()
         });
@@ -84,8 +84,8 @@ impl Core {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
             let epilogue = self.defer_epilogue(epilogue);
-            // Without workers, operations that are ready now are left to the loop around the wait, like those that the
-            // wait takes from that loop.
+            // Without workers, operations that are ready now are left to the loop around the wait, from which the wait
+            // takes those that it depends on.
             if !self.has_workers() {
                 ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
             }

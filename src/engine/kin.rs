@@ -1,5 +1,5 @@
-//! What an operation knows about the operations that cannot complete before it: the [parent](super::family) of a child,
-//! and the operations around a [scope](super::scope).
+//! What an operation knows about those that cannot complete before it: the [parent](super::family) of a child, and the
+//! operations around a [scope](super::scope).
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 

@@ -26,7 +26,7 @@ pub(crate) struct LimitedJob<W> {
     job: W,
     deadline: Option<Instant>,
     group: Option<Arc<Group>>,
-    /// Whether the operation was claimed. If so, neither the group nor the deadline cancels it any more.
+    /// Whether the operation was claimed. If so, neither the group nor the deadline can cancel it.
     is_claimed: bool,
     /// Taken by `report` or `discard`. If the operation is asynchronous, `start` moves it to the right.
     membership: Option<Membership>,
@@ -67,7 +67,7 @@ impl<W> LimitedJob<W> {
         }
     }
 
-    /// Notes that if the operation fails from now on, the failure is its own.
+    /// Notes that any failure of the operation from now on is its own.
     fn will_fail_itself(&mut self) {
         self.membership.iter_mut().for_each(|membership| membership.fails_itself = true);
     }

@@ -1,5 +1,5 @@
-//! The reason why program code on this thread must not wait: it is the function of a device operation, a deletion or an
-//! observer.
+//! The reason why program code on this thread must not wait: the code is the function of a device operation, a deletion
+//! or an observer.
 
 use std::cell::Cell;
 
@@ -17,8 +17,8 @@ pub(crate) enum NoWait {
     Observer,
 }
 
-// The innermost reason on this thread. It is kept apart from the frames, since there may be many frames, and pushes to
-// a naive engine ask for the reason.
+// The innermost reason on this thread. It is not stored in the frames, since there may be many of them, and each push
+// to a naive engine reads the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.
@@ -57,7 +57,7 @@ pub(crate) fn forget() {
     NO_WAIT.with(|cell| cell.set(None));
 }
 
-/// Whether the function of a device operation, of any engine, or program code that a device calls runs on this thread.
+/// Whether this thread runs the function of a device operation, of any engine, or program code that a device calls.
 pub(crate) fn in_device_function() -> bool {
     in_kernel() || NO_WAIT.with(Cell::get) == Some(NoWait::DeviceFunction)
 }

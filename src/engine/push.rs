@@ -1,6 +1,6 @@
 //! A push: from the accesses of an operation to its place in the queues of its variables.
 //!
-//! [`Core::push`] goes straight through these steps:
+//! [`Core::push`] takes these steps:
 //!
 //! 1. [`check_and_sort`](Core::check_and_sort): every variable belongs to this engine and is not deleted; the accesses
 //!    are sorted by variable and distinct.
@@ -10,8 +10,8 @@
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! Only step 3 depends on the type of the function, so the other steps are compiled once. The most frequent operations
-//! take all steps in one function instead, [`push_sole`](Core::push_sole).
+//! Only step 3 depends on the type of the function, so the other steps are compiled once. For the most frequent
+//! operations, a single function takes all steps instead ([`push_sole`](Core::push_sole)).
 
 use std::{iter, panic::Location, ptr::NonNull, slice, sync::Arc};
 
@@ -58,8 +58,8 @@ impl Core {
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
-    /// Pushes an operation with one access and nothing special except a name: what [`push`](Self::push) does, compiled
-    /// in one piece for the most frequent operations. Both the engine and the job must [allow](Self::allows_push_sole)
+    /// [`push`](Self::push) for an operation with one access and no property except a name, compiled as one function
+    /// because these operations are the most frequent. Both the engine and the job must [allow](Self::allows_push_sole)
     /// it.
     #[inline(never)]
     pub(crate) fn push_sole<J: Job>(
@@ -173,8 +173,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the error for a variable that does not belong to this engine, or belongs to the children of an
-    /// operation.
+    /// Returns the error for a variable that belongs to another engine, or to the children of an operation.
     #[cold]
     pub(super) fn not_owned(&self, cell: &VarCell, name: &Name, location: &'static Location<'static>) -> PushError {
         let access = cell.refused_access(name, location);
@@ -276,8 +275,8 @@ impl Core {
     }
 
     /// Decides whether an engine that is shutting down, is observed or has a limit accepts an operation. If not, counts
-    /// the operation out again, except in a forked child. An operation that was held back until there was room is
-    /// counted again, with another ticket.
+    /// the operation out again, except in a forked child. An operation that was held back is counted again, with
+    /// another ticket.
     #[cold]
     #[inline(never)]
     fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
@@ -302,7 +301,8 @@ impl Core {
         if spec.flags & flag::INTERNAL != 0 || is_accepted() {
             return Ok(ticket);
         }
-        // The operation is not counted while it is held back, since other threads may wait until nothing is pending.
+        // The operation is not counted while it is held back, since other threads may be waiting until nothing is
+        // pending.
         self.count_out(ticket);
         if phase != phase::BOUNDED {
             return Err(PushError::ShutDown);
@@ -360,8 +360,8 @@ impl Core {
     }
 }
 
-/// The error of a push during which a variable was deleted. It has a type of its own, because no other error can occur
-/// so late.
+/// The error of a push during which a variable was deleted. It has its own type, because no other error can occur so
+/// late.
 pub(super) struct Rejected;
 
 impl Rejected {

@@ -1,7 +1,7 @@
 //! Ready loops run operations on a thread without a worker, or inside another operation.
 //!
 //! A loop is on the stack of the thread that runs it, and in a list of that thread, innermost first. It ends, and
-//! leaves the list, when neither an operation nor an epilogue is left to it.
+//! leaves the list, once it has no operation and no epilogue left to run.
 //!
 //! # Who may touch what
 //!
@@ -33,12 +33,11 @@ use crate::{
     tracker::{OpRef, ReadyList},
 };
 
-/// How many loops may be nested before ready operations are left to the outer loops. Not tuned: enough for programs
-/// that nest on purpose, and few enough for any stack.
+/// The number of loops that may be nested before ready operations are left to the outer loops. Not tuned: enough for
+/// programs that nest on purpose, and few enough for any stack.
 const MAX_DEPTH: usize = 64;
 
-/// A wait looks at no more than this many of the operations that were left to a loop. Not tuned: a look takes some
-/// microseconds.
+/// The maximum number of operations that a wait looks at in one loop. Not tuned: each look takes a few microseconds.
 const MAX_LOOKS: usize = 32;
 
 /// A loop that runs ready operations on this thread.
@@ -132,7 +131,7 @@ pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Opti
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
 }
 
-// How many operations run in place, and families end, on the stack of this thread, one on top of the other.
+// The number of operations that run in place, and of families that end, one on top of the other on this thread's stack.
 thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
 
 /// Calls `f`, which runs an operation on top of the one that waits on this thread, or ends a family inside the epilogue
@@ -191,7 +190,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     }
 }
 
-/// Returns `f`: models do not use other stacks, since their own stacks, although small, are large enough.
+/// Returns `f`: models do not use other stacks, since their own, although small, are large enough.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let _ = (
@@ -220,8 +219,8 @@ pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
     (ready, epilogues)
 }
 
-/// Takes the first `wanted` operation among the ones that were left to loops of `core` on this thread. Looks at a
-/// limited number of them in each loop.
+/// Takes the first `wanted` operation that was left to a loop of `core` on this thread. Looks at a limited number of
+/// operations in each loop.
 pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
     find_loop(|ready_loop| {
         if !ready_loop.is_of(core) {

@@ -1,4 +1,4 @@
-//! What the engine records: events of operations, for the [recorder](crate::trace::recorder) and for observers.
+//! Reports the events of operations to the [recorder](crate::trace::recorder) and to observers.
 //!
 //! An engine that records sets a flag on its operations. A run tests this flag together with the flags of operations
 //! that are not plain. An engine that does not record pays for little more than one test in each push.
@@ -117,7 +117,7 @@ impl Core {
         }
     }
 
-    /// Records that `op` is about to be pushed, and gives it a number.
+    /// Records that `op` is about to be pushed, and assigns its number.
     #[cold]
     pub(super) fn record_push(&self, op: &OpRef<Task>) {
         let Some(recording) = self.recording() else { return };
@@ -158,7 +158,7 @@ impl Core {
         }
     }
 
-    /// Tells the observers that `op` was ready when it was pushed. A trace needs no event for that: an operation
+    /// Notifies the observers that `op` was ready when it was pushed. A trace needs no event for that: an operation
     /// without a [`Short::Ready`] was ready when it was pushed.
     #[inline]
     pub(super) fn observe_ready(&self, op: &Op<Task>) {
@@ -215,7 +215,7 @@ impl Core {
         }
     }
 
-    /// Tells the observers about `op`.
+    /// Reports an event of `op` to the observers.
     #[inline]
     fn tell(&self, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
         if recording.is_observed() {

@@ -53,9 +53,9 @@ impl Recording {
         }
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
-        // Of the engines of a process, each has the number of the one 65,535 before it. A recorder serves fewer at a time.
+        // Numbers repeat after 65,535 engines of a process. A recorder serves fewer at a time.
         let engine = (engine.saturating_sub(1) % u64::from(u16::MAX) + 1) as u16;
-        // If the program has set no recorder, an internal one gives the operations their numbers.
+        // If the program has set no recorder, an internal one numbers the operations.
         let recorder = recorder.unwrap_or_else(|| {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
         });
@@ -88,7 +88,7 @@ impl Recording {
             if let Err(payload) = told {
                 let (message, payload) = panics::message(payload);
                 let message = message.as_deref().unwrap_or("its payload is not a string");
-                // The logger is program code, and here it must not wait or push either.
+                // The logger is program code, and must neither wait nor push here.
                 let log = || panics::log!(Error, "raddle: an observer panicked: {message}");
                 let logged = panics::catch(|| no_wait::without_waits(NoWait::Observer, log)).err();
                 payload.into_iter().chain(logged).for_each(panics::discard);

@@ -1,4 +1,4 @@
-//! How the function of an operation continues after a wait for which it has handed over its worker.
+//! How the function of an operation continues after it has handed over its worker for a wait.
 //!
 //! * If a worker of the lane is idle, the function continues in its place
 //!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
@@ -6,15 +6,15 @@
 //!   priority. The worker that runs this operation goes to the first thread in the queue, and the thread that ran the
 //!   operation becomes a spare one.
 //!
-//! So, within the limits below, no more functions compute than there are workers, and workers pay nothing for the
-//! queue.
+//! So, within the limits below, no more functions compute than there are workers, and the queue costs the workers
+//! nothing.
 //!
 //! # Limits
 //!
-//! A function continues without a worker if no operation of its lane ends within [`LONGEST_STAY`]: all workers may be
-//! blocked until this function does something. It does not queue for longer than the time limit of its wait, nor while
-//! its engine is being stopped. If the operation that its thread has pushed runs without a worker, in a push that is
-//! held back, the function also continues without one.
+//! A function continues without a worker if it receives none within [`LONGEST_STAY`]: all workers may be blocked until
+//! this function does something. It does not queue for longer than the time limit of its wait, nor while its engine is
+//! being stopped. If the operation that its thread has pushed runs without a worker, in a push that is held back, the
+//! function also continues without one.
 
 use std::{cell::Cell, panic::Location, time::Instant};
 
@@ -30,8 +30,8 @@ use crate::{
     sync::thread_static,
 };
 
-/// How often a thread returns ahead of ready operations before it returns behind them once. If it never did, a function
-/// that polls for the effect of an operation could keep that operation from ever getting a worker. Not tuned.
+/// The number of times that a thread returns ahead of ready operations before it returns behind them once. If it always
+/// returned ahead, a function that polls for the effect of an operation could starve that operation. Not tuned.
 const RETURNS_AHEAD: u32 = 16;
 
 // The number of calls to `without_regaining` on the stack of this thread.
@@ -52,8 +52,8 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// If the calling thread has handed over its worker, borrows the place of an idle worker, or waits for a worker until
-/// `deadline` at the latest.
+/// If the calling thread has handed over its worker, borrows the place of an idle worker, or waits for a worker, but
+/// not beyond `deadline`.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     if BLOCKING.with(Cell::get) > 0 {

@@ -57,7 +57,7 @@ impl<F, R> Shared<F, R> {
         self.0.as_ref().map(|oneshot| NonNull::from(oneshot.beside().place()))
     }
 
-    /// Returns the failure with which the operation fails if it is cancelled.
+    /// Returns the failure of the operation if it is cancelled.
     pub(super) fn failure(&self) -> OpError {
         match &self.0 {
             Some(oneshot) => oneshot.beside().failure(),
@@ -141,8 +141,8 @@ where
     }
 }
 
-/// The function of an asynchronous operation with a handle. The [right](super::right::Right) to end the operation tells
-/// the handle how the operation has ended. If the function is not called, this job tells the handle.
+/// The function of an asynchronous operation with a handle. The [right](super::right::Right) to end the operation
+/// reports the operation's end to the handle. If the function is not called, this job reports it.
 pub(crate) struct AsyncResultJob<F>(Shared<F, ()>);
 
 impl<F> AsyncResultJob<F> {

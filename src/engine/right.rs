@@ -3,7 +3,7 @@
 //! The function of an asynchronous operation may still run when the operation ends, so the end of the operation must
 //! not touch its job. The right therefore reports what the job would otherwise report.
 //!
-//! First the thread that starts the operation has the right, and then the owner of the completion. Guards and futures
+//! The thread that starts the operation has the right first, and then the owner of the completion. Guards and futures
 //! [share](super::held) the right instead.
 
 use std::{
@@ -40,9 +40,9 @@ pub(super) struct Observers {
     pub(super) deliver: Option<Mutex<Box<dyn Deliver>>>,
 }
 
-/// The value of a future, and where it goes.
+/// The value of a future, and its recipient.
 pub(super) trait Deliver: Send {
-    /// Sets the result of the operation. Does not run program code, but returns what is left to run.
+    /// Sets the result of the operation. Runs no program code, but returns what is left to run.
     fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered;
 }
 

@@ -2,8 +2,9 @@
 //! they wait.
 //!
 //! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
-//! code that an engine calls is never held back, since it may be what makes room. Such code runs in a [`frame`], on a
-//! thread that an engine has started, in a function or kernel of a device, or inside a push that is itself held back.
+//! code that an engine calls is never held back, since room may depend on its progress. Such code runs in a [`frame`],
+//! on a thread that an engine has started, in a function or kernel of a device, or inside a push that is itself held
+//! back.
 //!
 //! # A push that is held back
 //!
@@ -15,10 +16,10 @@
 //! 3. An operation of a lane of workers is ready: the thread runs it, in a ready loop of its own. The thread's stack
 //!    has no frame, so no other operation is below this one. If the operation waits, it blocks the thread, as an eager
 //!    one does: it must not wait for what this thread holds.
-//! 4. Nothing is ready or running: the push continues although there is no room. What is pending waits for something
-//!    that only the program can do, perhaps on this thread.
+//! 4. Nothing is ready or running: the push continues although there is no room. The pending operations wait for
+//!    something that only the program can do, perhaps on this thread.
 //! 5. Otherwise the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or up to a time limit that
-//!    doubles each time. The time limit is needed because no event reports that nothing runs any more.
+//!    doubles each time. The time limit is needed because no event reports that nothing runs.
 //!
 //! # What runs
 //!
@@ -31,15 +32,16 @@
 //! in `running`: those that have handed over their worker, and threads of the program inside a ready loop. While such a
 //! thread sleeps in a wait for an engine, it is counted in `waiting` instead: only what it waits for matters then. A
 //! thread whose wait has just ended may still be counted in `waiting`. So if threads wait, two checks, with a pause
-//! between them, must find that nothing runs. The thread of a GPU lane waits for operations, and so notes that a search
-//! found nothing, only when it has no work in flight. A lane with work in flight therefore counts as running.
+//! between them, must find that nothing runs. The thread of a GPU lane waits for operations only when the lane has no
+//! work in flight, and only then notes that a search found nothing. A lane with work in flight therefore counts as
+//! running.
 //!
 //! # How far a limit is exceeded
 //!
-//! A count is a sum over shards, taken under a lock. So a thread that finds room takes a [credit](CREDIT) for at most
-//! half of that room, and at most [`MAX_CREDIT`] operations. It counts again when the credit is used up. So a single
-//! thread that pushes stays within the limit. Several threads exceed the limit by at most `MAX_CREDIT` each, or by one
-//! each without credit.
+//! A count is a sum over shards, taken under a lock. To count less often, a thread that finds room takes a
+//! [credit](CREDIT) of at most half of that room and at most [`MAX_CREDIT`] operations. It counts again when the credit
+//! is used up. A single thread that pushes therefore stays within the limit. Several threads exceed the limit by at
+//! most `MAX_CREDIT` each, or by one each without credit.
 //!
 //! # Who may touch what
 //!
@@ -69,16 +71,17 @@ use crate::{
     threads::pool::is_engine_thread,
 };
 
-/// The maximum number of operations that a thread pushes without counting again. Measured: with 32, the sum over the
+/// The maximum number of operations that a thread pushes without counting again. Measured: at 32, the sum over the
 /// shards costs each push less than the rest of the check.
 const MAX_CREDIT: u64 = 32;
 
-/// The first and the longest time limit for the sleep of a push that is held back; the limit doubles in between. Not
-/// tuned: the first is the time for which workers search by default before they sleep; with the longest, the wake-ups
+/// The first and the longest time limit for the sleep of a push that is held back. The limit doubles each time. Not
+/// tuned: the first is the time for which workers search by default before they sleep; at the longest, the wake-ups
 /// cost no measurable CPU time.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
-// The engine in which this thread last found room, and how many operations it may push there before it counts again.
+// The engine in which this thread last found room, and the number of operations that it may push there before it counts
+// again.
 thread_static!(static CREDIT: Cell<(usize, u64)> = Cell::new((0, 0)));
 
 // The engines in whose `running` this thread is counted.
@@ -134,7 +137,8 @@ impl Core {
         }
     }
 
-    /// Whether a push that the calling thread has already counted may continue.
+    /// Whether a push whose operation was already counted may continue. If so, counts the calling thread in `pushing`,
+    /// if it is outside.
     pub(super) fn may_push_counted(&self) -> bool {
         if !is_outside() {
             return true;
@@ -177,8 +181,8 @@ impl Core {
         }
     }
 
-    /// Holds an operation of `group` back until the group, those around it and the engine have room, if the calling
-    /// thread is outside.
+    /// If the calling thread is outside, [holds](Self::hold_back) an operation of `group` back until the group, those
+    /// around it and the engine have room.
     pub(crate) fn admit(self: &Arc<Self>, group: &Arc<Group>) -> Result<(), PushError> {
         if self.is_forked() {
             return Err(PushError::Forked);
@@ -206,7 +210,7 @@ impl Core {
         if first_full(self, group, |_| 0).is_some() { Err(PushError::Full) } else { Ok(()) }
     }
 
-    /// Holds a push back until there is room for it.
+    /// Holds a push back until it continues or is refused; see the head of this module.
     pub(super) fn hold_back(self: &Arc<Self>, group: Option<&Arc<Group>>) -> Result<(), PushError> {
         struct Held;
         impl Drop for Held {
@@ -218,7 +222,7 @@ impl Core {
         let _held = Held;
         let since = Instant::now();
         let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
-        // A thread that has run operations runs a few more than necessary, so that it counts less often and leaves room
+        // A thread that has run operations runs a few more than necessary: it then counts less often, and leaves room
         // for futures.
         let mut has_run = false;
         loop {
@@ -276,8 +280,8 @@ impl Core {
 
     /// Returns whether anything is ready or running.
     fn stillness(&self) -> Stillness {
-        // Two equal results are needed: one may miss an operation that moves in the meantime, but the two together do
-        // not.
+        // Two equal results are needed: a single check may miss an operation that moves in the meantime, but two equal
+        // ones do not.
         match self.idle_since() {
             Some(idle) if self.idle_since() == Some(idle) => {}
             _ => return Stillness::Busy,
@@ -325,8 +329,7 @@ impl Core {
         counts.then(|| Running(self))
     }
 
-    /// Counts the calling thread in `running`. Returns `false` if that is impossible, because the thread is ending and
-    /// its list of engines is gone.
+    /// Counts the calling thread in `running`. Returns `false` if the thread is ending and its list of engines is gone.
     pub(super) fn begin_running(self: &Arc<Self>) -> bool {
         let noted = with_runs(|runs| runs.push(Arc::clone(self))).is_some();
         if noted {

@@ -47,8 +47,8 @@ impl Core {
         self.execute_inline(op, ready)
     }
 
-    /// Runs an operation if it is plain, so that it only has to be counted out. Otherwise returns the operation
-    /// unfinished. This is part of the main loop of a worker.
+    /// Runs an operation if it is plain; the caller must then count it out. Otherwise returns the operation unfinished.
+    /// This is part of the main loop of a worker.
     #[inline(always)]
     pub(super) fn execute_inline(
         self: &Arc<Self>,
@@ -160,7 +160,7 @@ impl Core {
         if matches!(result, Ok(Ok(()))) { Ok(()) } else { Self::failure_of(op, result) }
     }
 
-    /// Returns what [`result_of`](Self::result_of) does. A separate function, so that the call takes fewer
+    /// The slow path of [`result_of`](Self::result_of). It is a separate function, so that the call takes fewer
     /// instructions.
     #[cold]
     #[inline(never)]
@@ -286,8 +286,8 @@ impl Core {
         if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(op, cleanup) }
     }
 
-    /// Keeps the failure of an asynchronous function for its completion, or reports it if the completion has already
-    /// been used.
+    /// Keeps the failure of an asynchronous function for its completion, or records the failure if the completion has
+    /// already been used.
     #[cold]
     fn fail_late(self: &Arc<Self>, op: &Op<Task>, failure: OpError) {
         let Some(state) = op.task().async_state() else { unreachable!("the operation is asynchronous") };
@@ -299,8 +299,8 @@ impl Core {
         }
     }
 
-    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to the
-    /// observers that the right holds.
+    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to its
+    /// recipients, which the right holds.
     fn complete_by_right(
         &self,
         right: Right<Task>,
@@ -354,7 +354,7 @@ impl Core {
         let family = right.parent_of().and_then(Family::from_kin);
         let (op, observers) = right.into_parts();
         if let Some(family) = family {
-            // A panic has dropped the guards before there was a future.
+            // A panic has dropped the guards before the future existed.
             let _running = self.run_without_worker();
             return family.end_completion(op, observers, Ok(()));
         }

@@ -22,13 +22,13 @@
 //!
 //! The wait at the end of a scope cannot return early, since operations of the scope borrow from the frame that the
 //! wait keeps alive. A [cycle](super::deadlock) through it is ended by another wait in the cycle: one for a handle, a
-//! variable or a group. A cycle may have no such wait: each of two operations may hold what an operation of the other's
-//! scope names, or an operation of the scope may be queued, through others, behind the operation that opened the scope.
-//! Then the scope whose end began to wait last *abandons* its operations that cannot start:
+//! variable or a group. A cycle may have no such wait: each of two operations may hold a variable that an operation of
+//! the other's scope names, or an operation of the scope may be queued, through others, behind the operation that
+//! opened the scope. Then the scope whose end began to wait last *abandons* its operations that cannot start:
 //!
-//! * It cancels them, which drops their functions and so ends their borrows. They stay in the queues until their turn,
-//!   and then fail what they mutate. They keep nothing of the scope except the memory of its variables, without the
-//!   values.
+//! * It cancels them, which drops their functions and so ends their borrows. They stay in the queues until their turn
+//!   comes, and then fail the variables that they mutate. Of the scope, they keep only the memory of its variables,
+//!   without the values.
 //! * It counts them out of the scope immediately, so they are not counted out again when their turn comes
 //!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). The scope returns [`WaitError::WouldDeadlock`].
 //!
@@ -72,8 +72,8 @@ use crate::{
     system::panics,
 };
 
-/// How long the thread of a closing scope waits before it tries again to hand over its worker. Not tuned: an attempt is
-/// cheap, and a thread is available for the worker unless about a thousand operations wait.
+/// The time for which the thread of a closing scope waits before it tries again to hand over its worker. Not tuned: an
+/// attempt is cheap, and a thread is available for the worker unless about a thousand operations wait.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// The minimum length at which complete operations are removed from the list of a scope. Not tuned: a list of this
@@ -84,7 +84,7 @@ const MANY: usize = 1024;
 #[derive(Debug, Default)]
 struct Members {
     list: Vec<Arc<Handled<()>>>,
-    /// How many operations were left when complete ones were last removed.
+    /// The number of operations that were left when complete ones were last removed.
     left: usize,
 }
 
@@ -105,13 +105,13 @@ pub(crate) struct Scoped {
     /// The thread that has opened the scope, and its innermost frame at that time, or null.
     thread: ThreadId,
     opened_in: *const (),
-    /// What the operations of the scope share with their handles, if the end of the scope runs ready operations in
-    /// place.
+    /// The state that the operations of the scope share with their handles, if the end of the scope runs ready
+    /// operations in place.
     members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
     /// Variables without a value, which are freed with the scope.
     emptied: Mutex<Vec<OwnedVar>>,
-    /// Whether dumps show the scope until it is over. They do if it was opened inside an operation.
+    /// Whether dumps show the scope until it is over, because it was opened inside an operation.
     is_listed: bool,
 }
 
@@ -268,7 +268,7 @@ impl Scoped {
             }
         }
         // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs
-        // what it can, and tries again.
+        // the operations that it can, and tries again.
         let make_way = || {
             self.core.make_way().is_err().then(|| {
                 left.iter().for_each(|handled| self.core.run_in_place(handled));
@@ -362,7 +362,7 @@ impl Scoped {
         frame::enter_after(&self.core, || panics::log!(Error, "raddle: the end of a scope waits forever: {deadlock}"));
     }
 
-    /// Frees the variables whose values were dropped. The scope must be over.
+    /// Removes the scope from dumps, and frees the variables whose values were dropped. The scope must be over.
     pub(crate) fn free_variables(&self) {
         if self.is_listed {
             self.core.sleepers.close_scope(NonNull::from(&self.group.pending));
@@ -371,8 +371,8 @@ impl Scoped {
         drop(emptied);
     }
 
-    /// Drops the values of the scope's variables, which no operation can name any more. Returns whether there were any:
-    /// their drops may push to the scope, so it must then be [closed](Self::close) again.
+    /// Drops the values of the scope's variables, which operations can no longer name. Returns whether there were any:
+    /// their drops may push to the scope, which must then be [closed](Self::close) again.
     ///
     /// # Errors
     /// Returns the payload of a drop that panicked. The other values are still dropped.

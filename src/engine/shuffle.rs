@@ -4,7 +4,7 @@
 //! other.
 //!
 //! * With several workers, it draws after a random time, and only if no drawn operation waits for a worker. So
-//!   operations overlap where their accesses permit, and start in a different order and at different times than usual.
+//!   operations overlap where their accesses permit, and start in an unusual order and at unusual times.
 //! * With one worker, the order of the draws depends only on the seed and the program. The thread draws when nothing
 //!   runs and the program has pushed all that it can: at that moment the set of ready operations does not depend on
 //!   which thread was faster.
@@ -12,8 +12,8 @@
 //! The engine's own operations, except polls of futures, are not shuffled. Neither are eager operations that are ready
 //! when they are pushed.
 //!
-//! A function may wait for another operation by means that the engine does not know about. So the thread also draws
-//! when it has not found the right moment within [`LONGEST_WAIT`].
+//! A function may wait for another operation by means that the engine does not know about. The thread therefore also
+//! draws if the right moment has not come within [`LONGEST_WAIT`].
 
 use std::{
     io,
@@ -38,7 +38,8 @@ use crate::{
 /// pushes take.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
 
-/// How long the thread waits for the right moment. Not tuned: longer than most functions take, and short for a person.
+/// The time for which the thread waits for the right moment. Not tuned: longer than most functions take, and hardly
+/// noticeable to a person.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// The time between two looks at the engine. Not tuned: about the time that it takes to wake a thread.
@@ -73,8 +74,8 @@ impl Core {
         self.shuffler().map(|shuffler| shuffler.seed())
     }
 
-    /// Returns `None` if ready operations have yet to be drawn. If two calls return the same number, no operation had
-    /// yet to be drawn in between.
+    /// Returns the number of draws so far, or `None` if ready operations have yet to be drawn. If two calls return the
+    /// same number, no operation was waiting to be drawn between them.
     pub(super) fn draws_if_none_is_due(&self) -> Option<u64> {
         self.shuffler().map_or(Some(0), |shuffler| shuffler.draws_if_empty())
     }
@@ -86,7 +87,7 @@ impl Core {
         }
     }
 
-    /// Adds a ready operation to those to be drawn. Returns the operation if it is not to be shuffled.
+    /// Adds a ready operation to those that will be drawn. Returns the operation if it must not be shuffled.
     pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
         let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };
         if op.task().has(flag::INTERNAL) && op.task().name().as_str() != POLL {
@@ -110,7 +111,7 @@ impl Core {
 
 /// Draws the operations of an engine until it ends.
 fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
-    // The time since which there has been something to draw.
+    // The time at which the thread first found something to draw after the last draw.
     let mut since = None;
     let mut was_still = false;
     while shuffler.wait() {
@@ -121,7 +122,7 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
             let is_still = shuffler.is_program_still() && core.is_still(was_still);
-            // A second look finds what came just after the first one.
+            // A second look finds operations that became ready just after the first one.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {
             !core.threads().have_work()

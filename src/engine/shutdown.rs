@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
 //! | draining | those that operations of the engine make, and the engine's own | cancelling, closed |
-//! | cancelling | the engine's own; operations that have not started fail | closed |
+//! | cancelling | the engine's own; operations that have not started fail, except clean-ups | closed |
 //! | closed | the engine's own; the operations run on the pushing thread | - |
 //!
 //! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation that was
@@ -37,7 +37,7 @@ use crate::{
 };
 
 impl Core {
-    /// Begins to refuse pushes. With `cancel`, operations that have not started fail instead of running.
+    /// Begins to refuse pushes. With `cancel`, operations that have not started fail, except clean-ups.
     pub(crate) fn begin_shutdown(self: &Arc<Self>, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
         // Relaxed: an operation that is counted after the wait that follows this call has acquired the phase with the
@@ -66,8 +66,8 @@ impl Core {
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses the pushes of operations as well, once no operation is pending. Otherwise, program code that the engine
-    /// still runs, such as a deletion, could push to threads that are about to end.
+    /// Refuses the pushes of operations as well. Called when no operation is pending: program code that the engine
+    /// still runs, such as a deletion, could otherwise push to threads that are about to end.
     fn close(&self) {
         // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
@@ -102,7 +102,7 @@ impl Core {
     /// of them, or must not wait.
     pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
         // An operation of another engine hands its worker over before it waits: this engine may depend on that worker.
-        // The operation receives a worker again when the wait is over.
+        // When the wait is over, the operation receives a worker again.
         let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
     }
@@ -162,7 +162,7 @@ impl Core {
 
     /// Tells the threads to end, and warns of a failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
-        // The shuffling ends before the lanes, since no entry may enter a lane that has ended.
+        // Shuffling ends before the lanes, since no entry may enter a lane that has ended.
         self.end_shuffling();
         self.gpus.end();
         let failure = self.failures.to_warn_of();

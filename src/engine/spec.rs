@@ -40,7 +40,7 @@ pub(crate) struct Spec {
     pub(crate) priority: i32,
     pub(crate) flags: u16,
     pub(crate) lane: u8,
-    /// Whether there is room for the operation, or it needs none: its push is then not held back.
+    /// Whether there is room for the operation, or it needs none. If so, its push is not held back.
     pub(crate) is_admitted: bool,
     /// Whether the operation is a child. Its parent is then pending, so the child may be pushed on any thread while the
     /// engine drains.
@@ -50,7 +50,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Returns the properties of an operation of the first lane, with nothing special except perhaps a name.
+    /// Returns the default properties of an operation with this name, which may be empty.
     #[inline]
     pub(crate) fn new(name: Name) -> Self {
         let flags = if name.is_empty() { 0 } else { flag::NAMED };

@@ -1,11 +1,11 @@
-//! Stops and starts: the threads of workers end and are started again, and what is pending is kept.
+//! Stops and starts: the threads of workers end and are started again, and pending operations are kept.
 //!
 //! For each worker, a stop pushes an operation named *stop* that [lays the worker aside](crate::threads::aside). The
-//! worker's thread then has no worker, and ends. The workers of GPU lanes are [recalled](crate::scheduler::Lane::recall)
-//! instead: the thread of such a lane issues nothing more, and lays its worker aside when the GPU has completed what was
-//! issued. While a function that has handed its worker over waits, no worker is
-//! laid aside, and those that were laid aside are taken up again: the function may wait for an operation of any lane.
-//! So a stop is over only when no function runs any more.
+//! worker's thread then has no worker, and ends. The workers of GPU lanes are
+//! [recalled](crate::scheduler::Lane::recall) instead: the thread of such a lane issues nothing more, and lays its
+//! worker aside when the GPU has completed what was issued. While a function that has handed its worker over waits, no
+//! worker is laid aside, and those that were laid aside are taken up again: the function may wait for an operation of
+//! any lane. So a stop is over only once no function runs.
 
 use std::{io, panic::Location, sync::Arc, time::Instant};
 
@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl Core {
-    /// Ends the threads of all workers when no function runs any more. Operations that have not started stay pending.
+    /// Ends the threads of all workers once no function runs. Operations that have not started stay pending.
     pub(crate) fn stop(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         if self.is_forked() {
             return Err(ShutdownError::Forked);
@@ -129,7 +129,7 @@ impl Core {
         self.threads.aside().function_has_returned(|| self.gpus.recall());
     }
 
-    /// Gives the worker of a GPU lane, which is used for the first time, to a thread that `serve_lane` starts. If the
+    /// Gives the worker of a GPU lane that is used for the first time to a thread, which `serve_lane` starts. If the
     /// engine is stopped and no function waits, the thread is started when the engine starts again. Returns the worker
     /// if no thread can be started.
     pub(crate) fn begin_lane(
@@ -144,7 +144,8 @@ impl Core {
     /// operation has been [sent](Self::send) to the lane.
     pub(crate) fn lay_lane_aside(&self, worker: BoxedWorker<Task>) -> Result<(), BoxedWorker<Task>> {
         let mut worker = Some(worker);
-        // The sender looks for the worker after the send. So either the operation is seen here, or the worker there.
+        // The sender looks for the worker after the send, so either this thread sees the operation or the sender finds
+        // the worker.
         let _ = self.threads.aside().lay(|| worker.take_if(|worker| !worker.lane().has_first()));
         worker.map_or(Ok(()), Err)
     }
@@ -191,7 +192,7 @@ impl Core {
     }
 }
 
-/// How long a worker pauses if it cannot be laid aside because a function waits. Not tuned: short for a person, and
-/// long for a processor.
+/// The time for which a worker pauses if it cannot be laid aside because a function waits. Not tuned: imperceptible to
+/// a person, and long for a processor.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);

@@ -12,9 +12,9 @@
 //!
 //! # Who may touch what
 //!
-//! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation
-//!   may end on another thread while its function runs; its end does not touch the body. The table of the job, and what
-//!   it has [joined](Joined), are constant once the task is filled. Any thread that is pinned may read these until the
+//! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
+//!   end on another thread while its function runs; its end does not touch the body. The table of the job, and what it
+//!   has [joined](Joined), are constant once the task is filled. Any thread that is pinned may read these until the
 //!   record is reused, since the memory of a record outlives its task.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
@@ -74,11 +74,11 @@ pub(crate) mod flag {
     pub(crate) const NO_SKIP: u16 = 256;
     /// Has a name.
     pub(crate) const NAMED: u16 = 512;
-    /// Is not cancelled by a shutdown.
+    /// Is a clean-up: no shutdown, group, deadline or handle cancels it.
     pub(crate) const KEPT: u16 = 1024;
     /// Issues work on the stream of a device.
     pub(crate) const DEVICE: u16 = 2048;
-    /// The device copies values in the host's memory. The function does not read or write them.
+    /// Has the device copy values in the host's memory, which its function neither reads nor writes.
     pub(crate) const COPY: u16 = 4096;
     /// Belongs to the engine: a shutdown neither refuses nor cancels it.
     pub(crate) const INTERNAL: u16 = 8192;
@@ -99,7 +99,7 @@ const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
     pub(crate) lane: u8,
-    /// The number of a GPU lane: the operation has waited for all lanes with lower numbers. Used only by the owner of
+    /// The number of a GPU lane. The operation has waited for all lanes with lower numbers. Used only by the owner of
     /// the ready operation.
     pub(crate) waited: AtomicU8,
     pub(crate) flags: u16,
@@ -128,8 +128,8 @@ macro_rules! set {
 }
 
 impl Task {
-    /// Initialises in place the fields of a task that [`fill`](Self::fill) and [`set_recorded`](Self::set_recorded) do
-    /// not.
+    /// Initialises, in place, the fields of a task that neither [`fill`](Self::fill) nor
+    /// [`set_recorded`](Self::set_recorded) initialises.
     ///
     /// # Safety
     /// 1. `task` may be written, and is [filled](Self::fill) before any other use.
@@ -393,7 +393,7 @@ impl Op<Task> {
 #[must_use = "its wakers must be woken"]
 pub(crate) struct Cleanup {
     wakers: Option<Wakers>,
-    /// A result that no handle can return any more, or a failure that was cleared.
+    /// Values to drop, such as a result that no handle can return, or a failure that was cleared.
     unwanted: Option<Box<dyn Any + Send>>,
     /// Dropped last.
     pub(super) membership: Option<Box<Membership>>,
@@ -426,7 +426,7 @@ impl Cleanup {
         Self { unwanted: failure.map(|failure| Box::new(failure) as _), ..Self::default() }
     }
 
-    /// Notes a failure in the operation's group, and counts the operation out of the group after everything else has
+    /// Notes a failure in the operation's group. The operation is counted out of the group after everything else has
     /// run.
     pub(super) fn set_membership(&mut self, membership: Membership, result: Result<(), &OpError>) {
         if let Err(failure) = result {
@@ -647,8 +647,8 @@ impl VTable {
     }
 }
 
-/// Starts a job. The standard library knows the name of this function: short backtraces, which panics print, leave
-/// out the frames of the engine that called it.
+/// Starts a job. The standard library knows the name of this function: the short backtraces that panics print omit the
+/// engine's frames that called it.
 ///
 /// # Safety
 /// 1. `work` points to a `W`, and this thread is its only user.

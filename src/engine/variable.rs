@@ -301,7 +301,7 @@ impl VarCell {
     }
 
     /// Whether the value needs a drop. The answer is exact for an operation that holds the variable for writing, and a
-    /// hint for other callers.
+    /// hint to other callers.
     pub(crate) fn needs_drop(&self) -> bool {
         // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Other
         // callers use the answer only to choose where the drop runs.

@@ -62,8 +62,8 @@ impl Core {
         let delete = move |cx: &Call<'_>| {
             let empty = || {
                 for access in cx.op().accesses() {
-                    // SAFETY: the operation holds the variable for writing, and a closed variable accepts no
-                    // operation that uses the value.
+                    // SAFETY: the operation holds the variable for writing, and a closed variable accepts no operation
+                    // that uses the value.
                     unsafe { VarCell::of(access).empty() };
                 }
             };
@@ -109,8 +109,8 @@ impl Core {
 
 impl Core {
     /// Closes a variable of a family. After the pending operations on it, drops its value and then `share`. If the
-    /// value needs no drop, drops `share` immediately. Calls `dispatch` with the operation that drops the value, if that
-    /// operation is ready.
+    /// value needs no drop, drops `share` immediately. Calls `dispatch` with the operation that drops the value, if
+    /// that operation is ready.
     ///
     /// # Safety
     /// 1. The variable has a handle until `share` is dropped.

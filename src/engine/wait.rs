@@ -90,7 +90,7 @@ impl Core {
             return Ok(Some(begun));
         }
         let oneshot = Oneshot::new();
-        // A wait may be pushed behind a deletion, and then ends once the deletion is complete.
+        // A wait may be pushed behind a deletion. It then ends once the deletion is complete.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT;
         let spec = Spec::internal(WAIT, 0, flags).passing_closed();
         let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
@@ -256,8 +256,8 @@ impl Core {
         }
     }
 
-    /// [Catches up](Self::catch_up) for a caller that does not wait afterwards: if what ran here has handed over the
-    /// worker, the thread waits for another.
+    /// [Catches up](Self::catch_up) for a caller that does not wait afterwards: if an operation that ran here has
+    /// handed over the worker, the thread waits for another.
     pub(crate) fn catch_up_and_go_on() {
         let was_without = worker_thread::is_without_worker();
         Self::catch_up();
@@ -471,17 +471,16 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 }
 
 /// Calls `f`, which blocks the calling thread: for instance, it reads a file, locks a mutex, or waits for another
-/// program. Inside an operation, another thread runs the worker during the call, so that other operations are not held
-/// up.
+/// program. Inside an operation, another thread runs the worker during the call, so other operations are not held up.
 ///
 /// When `f` has returned, the function of the operation continues in place of an idle worker, or waits until another
-/// operation ends and leaves it a worker. The same happens after each wait for the engine inside an operation. So an
-/// engine with one worker computes one function at a time. If no worker becomes free within 100 ms, or before the time
-/// limit of the wait, the function continues without one. So a function that blocks without `blocking` may delay
-/// functions that return from a wait, by up to 100 ms.
+/// operation ends and leaves it a worker. The same happens after each wait for the engine inside an operation. An
+/// engine with one worker therefore computes one function at a time. If the function receives no worker within 100 ms,
+/// or before the time limit of the wait, it continues without one. So a function that blocks without `blocking` may
+/// delay functions that return from a wait by up to 100 ms.
 ///
 /// The worker is blocked with the calling thread if no other thread can take it over, and in the functions of device
-/// operations, in deletions and in observers, which must not wait. Outside operations `blocking` only calls `f`.
+/// operations, in deletions and in observers, which must not wait. Outside operations, `blocking` only calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

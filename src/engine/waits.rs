@@ -16,8 +16,8 @@
 //! * Between the remembered wait and the place of a new one, no operation mutates: at most the other wait is there,
 //!   which depends only on operations in front of both. So a new wait would end together with the remembered one and
 //!   see the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates as well.
-//! * The operations that are pushed after the call are behind the remembered wait, because that is in its queue
-//!   already ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller
+//! * The operations that are pushed after the call are behind the remembered wait, because the wait is already in its
+//!   queue ([registered]). A wait whose push is still running is not joined: it might end up behind what the caller
 //!   pushes next.
 //!
 //! A wait that is ready is joined only while GPUs have operations in flight that a new wait would depend on as well.
@@ -87,10 +87,10 @@ struct Wait {
     oneshot: Arc<Oneshot<()>>,
 }
 
-/// A wait that has begun, for a variable.
+/// A wait for a variable, once it has begun.
 pub(crate) struct Begun {
     pub(crate) oneshot: Arc<Oneshot<()>>,
-    /// The task of the wait's operation. The pointer is compared, and never followed.
+    /// The task of the wait's operation. The pointer is only compared.
     pub(super) task: NonNull<()>,
 }
 

@@ -40,7 +40,7 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
             seen = Seen::default();
             continue;
         }
-        // A report may take the program a long time, and must not keep the engine alive.
+        // The function that receives a report may take a long time, and must not keep the engine alive.
         drop(core);
         for problem in seen.look(watchdog, &dump, Instant::now()) {
             let report = WatchdogReport { problem, dump: dump.clone() };
@@ -58,11 +58,11 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
 #[derive(Default)]
 struct Seen {
     ops: HashMap<OpId, SeenOp>,
-    /// The waits that were reported, by their numbers.
+    /// The numbers of the waits that were reported.
     told_waits: HashSet<u64>,
-    /// The lanes of devices with issued operations, and since when each lane has completed none.
+    /// The lanes of devices with issued operations, each with the time of its last progress.
     devices: HashMap<String, SeenDevice>,
-    /// When something last started or ended.
+    /// When an operation last changed its state or ended.
     progress: Option<Instant>,
     told_of_stall: bool,
     told_of_cycle: bool,
@@ -81,7 +81,7 @@ struct SeenOp {
 }
 
 impl Seen {
-    /// Compares a dump with the last one, and returns what is wrong.
+    /// Compares a dump with the last one, and returns the problems that it finds.
     fn look(&mut self, watchdog: &Watchdog, dump: &Dump, now: Instant) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut before = std::mem::take(&mut self.ops);

@@ -136,7 +136,7 @@ impl WorkerThread {
         }
     }
 
-    /// Notes that no function on this thread continues without a worker: the function has ended, or has received one.
+    /// Notes that the function on this thread no longer runs without a worker: it has ended, or has received one.
     pub(super) fn end_without_worker(&self) {
         if self.core.is_forked() {
             return;
@@ -177,7 +177,7 @@ impl WorkerThread {
         }
     }
 
-    /// Does the same as [`schedule`], between two operations of this thread.
+    /// [`schedule`] for a thread that is between two operations.
     #[inline]
     pub(super) fn schedule(&self, op: OpRef<Task>) {
         match self.free_worker() {
@@ -233,12 +233,12 @@ pub(super) fn leave_engine() {
     disown_thread();
 }
 
-/// Returns the number that the worker of this thread has in its lane.
+/// Returns the number of this thread's worker in its lane.
 pub(crate) fn worker_index() -> Option<usize> {
     with_current(|thread| thread.worker().map(Worker::index)).flatten()
 }
 
-/// What runs the functions on a thread.
+/// The worker, lane or program that runs the functions on a thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Runner {
     /// A worker: its lane, and its number there.
@@ -306,9 +306,9 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 /// Runs `f` while the calling thread may use all cores of its engine, even if it is pinned to one of them.
 ///
 /// A thread inherits the cores of the thread that starts it. A thread that an operation starts on a
-/// [pinned](crate::EngineBuilder::pin) worker is therefore pinned to the worker's core as well, and a thread pool that
-/// is first used there has all its threads on one core. Start such threads inside `unpinned`. When `f` returns or
-/// panics, the thread is pinned again.
+/// [pinned](crate::EngineBuilder::pin) worker is therefore also pinned to the worker's core, and a thread pool that is
+/// first used there runs all its threads on one core. Start such threads inside `unpinned`. When `f` returns or panics,
+/// the thread is pinned again.
 ///
 /// Outside the threads of an engine, and on systems other than Linux, `unpinned` only calls `f`.
 ///
@@ -417,8 +417,8 @@ pub(super) fn is_without_worker() -> bool {
 }
 
 /// Notes that program code is about to run on the calling thread, which may have given its worker away at the end of an
-/// operation. Returns whether the thread now counts as one that has handed its worker over. If so, the code may [get a
-/// worker](super::regain) as a function that has waited does.
+/// operation. Returns whether the thread now counts as one that has handed its worker over. If so, the code may [regain
+/// a worker](super::regain), as a function that has waited does.
 pub(super) fn begin_code() -> bool {
     let begin = |thread: &WorkerThread| {
         let is_bare = matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();

@@ -2,8 +2,8 @@
 //!
 //! A function that waits runs ready operations that the wait depends on ([`in_place`](super::in_place)). If it finds
 //! none, it hands its worker over to a spare thread and sleeps. When it wakes up, it borrows the place of an idle
-//! worker, or queues for a worker ([`regain`](super::regain)). So a wait does not occupy a worker. Nor is an unrelated
-//! wait buried beneath it on a stack, as happens where waiting threads run arbitrary operations.
+//! worker, or queues for a worker ([`regain`](super::regain)). So a wait does not occupy a worker. Nor does it bury an
+//! unrelated wait on the stack, as happens if waiting threads run arbitrary operations.
 
 use std::{io, sync::Arc};
 
@@ -107,7 +107,7 @@ fn run_thread(
         }
         // A worker of a lane that has ended is not kept while the thread waits.
         drop(worker);
-        // On systems other than Linux a pinned thread cannot run an unpinned worker.
+        // On systems other than Linux, a pinned thread cannot run an unpinned worker.
         next = if !is_pinned || topology::CAN_WIDEN { threads.await_offer() } else { None };
     }
     if threads.has_ended() {

@@ -1,5 +1,5 @@
 //! Experiments on a real GPU, for behaviour that the engine relies on and the driver's documentation leaves open. Each
-//! experiment prints its measurements and one line that begins with `verdict`, with the conclusion.
+//! experiment prints its measurements, and a line that begins with `verdict` and states the conclusion.
 //!
 //! ```text
 //! experiments [--list] [--quick] [NAME | NUMBER]...

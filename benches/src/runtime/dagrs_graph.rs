@@ -81,7 +81,7 @@ impl Runtime for Dagrs {
         self.variables.iter_mut().for_each(|history| *history = History::default());
     }
 
-    /// Returns 2,000 at most: the time to build and run dagrs's graphs grows faster than linearly.
+    /// Returns at most 2,000: the time to build and run dagrs's graphs grows faster than linearly.
     fn at_most(&self, wanted: usize) -> usize {
         wanted.min(2_000)
     }

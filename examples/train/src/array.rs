@@ -1,5 +1,4 @@
-//! Arrays: a shape, and a range of a chunk. Every operation is pushed, and its result is returned immediately as an
-//! array.
+//! Arrays: each is a shape, and a range of a chunk. An operation is pushed, and returns its result array immediately.
 //!
 //! | here | in the engine |
 //! |---|---|
@@ -155,7 +154,7 @@ impl Array {
         Ok(Self { shape: shape.into(), ..self.clone() })
     }
 
-    /// Returns a part of a chunk as an array.
+    /// Returns the beginning of a chunk as an array.
     pub fn within(runtime: &Arc<Runtime>, chunk: &Arc<Chunk>, shape: &[usize]) -> Self {
         debug_assert!(volume(shape) <= chunk.len(), "the part is larger than the chunk");
         Self { runtime: Arc::clone(runtime), chunk: Arc::clone(chunk), start: 0, shape: shape.into() }

@@ -147,9 +147,9 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Returns a loader that makes batches of `batch` of the images with the indices `examples`, for `epochs` epochs.
-    /// At any time, at most `ahead` batches are ready, in use, or being made. Images that do not fill a batch are left
-    /// out of the epoch.
+    /// Returns a loader that makes batches of `batch` images, from those with the indices `examples`, for `epochs`
+    /// epochs. At any time, at most `ahead` batches are ready, in use, or being made. Images that do not fill a batch
+    /// are left out of the epoch.
     ///
     /// # Errors
     /// There are not enough images for a batch; the engine refuses a push.
@@ -197,7 +197,7 @@ impl Loader {
         self.per_epoch
     }
 
-    /// Pushes the operations that make one more batch, unless the last batch was pushed.
+    /// Pushes the operations that make one more batch, unless the last batch has been pushed.
     fn push(&mut self) -> Result<(), Error> {
         if self.pushed == self.total {
             return Ok(());

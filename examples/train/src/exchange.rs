@@ -11,7 +11,7 @@
 //! communicator, and its variables order its operations, so keys may become ready in a different order in each process.
 //!
 //! MPI may write to the memory of a collective until the collective is complete, and no collective can be cancelled. If
-//! a process dies or hangs, the lanes of the other processes report that after a time limit, and end their processes.
+//! a process dies or hangs, the lanes of the others report the failure after a time limit, and end their processes.
 
 use std::{
     cmp::Reverse,

@@ -5,7 +5,7 @@
 //! cargo run --release -p raddle-train -- --help
 //! ```
 //!
-//! Read the table in `lib.rs` first, then `task.rs`, which shows what an operation on arrays is to the engine.
+//! Read the table in `lib.rs` first, then `task.rs`, which shows how an operation on arrays becomes one of the engine.
 
 #![forbid(unsafe_code)]
 

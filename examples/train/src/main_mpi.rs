@@ -48,7 +48,7 @@ struct Arguments {
     #[arg(long, default_value_t = 2)]
     workers: usize,
 
-    /// Seconds after which processes that do not respond are given up
+    /// Seconds to wait for the other processes before giving up
     #[arg(long, default_value_t = 8)]
     limit: u64,
 

@@ -35,7 +35,7 @@ pub enum Pass {
     Backward,
 }
 
-/// What an operation uses besides its arrays.
+/// The resources that an operation uses besides its arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// The size of the temporary space, in values.
@@ -44,7 +44,7 @@ pub struct Request {
     pub random: bool,
 }
 
-/// What the backward pass of an operator reads, besides the gradient of its first output.
+/// The arrays that the backward pass of an operator reads, besides the gradient of its first output.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
     /// The indices of inputs of the forward pass.
@@ -74,13 +74,13 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// The shapes do not match.
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit>;
 
-    /// Returns what a pass needs besides arrays, for inputs of these shapes.
+    /// Returns the resources that a pass needs for inputs of these shapes.
     fn request(&self, pass: Pass, inputs: &[Shape]) -> Request {
         let _ = (pass, inputs);
         Request::default()
     }
 
-    /// Returns what the backward pass reads.
+    /// Returns the arrays that the backward pass reads.
     fn needs(&self) -> Needs;
 
     /// Returns the pairs of values that may share memory, as indices: one that the pass reads, and one that it writes.
@@ -121,7 +121,7 @@ pub fn forward_task<'a>(
     Task { outs, temporary, random, training, ..Task::new(name, ins) }
 }
 
-/// Returns what the backward pass of an operator reads: the gradient, and the inputs and outputs that it needs.
+/// Returns the inputs of the backward pass of an operator: the gradient, and the inputs and outputs that it needs.
 pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], outs: &[Option<T>]) -> Vec<T> {
     let Needs { inputs, outputs } = operator.needs();
     let inputs = inputs.iter().map(|&index| ins[index]);

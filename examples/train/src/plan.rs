@@ -1,9 +1,9 @@
 //! Decides which values of a graph share memory: a value takes the buffer of another one that is no longer needed, or
 //! overwrites an input in place.
 //!
-//! The plan is made before anything runs. Values that share a buffer share its variable, so the engine keeps the order:
-//! an operation that writes a buffer runs after all operations that read its previous value, including operations of
-//! the previous training step.
+//! The plan is made before anything runs. Values that share a buffer share its variable, so the engine preserves the
+//! order: an operation that writes a buffer runs after all operations that read its previous value, including
+//! operations of the previous training step.
 
 /// The values that an operation of a graph uses, by number.
 #[derive(Debug)]

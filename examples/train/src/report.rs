@@ -79,7 +79,7 @@ pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) ->
     written.map_err(|error| Error::Data(format!("{}: {error}", path.display())))
 }
 
-/// What a trace says about work during the backward pass.
+/// The overlap of operations with the backward pass, according to a trace.
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
     /// The number of operations that were examined.

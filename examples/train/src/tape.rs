@@ -30,7 +30,7 @@ struct Record {
 #[derive(Debug, Default)]
 pub struct Tape(Vec<Record>);
 
-/// Returns what identifies an array.
+/// Returns a key that identifies an array.
 fn key(array: &Array) -> (*const Chunk, usize) {
     (Arc::as_ptr(array.chunk()), array.range().start)
 }

@@ -105,7 +105,7 @@ impl Out<'_> {
     }
 }
 
-/// What the function of an operation receives.
+/// The arguments of the function of an operation.
 #[derive(Debug)]
 pub struct Views<'a> {
     /// The inputs.

@@ -31,7 +31,7 @@ use crate::{
     task::{Prepared, Task},
 };
 
-/// The number of steps that are pushed before the first of them is waited for. Not tuned.
+/// The number of steps that are pushed before the trainer waits for the first of them. Not tuned.
 const WINDOW: usize = 4;
 
 /// The name of the operation that looks at the losses.
@@ -140,7 +140,7 @@ impl Trainer {
     /// Returns the keys that processes exchange, with the shapes of their arrays.
     ///
     /// # Errors
-    /// The shapes of the net do not fit.
+    /// The shapes of the net do not match.
     pub fn keys(images: &Images, options: Options) -> Result<Vec<(String, Shape)>, Error> {
         let net = net::digits(images.classes, options.batch, options.dropout);
         let data = vec![options.batch, 1, images.size[0], images.size[1]];

@@ -140,7 +140,8 @@ fn random_numbers_depend_on_the_seed_alone() {
     everywhere(|runtime| assert_eq!(numbers(runtime), expected));
 }
 
-/// Four convolutions use four temporary spaces, and a fifth one reuses the first.
+/// Four convolutions use four temporary spaces. The fifth one needs a larger space, which replaces the first, and the
+/// sixth reuses the second.
 #[test]
 fn temporary_space_is_shared_and_grows() {
     test_everywhere(|runtime| {

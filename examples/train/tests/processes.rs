@@ -23,7 +23,7 @@ fn train(arguments: &[&str]) -> Output {
     mpirun(env!("CARGO_BIN_EXE_raddle-train-mpi"), arguments).0
 }
 
-/// Runs a worker in four processes. Returns whether all succeeded, what they wrote, and how long they took.
+/// Runs a worker in four processes. Returns whether all succeeded, their output, and the time that they took.
 fn workers(name: &str) -> (bool, String, Duration) {
     let this = std::env::current_exe().expect("a path");
     let arguments = ["--ignored", "--exact", name, "--nocapture", "--test-threads=1"];

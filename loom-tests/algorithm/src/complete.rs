@@ -21,14 +21,14 @@ pub(crate) struct Passing {
     is_retired: bool,
 }
 
-/// What a thread does after it has satisfied an access.
+/// The continuation after an access is satisfied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Then {
     Stop { owed: Option<OpId> },
     GoOn(Passing),
 }
 
-/// What a thread that completes an operation does next.
+/// The next step of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum At {
     /// The operation is not ready, or no thread has found yet that it is.
@@ -70,7 +70,7 @@ pub(crate) struct Completion {
     spent: u8,
     /// Whether the function has returned, and the first access is done.
     begun: bool,
-    /// A move of the tail that was put off, which happens only without [`Rule::PassBeforeHandOn`].
+    /// A postponed move of the tail, which happens only without [`Rule::PassBeforeHandOn`].
     pass_later: Option<Passing>,
 }
 
@@ -84,12 +84,12 @@ impl Completion {
         Self { at, variable, ..Self::WAITING }
     }
 
-    /// Whether the function has returned.
+    /// Returns whether the function has returned.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun
     }
 
-    /// Whether the thread is between the first and the last step of a completion.
+    /// Returns whether the thread is between the first and the last step of a completion.
     pub(crate) fn is_under_way(&self) -> bool {
         self.begun && self.at != At::Over
     }
@@ -111,7 +111,7 @@ impl Completion {
         })
     }
 
-    /// Whether the next step changes the deferred flags of `access`.
+    /// Returns whether the next step changes the deferred flags of `access`.
     pub(crate) fn may_defer(&self, access: Access) -> bool {
         matches!(self.at, At::DeferNext(step) if step.next == access)
     }
@@ -140,8 +140,8 @@ impl Completion {
             At::LoadNextRegistered(step) => {
                 op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
             }
-            // If other parts of `wait` are left and are subtracted before the next step, that step finds this. If only
-            // this thread's part is left, the operation may run, and running it early hides no error.
+            // If other parts of `wait` are left, the next step subtracts, and sees which of them have been subtracted
+            // by then. If only this thread's part is left, the operation may run, and running it early hides no error.
             At::LoadWait { .. } => true,
             At::RetireShare(share, _) | At::End(share) => share.is_alone(),
             _ => false,

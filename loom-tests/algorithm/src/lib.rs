@@ -1,10 +1,10 @@
 //! A model of raddle's tracker (push, help, complete and retire) with one action for each atomic access of
 //! `src/tracker`. [stateright](https://www.stateright.rs) explores it.
 //!
-//! The models for loom and shuttle run the library's own code, with few operations. This model is written separately,
-//! from the module docs of `src/tracker/mod.rs`, so that four threads can be explored. [`Step`] lists the actions, and
-//! [`Rule`] the rules of the algorithm, each of which can be removed. A change to the tracker's steps must be made here
-//! as well.
+//! The models for loom and shuttle run the library's own code, with few operations. This model is a separate
+//! implementation of the module docs of `src/tracker/mod.rs`, small enough to explore four threads. [`Step`] lists the
+//! actions, and [`Rule`] the rules of the algorithm, each of which can be removed. A change to the tracker's steps must
+//! be made here as well.
 //!
 //! # What it covers
 //!
@@ -35,8 +35,8 @@
 //! # Reduction
 //!
 //! Some steps are taken as soon as a thread reaches them, because their order relative to the steps of other threads
-//! does not matter: a load of a value that no longer changes, a CAS that can only fail, or a step for which an early
-//! time is the worst case, such as retiring a record. A test compares the final states of all executions with and
+//! does not matter: a load of a value that no longer changes, a CAS that can only fail, or a step whose earliest time
+//! is the worst case, such as the retirement of a record. A test compares the final states of all executions with and
 //! without this reduction.
 
 mod complete;

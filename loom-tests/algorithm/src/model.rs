@@ -145,8 +145,8 @@ impl Tracker {
         (0..OPS as OpId).map(Who::Runner).chain((0..crate::program::THREADS).map(Who::Pusher))
     }
 
-    /// Returns a thread whose next step may be taken immediately, since its order relative to the steps of other
-    /// threads does not matter.
+    /// Returns a thread whose next step may be taken immediately, since the order of the step relative to the steps of
+    /// other threads does not matter.
     fn alone(&self, state: &State) -> Option<Who> {
         let program = self.program(state);
         let is_alone = |who: &Who| match *who {
@@ -165,15 +165,15 @@ impl Tracker {
         }
     }
 
-    /// Whether all queues agree on one order of the pushes that respects real time.
+    /// Returns whether all queues agree on one order of the pushes that respects real time.
     fn agrees(&self, state: &State) -> bool {
         let before = state.order(|op| state.record(op).after);
         state.wrong != Some(Wrong::ReturnedTooEarly)
             && before.is_some_and(|before| (0..OPS).all(|op| before[op] & 1 << op == 0))
     }
 
-    /// Whether accesses are appended only behind operations that are in all their queues. If so, a push takes effect in
-    /// all queues at the moment when its last access is linked.
+    /// Returns whether accesses are appended only behind operations that are in all their queues. If so, a push takes
+    /// effect in all queues at the moment when its last access is linked.
     fn takes_effect_at_once(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_in_all = |op: OpId| {
@@ -192,7 +192,7 @@ impl Tracker {
         holds
     }
 
-    /// Whether a thread that is not pinned yet could reach a retired record from a tail.
+    /// Returns whether a thread that is not pinned yet could reach a retired record from a tail.
     fn reaches_retired(state: &State) -> bool {
         state.tail.iter().any(|&tail| {
             let (mut at, mut left) = (tail, OPS + 1);
@@ -206,8 +206,8 @@ impl Tracker {
         })
     }
 
-    /// Whether all operations are complete and their records are retired, except records with accesses that are last in
-    /// a queue; these accesses have the only shares left.
+    /// Returns whether all operations are complete and their records are retired, except records with accesses that are
+    /// last in a queue; these accesses have the only shares left.
     fn is_complete(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_complete = |op: OpId| {
@@ -222,7 +222,7 @@ impl Tracker {
         (0..program.ops.len() as OpId).all(is_complete)
     }
 
-    /// Whether all threads are at rest although an operation whose turn has come is not ready.
+    /// Returns whether all threads are at rest although an operation whose turn has come is not ready.
     fn waits_without_need(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_at_rest = !state.pushes.iter().any(|push| push.is_under_way())
@@ -244,11 +244,11 @@ impl Tracker {
             })
     }
 
-    /// Whether each thread at the head of a loop, if it runs alone, changes shared memory or finishes.
+    /// Returns whether each thread at the head of a loop, if it runs alone, changes shared memory or finishes.
     ///
     /// Shared memory never returns to an earlier value, so it is the same in all states of a cycle. In such a cycle,
-    /// each thread reads the same values again and again, whatever the others do, so it would also loop forever if it
-    /// ran alone. If no thread would, there is no cycle, and every execution of a program ends.
+    /// each thread reads the same values repeatedly, whatever the others do, so it would also loop forever alone. If no
+    /// thread loops forever alone, there is no cycle, and every execution of a program ends.
     fn gets_on(&self, state: &State) -> bool {
         Self::all().all(|who| {
             let is_at_head = match who {
@@ -274,7 +274,7 @@ impl Tracker {
         })
     }
 
-    /// Whether the push of each thread returns if all other threads stall.
+    /// Returns whether each thread's push ends if all other threads stall.
     fn returns_alone(&self, state: &State) -> bool {
         (0..state.pushes.len()).all(|thread| {
             let mut alone = state.clone();
@@ -288,8 +288,8 @@ impl Tracker {
         })
     }
 
-    /// Whether, if one thread stalls inside a push, all other threads come to rest and all operations run except those
-    /// behind the one that it pushes.
+    /// Returns whether, if one thread stalls inside a push, all other threads come to rest and all operations run
+    /// except those behind the one that it pushes.
     fn delays_only_followers(&self, state: &State) -> bool {
         (0..state.pushes.len()).all(|stopped| {
             if !state.pushes[stopped].is_under_way() {

@@ -1,4 +1,4 @@
-//! What the threads of a model push.
+//! The operations that the threads of a model push.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ pub const THREADS: usize = 4;
 /// The maximum number of operations.
 pub const OPS: usize = 4;
 
-/// How an operation uses a variable, like `Mode` in the tracker, whose `Overwrite` is the same as `Write` here.
+/// How an operation uses a variable: the tracker's `Mode`, without the distinction between `Write` and `Overwrite`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Reads the variable.

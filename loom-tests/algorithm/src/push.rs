@@ -7,7 +7,7 @@ use crate::{
     weaken::Rule,
 };
 
-/// What a thread that pushes does next.
+/// The next step of a thread that pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum At {
     /// All pushes of the thread are over.
@@ -46,7 +46,7 @@ pub(crate) enum At {
     Register,
     /// `help`: loads `registered` of the operation to be helped, for the next access to insert.
     HelpNext,
-    /// `finish_push`: counts all accesses (edge `register`).
+    /// `end_registration`: counts all accesses (edge `register`).
     EndRegistration,
     /// `adopt_deferred`: loads the deferred flags.
     LoadAdopted { index: u8 },
@@ -181,7 +181,7 @@ impl Push {
         world.shape(self.own).arity() == 1
     }
 
-    /// Returns the access that is inserted.
+    /// Returns the access to insert.
     fn access(&self, world: &World<'_>) -> Access {
         self.access_in(world.program)
     }
@@ -191,8 +191,8 @@ impl Push {
         access_of(self.target, shape.variable(self.target_index).expect("an access to insert"))
     }
 
-    /// Whether the thread is about to change the deferred flags of `access`, whose predecessor is `before`, or to find
-    /// out whether it must.
+    /// Returns whether the thread is about to change the deferred flags of `access`, whose predecessor is `before`, or
+    /// to find out whether it must.
     pub(crate) fn may_defer(&self, access: Access, before: Access, program: &Program) -> bool {
         match self.at {
             At::LoadWord { tail } => tail == before,
@@ -202,7 +202,7 @@ impl Push {
         }
     }
 
-    /// Whether no other thread can see the operation yet.
+    /// Returns whether no other thread can see the operation yet.
     fn is_unseen(&self) -> bool {
         !self.helping && self.target_index == 0
     }

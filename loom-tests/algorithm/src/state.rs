@@ -1,4 +1,4 @@
-//! The shared memory of the tracker, and what each thread is about to do.
+//! The shared memory of the tracker, and the next step of each thread.
 
 use std::hash::{Hash, Hasher};
 
@@ -98,7 +98,7 @@ impl Hash for Record {
     }
 }
 
-/// What went wrong in an execution.
+/// An error in an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wrong {
     /// A thread used a reclaimed record.
@@ -135,7 +135,7 @@ pub(crate) struct World<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) program: &'a Program,
     pub(crate) without: Option<Rule>,
-    /// Whether records remember which pushes were over when theirs began.
+    /// Whether records note which pushes were over when theirs began.
     pub(crate) remembers_times: bool,
     /// The thread that takes the step, if it is a pusher.
     pub(crate) pinned_thread: Option<usize>,
@@ -406,7 +406,7 @@ impl World<'_> {
         }
         let record = &mut self.state.records[op as usize];
         record.retired = true;
-        // As with `wait`, no thread reads it any more.
+        // No thread reads `live` any more.
         record.live = 0;
         record.pinned = pinned;
     }
@@ -436,7 +436,7 @@ impl Share {
         }
     }
 
-    /// Whether the order of the next step relative to the steps of other threads does not matter.
+    /// Returns whether the order of the next step relative to the steps of other threads does not matter.
     pub(crate) fn is_alone(self) -> bool {
         match self {
             // `last_share` was stored before the access was done.
@@ -444,7 +444,7 @@ impl Share {
             // If other shares are left and end before the next step, that step finds them ended.
             Self::LoadLive(..) => true,
             Self::Release(..) => false,
-            // To retire at once is the worst case: a thread that pins later is not protected from the reclamation.
+            // Retiring immediately is the worst case: a thread that pins later is not protected from the reclamation.
             Self::Retire(_) => true,
         }
     }

@@ -32,9 +32,9 @@ pub enum Rule {
     GrantWhenDone,
     /// A reader passes `READ_OK` on to the next reader before it is done.
     ReadersPassOn,
-    /// A push over several variables counts as one more in `wait` until it is over.
+    /// A push over several variables adds one to `wait` until it is over.
     PushCountsItself,
-    /// A completion moves the tail past an access before it retires the access.
+    /// A completion moves the tail past each access that it retires.
     TailPastRetired,
     /// A completion that walks down a queue moves the tail past an access before it retires the access, not afterwards.
     PassBeforeRetire,

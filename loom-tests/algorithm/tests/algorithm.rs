@@ -43,7 +43,7 @@ fn two_threads_with_two_operations_each() {
     check("two threads, two operations each", Tracker::new(parse(&["WW- -WW, WW- -WW"])), 2_000_000);
 }
 
-/// Three threads, with rings, with readers beside writers, and with waits.
+/// Three threads: rings, readers beside writers, and waits.
 #[test]
 fn three_threads() {
     let programs = parse(&[

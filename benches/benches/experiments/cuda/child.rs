@@ -75,7 +75,7 @@ pub struct Part {
     pub exit: Duration,
     /// How the part ended, in words.
     status: String,
-    /// What the part wrote to standard error, if it failed.
+    /// The standard error of the part, if it failed.
     complaint: String,
     /// The figures that were requested and are missing.
     missing: RefCell<Vec<String>>,

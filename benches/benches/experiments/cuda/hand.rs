@@ -357,7 +357,7 @@ impl Event {
         unsafe { sys::cuEventQuery(self.0) }
     }
 
-    /// Spins until the event has happened, and returns the time at which this was seen.
+    /// Spins until the event is complete, and returns the time at which its completion was seen.
     pub fn spin(self) -> Instant {
         loop {
             match self.query() {

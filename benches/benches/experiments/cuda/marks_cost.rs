@@ -113,8 +113,7 @@ fn part(_: &[&str]) {
     leaving();
 }
 
-/// The number of kernels that record the clock, one after the other. With the commands between them, they are fewer
-/// than a stream holds.
+/// The number of consecutive kernels that record the clock. With the commands between them, they fit in the stream.
 const STAMPS: usize = 200;
 
 struct Bed {

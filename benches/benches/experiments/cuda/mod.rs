@@ -1,8 +1,8 @@
 //! The list of experiments, and the command line.
 //!
 //! The main process opens no GPU. An experiment has *parts*, each of which runs in a separate process with a time limit
-//! (`child`), so that a part that loses its device or hangs is a result and does not end the run. Parts print figures;
-//! the experiment draws a conclusion from these.
+//! (`child`), so that a part may lose its device or hang without ending the run. Parts print figures, from which the
+//! experiment draws its conclusion.
 
 use std::{env, process::ExitCode, time::Instant};
 
@@ -34,7 +34,7 @@ type Outcome = Result<String, String>;
 
 struct Experiment {
     name: &'static str,
-    /// What the experiment does.
+    /// A description of the experiment.
     about: &'static str,
     run: fn() -> Outcome,
     /// Runs a part of the experiment, in a separate process.

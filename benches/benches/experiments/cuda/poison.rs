@@ -29,7 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-/// By default a kernel is loaded at its first launch, and the loading would be measured.
+/// By default, a kernel is loaded at its first launch, so the measurement would include the loading.
 const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
 /// The number of threads that wait for operations after the kernel.

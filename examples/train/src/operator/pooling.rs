@@ -1,4 +1,4 @@
-//! An operator that makes images smaller.
+//! An operator that downsamples images.
 
 use super::{Needs, Operator, known, misfit};
 use crate::{
