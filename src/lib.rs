@@ -24,26 +24,25 @@
 //! # }
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
 //! * Two operations that name the same variable run one after the other, in push order, if at least one mutates it.
-//! * Any number of threads may push at once, even inside operations. A push is atomic over all its variables: there is
-//!   one order of all pushes that every variable agrees with, and it respects each thread's own order and real time. No
-//!   set of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) lists what this does not
-//!   cover.
+//! * Any number of threads may push concurrently, even inside operations. A push is atomic over all its variables: all
+//!   variables agree on one order of all pushes, which respects the order of each thread's pushes and real time. No set
+//!   of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) lists the exceptions.
 //! * The writes of an operation are visible to every operation that must run after it, and to every thread that has
 //!   waited for it.
 //! * An operation that fails, for example with an error, a panic or a lost [`Completion`], marks the variables that it
 //!   mutates as *failed*. Later operations that name a failed variable are skipped by default, and pass the same
 //!   [`OpError`] on, until [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for
 //!   such a variable returns the error.
-//! * Every function that is pushed either runs once, or is dropped once without having run.
+//! * Each pushed function either runs once, or is dropped once without running.
 //!
-//! # Levels
+//! # Overview
 //!
 //! Through [`Var`]s, operations receive references to values, and the compiler checks how the references are used.
-//! [`Token`]s order operations on things outside the engine. One operation may name both. [`cx()`] among the accesses
-//! declares that the function receives its [`OpContext`]. [`OpBuilder`] has a table of the calls that push.
+//! [`Token`]s order operations on things outside the engine. One operation may name both. The function of an operation
+//! that declares [`cx()`] receives the operation's [`OpContext`]. [`OpBuilder`] has a table of the calls that push.
 //! [`Operator`]s are created once and pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on
 //! GPUs, over [`DeviceVec`] and [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
 
@@ -85,8 +84,8 @@ pub use api::{
 };
 /// The version of cudarc that [`CudaGpu`] is built on.
 ///
-/// cudarc is a 0.x crate: a new minor version can break programs that use it through this re-export, so updating to one
-/// is a breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
+/// cudarc is a 0.x crate: a new minor version can break programs that use this re-export, so an update to one is a
+/// breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
@@ -135,7 +134,7 @@ pub use trace::to_metrics::MetricsObserver;
 #[cfg(feature = "tracing")]
 pub use trace::to_tracing::TracingObserver;
 
-/// The items that the expansion of `#[derive(Accesses)]` names. Not for use by programs.
+/// The items that the expansion of `#[derive(Accesses)]` names. Programs must not use them.
 #[cfg(feature = "derive")]
 #[doc(hidden)]
 pub mod __derive {
@@ -187,13 +186,13 @@ pub mod guide {
     pub mod coming_from {}
 }
 
-/// The program in the README compiles and runs.
+/// Tests the program in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. The module exists only in builds for
-/// these.
+/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. The module exists only in the builds of
+/// these models and tests.
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]

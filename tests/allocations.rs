@@ -1,6 +1,6 @@
 //! In steady state an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
-//! The epoch allocates bags for retired objects, one for every 1,280 operations; the test allows little more than that.
+//! The epoch allocates bags for retired objects, one for every 1,250 operations; the test allows little more than that.
 //! This is a separate binary, because the test counts every allocation of the process.
 
 use raddle_testkit::shapes;

@@ -115,7 +115,7 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     where
         Self: 'a;
 
-    /// Returns the guards of the values.
+    /// Returns the guards for the values.
     ///
     /// # Safety
     /// 1. `captured` came from [`capture`](Self::capture), and the operation of `share` declares the same accesses and
@@ -151,11 +151,11 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
 /// ```
 pub type Refs<'a, A> = <A as AccessRefs<'a>>::Refs;
 
-/// The references that accesses stand for during the run of an operation, for the lifetime `'a`. Programs name them
-/// through [`Refs`].
+/// The references, with the lifetime `'a`, that accesses yield while an operation runs. Programs name them through
+/// [`Refs`].
 ///
-/// `Outlives` is always `&'a Self`. It tells the compiler that the values of the variables live for `'a`, so values may
-/// borrow from something that lives no longer than a [scope](crate::Engine::scope).
+/// `Outlives` is always `&'a Self`. It tells the compiler that the values of the variables live for `'a`, so a value
+/// may borrow data that lives no longer than a [scope](crate::Engine::scope).
 pub trait AccessRefs<'a, Outlives = &'a Self> {
     /// The references that the function receives.
     type Refs;
@@ -274,7 +274,7 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
         // SAFETY: `value` points into a cell.
         let value = unsafe { NonNull::new_unchecked(value) };
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): the
-        // operation has no other guard of the variable.
+        // operation has no other guard for the variable.
         unsafe { WriteGuard::new(value, share.another()) }
     }
 }
@@ -418,7 +418,7 @@ impl ScopedAccesses for () {
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
-/// A declaration, made by [`cx`], that an operation's function receives its [`OpContext`].
+/// A declaration, returned by [`cx`], that an operation's function receives its [`OpContext`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -434,8 +434,8 @@ impl ScopedAccesses for () {
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Cx(());
 
-/// Declares that an operation's function receives its [`OpContext`], in the position that this declaration has among
-/// the accesses.
+/// Declares that an operation's function receives its [`OpContext`], in the position of this declaration among the
+/// accesses.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -478,8 +478,7 @@ impl ScopedAccesses for Cx {
         cx
     }
 
-    /// Returns a context that futures and owners of guards can use after the call, and with it the [`OpContext`], has
-    /// ended.
+    /// Returns a context that futures and owners of guards can use after the [`OpContext`] of the call has ended.
     unsafe fn guards((): &(), share: &sealed::Share) -> FutureContext {
         FutureContext::new(share)
     }

@@ -33,14 +33,14 @@ impl Engine {
     /// resolves to guards when the call's turn has come. The program uses the values through the guards, and later
     /// operations that conflict with this use wait until the guards are dropped.
     ///
-    /// The call takes its place in the order of pushes at once, before the future is polled, like the push of an
+    /// The call takes its place in the order of pushes immediately, before the future is polled, like the push of an
     /// operation with these accesses. The future runs on any executor and needs no worker. If it is dropped before it
     /// resolves, nothing happens when the call's turn comes: no variable fails, and no mutation is counted.
     ///
-    /// Each access has a guard: a [`ReadGuard`](crate::ReadGuard) for [`Var::read`](crate::Var::read), and a
-    /// [`WriteGuard`](crate::WriteGuard) for [`Var::write`](crate::Var::write) and
-    /// [`Var::overwrite`](crate::Var::overwrite); tuples and arrays of guards for tuples and arrays, and a `Vec` for
-    /// `Vec`s and slices. For [`cx()`](crate::cx) there is a [`FutureContext`](crate::FutureContext).
+    /// [`Var::read`](crate::Var::read) yields a [`ReadGuard`](crate::ReadGuard). [`Var::write`](crate::Var::write) and
+    /// [`Var::overwrite`](crate::Var::overwrite) yield a [`WriteGuard`](crate::WriteGuard). Tuples and arrays of
+    /// accesses yield tuples and arrays of guards, `Vec`s and slices yield a `Vec`, and [`cx()`](crate::cx) yields a
+    /// [`FutureContext`](crate::FutureContext).
     ///
     /// The future and the guards keep the engine open, as its handles do. If one of them is the last to do so, its drop
     /// returns immediately, and the engine ends in the background.
@@ -66,8 +66,8 @@ impl Engine {
     /// that would have been mutated fail as well. It resolves to [`WaitError::WouldDeadlock`] if the operation that
     /// makes the call holds one of the variables, and to [`WaitError::Refused`] if the push was refused.
     ///
-    /// A task that holds guards and awaits a conflicting acquisition of the same variables waits forever. Acquire what
-    /// belongs together in one call.
+    /// A task that holds guards and awaits a conflicting acquisition of the same variables waits forever. Acquire
+    /// variables that are used together in one call.
     #[track_caller]
     pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
         let mut entries = Entries::new();
@@ -85,9 +85,9 @@ impl Engine {
 /// Calls that read values in asynchronous code.
 impl Engine {
     /// Returns a future that waits for every mutation of the variable that was pushed before this call, and then
-    /// resolves to a clone of the value. The clone is made where the future is polled; mutations wait for it, but other
-    /// readers do not. In all other respects this call is like [`acquire`](Self::acquire) with a declaration to read
-    /// the variable.
+    /// resolves to a clone of the value. The clone is made on the thread that polls the future; mutations wait for it,
+    /// but other readers do not. In all other respects this call is like [`acquire`](Self::acquire) with a declaration
+    /// to read the variable.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -101,7 +101,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`acquire`](Self::acquire).
+    /// The future resolves to the errors of [`acquire`](Self::acquire).
     #[track_caller]
     pub fn get_async<T: Clone + Send + Sync + 'static>(
         &self,

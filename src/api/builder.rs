@@ -48,8 +48,9 @@ impl Engine {
         EngineBuilder::default()
     }
 
-    /// Returns the engine of the process, built with the default settings by the first call. It is never dropped: a
-    /// program must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds its own engine.
+    /// Returns the engine of the process, built with the default settings by the first call. The engine is never
+    /// dropped, so a program must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds its
+    /// own engine.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,7 +62,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`EngineBuilder::build`]. If a call fails, the next one tries again.
+    /// Returns the errors of [`EngineBuilder::build`]. If a call fails, the next one tries again.
     pub fn global() -> Result<&'static Self, BuildError> {
         static GLOBAL: PerProcess<Global> = PerProcess::new();
         GLOBAL.get(Global::default).engine()
@@ -148,8 +149,8 @@ impl EngineBuilder {
     }
 
     /// Sets the number of workers for ordinary operations. Default: one for each core that the engine may use (see
-    /// [`pin`](Self::pin)), limited by the CPU quota of the process's control group. There may be more workers than
-    /// cores; those beyond the number of cores are not pinned.
+    /// [`pin`](Self::pin)), limited by the CPU quota of the process's control group. Workers beyond the number of cores
+    /// are not pinned.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -164,8 +165,8 @@ impl EngineBuilder {
     }
 
     /// Sets the number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations of
-    /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. These workers are not pinned, so that the operating
-    /// system can schedule them alongside busy ones.
+    /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. These workers are not pinned, so the operating system
+    /// can run them on the cores of busy workers.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -222,8 +223,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Limits the number of pending operations, so that a producer that is faster than the workers does not exhaust the
-    /// memory. Default: no limit. A limit of 0 counts as 1.
+    /// Limits the number of pending operations, so a producer that is faster than the workers cannot exhaust the
+    /// memory. Default: no limit. A limit of 0 is treated as 1.
     ///
     /// **With a limit, a push may block, and may run other operations.** A push from outside operations that finds the
     /// engine full
@@ -231,7 +232,7 @@ impl EngineBuilder {
     /// 1. runs ready operations of the CPU on the pushing thread, until there is room;
     /// 2. continues although the engine is full, if no operation is ready or running: all pending operations then wait
     ///    for something that the program must do, such as using a [`Completion`](crate::Completion) or dropping a
-    ///    guard, perhaps on this very thread;
+    ///    guard, perhaps on the pushing thread;
     /// 3. otherwise waits until there is room.
     ///
     /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an
@@ -274,10 +275,10 @@ impl EngineBuilder {
     }
 
     /// Records in `recorder` what the engine does. The program [takes](Recorder::take) a [`Trace`](crate::Trace) from
-    /// the recorder. Several engines may share a recorder. Only the last call counts.
+    /// the recorder. Several engines may share a recorder. Only the last call takes effect.
     ///
-    /// With a recorder, a push takes some 25 ns more, and a run some 40 ns more, of which each reading of the clock
-    /// takes 10 ns. An engine without a recorder, an [observer](Self::observer), a [profile](Self::profile) or a
+    /// A recorder adds about 25 ns to each push and about 40 ns to each run; each reading of the clock accounts for 10
+    /// ns of that. An engine without a recorder, an [observer](Self::observer), a [profile](Self::profile) or a
     /// [watchdog](Self::watchdog) pays only for one test in each push.
     ///
     /// ```
@@ -295,18 +296,17 @@ impl EngineBuilder {
         self
     }
 
-    /// Writes a trace of everything that the engine does to the file at `path`, while it runs. If the name ends with
-    /// `.json`, the file has Chrome's format; otherwise, as in `trace.pftrace`, it has the format of
-    /// [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part is written when the engine ends: a
+    /// Writes a trace of everything that the engine does to the file at `path` while the engine runs. If the name ends
+    /// with `.json`, the file has Chrome's format; otherwise, as in `trace.pftrace`, it has the format of
+    /// [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part is written when the engine ends, so a
     /// program should drop its engine, or shut it down, before it exits. If several engines of a program write profiles
     /// to one path, the later ones add a number to the name.
     ///
     /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is not set.
     ///
-    /// A separate thread writes to the file every few milliseconds. If a thread pushes and runs more than some 40,000
-    /// operations in that time, some of them are missing from the file, and a warning is logged. A
-    /// [`recorder`](Self::recorder) that the program has set keeps its own trace, in rings of the size that the program
-    /// has chosen.
+    /// A separate thread writes to the file every few milliseconds. If a thread pushes and runs more than about 40,000
+    /// operations in that time, the file lacks some of them, and a warning is logged. A [`recorder`](Self::recorder)
+    /// that the program has set keeps its own trace, in rings of the size that the program has chosen.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -325,7 +325,8 @@ impl EngineBuilder {
     }
 
     /// Watches the engine, and reports what takes too long. See [`Watchdog`], which has an example. Each operation of
-    /// such an engine receives a number and the time of its push, so a push reads the clock. Only the last call counts.
+    /// such an engine receives a number and the time of its push, so a push reads the clock. Only the last call takes
+    /// effect.
     pub fn watchdog(mut self, watchdog: Watchdog) -> Self {
         self.watchdog = Some(watchdog);
         self
@@ -339,10 +340,11 @@ impl EngineBuilder {
     /// the pushes and the priorities, and it delays their starts. It is slow, and meant for tests.
     ///
     /// **With one worker, the same seed gives the same order.** Operations start one after the other, and the seed
-    /// decides which of the ready ones is next. This has two conditions: only one thread pushes, apart from operations,
-    /// and this thread waits only in the engine's blocking waits, such as [`Engine::wait_for_all`]. While it waits for
-    /// something else, such as a channel or a future, the engine starts operations once nothing has been pushed for 50
-    /// ms. The order may still change if other threads use completions, or if functions wait inside operations.
+    /// decides which of the ready ones is next. There are two conditions: only one thread pushes, apart from
+    /// operations, and this thread waits only in the engine's blocking waits, such as [`Engine::wait_for_all`]. While
+    /// the thread waits for anything else, such as a channel or a future, the engine starts operations once nothing has
+    /// been pushed for 50 ms. The order may still change if other threads use completions, or if operations wait inside
+    /// their functions.
     ///
     /// With several workers, the order and the overlaps change from run to run.
     ///
@@ -381,7 +383,7 @@ impl EngineBuilder {
     }
 
     /// Adds a GPU. Operations name it [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs added
-    /// before it. The thread of each of its lanes starts with the first operation for that lane.
+    /// before it. Each lane of the GPU starts its thread with its first operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -410,8 +412,9 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// There are no workers or too many, there are too many GPUs, the value of `RADDLE_ENGINE` names no kind of engine,
-    /// the value of `RADDLE_SHUFFLE` is not a number, a profile cannot be written, or a thread could not be started.
+    /// Returns an error if there are no workers or too many, if there are too many GPUs, if the value of
+    /// `RADDLE_ENGINE` names no kind of engine, if the value of `RADDLE_SHUFFLE` is not a number, if a profile cannot
+    /// be written, or if a thread cannot be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,

@@ -51,7 +51,7 @@ use crate::{
 pub struct Completion {
     /// The right to end the operation, and its engine, until the completion is used.
     of: Option<(Right<Task>, Arc<Core>)>,
-    /// Set if the operation's function has references to values, which must be gone before the operation ends.
+    /// Set if the operation's function has references to values, which must not outlive the operation.
     gate: Option<Arc<Gate>>,
 }
 
@@ -186,7 +186,7 @@ impl Gate {
         }
     }
 
-    /// Notes that the function has returned. Returns the completion if it was used before.
+    /// Notes that the function has returned. Returns the completion if it has already been used.
     fn open(&self) -> Option<Used> {
         match std::mem::replace(&mut *lock(&self.0), Phase::Returned) {
             Phase::Used(used) => Some(used),

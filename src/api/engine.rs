@@ -273,15 +273,15 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The engine has no such device, or the device is out of memory or lost.
+    /// Returns an error if the engine has no such device, or if the device is out of memory or lost.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
         let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Elsewhere)))
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices copy to and from directly. The
-    /// memory is cacheable, and initialized to zeros. It comes from a pool, as it does for
-    /// [`device_var`](Self::device_var).
+    /// memory is cacheable, and initialized to zeros. Like that of [`device_var`](Self::device_var), it comes from a
+    /// pool.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -297,16 +297,16 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The engine has no such device, the memory is exhausted, or the device is lost.
+    /// Returns an error if the engine has no such device, if the memory is exhausted, or if the device is lost.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
         let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
     }
 
     /// Creates a variable for a stream that the program has imported. Operations name it to issue work on the stream
-    /// through [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has the stream
-    /// to itself. Operations of the stream's device that mutate the variable run in push order, and the host waits for
-    /// none of them.
+    /// through [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has exclusive
+    /// use of the stream. Operations of the stream's device that mutate the variable run in push order, and the host
+    /// waits for none of them.
     ///
     /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
     /// the one before it has failed. A success then clears the error of this variable, so an operation should also
@@ -359,8 +359,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] if the variable
-    /// was deleted before, or [`PushError::Forked`]. If there is an error, `f` does not run.
+    /// Returns [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] if the
+    /// variable was deleted before, or [`PushError::Forked`]. If there is an error, `f` does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -387,16 +387,16 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] or
+    /// Returns [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] or
     /// [`PushError::Forked`].
     #[track_caller]
     pub fn clear_error(&self, variable: impl AsRef<Token>) -> Result<(), PushError> {
         self.core.clear_error(variable.as_ref().var(), Location::caller())
     }
 
-    /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has yet to report. Returns the earliest one and how
-    /// many there were, or `None` if there were none. Failed variables stay failed. Always returns `None` in a forked
-    /// child.
+    /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has not reported yet. Returns the earliest one and
+    /// how many there were, or `None` if there were none. Failed variables stay failed. Always returns `None` in a
+    /// forked child.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -422,8 +422,8 @@ impl Engine {
 
     /// Waits for every operation on the variable that was pushed before the call.
     ///
-    /// Any thread may wait. A wait inside an operation first runs what it depends on, as far as the worker finds that
-    /// ready, and hands the worker over to another thread; see [`blocking`](crate::blocking).
+    /// Any thread may wait. Inside an operation, a wait first runs ready operations that it depends on. If none is left
+    /// and the wait is not over, the worker is handed over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -469,8 +469,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]. After a timeout the pending
-    /// operations continue.
+    /// Returns the errors of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]. After a timeout the
+    /// pending operations continue.
     #[track_caller]
     pub fn wait_for_var_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::All, Some(timeout))
@@ -510,7 +510,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`wait_for_var`](Self::wait_for_var).
+    /// Returns the errors of [`wait_for_var`](Self::wait_for_var).
     #[track_caller]
     pub fn wait_to_read(&self, variable: impl AsRef<Token>) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::Writers, None)
@@ -532,7 +532,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`wait_for_var_timeout`](Self::wait_for_var_timeout).
+    /// Returns the errors of [`wait_for_var_timeout`](Self::wait_for_var_timeout).
     #[track_caller]
     pub fn wait_to_read_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::Writers, Some(timeout))
@@ -584,16 +584,16 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the earliest error that has not been reported: no wait and no handle has returned it,
-    /// and it was not cleared on a variable by [`clear_error`](Self::clear_error) or by an overwriting operation. This
-    /// call reports it. Call it again for the next error, or call [`clear_errors`](Self::clear_errors) to discard all
-    /// that are left. The engine keeps at most 4,096 errors, and only counts further ones. After the last error that it
-    /// keeps, one error states how many were only counted.
+    /// Returns [`WaitError::Failed`] with the earliest unreported error: one that no wait and no handle has returned,
+    /// and that neither [`clear_error`](Self::clear_error) nor an overwriting operation has cleared on a variable. This
+    /// call reports the error. Repeat the call for the next error, or call [`clear_errors`](Self::clear_errors) to
+    /// discard all that are left. The engine keeps at most 4,096 errors, and only counts further ones. After the kept
+    /// errors, one more error states how many were only counted.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself.
-    /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden,
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. [`WaitError::Refused`] in a
-    /// forked child.
+    /// Returns [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself, and
+    /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
+    /// [`WaitError::Refused`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }
@@ -612,7 +612,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
+    /// Returns the errors of [`wait_for_all`](Self::wait_for_all), and [`WaitError::TimedOut`].
     pub fn wait_for_all_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         self.core.wait_for_all(deadline(Some(timeout)))
     }
@@ -636,15 +636,16 @@ impl Engine {
     }
 
     /// Returns what is pending at the moment, what each operation waits for, which operations hold each variable, and
-    /// which threads wait. The call stops nothing, and may be made at any time and on any thread, even inside an
-    /// operation: it takes no lock that an operation's code could hold. A dump says where operations run, and how old
-    /// they are, only with a [recorder](crate::EngineBuilder::recorder) or a [profile](crate::EngineBuilder::profile).
+    /// which threads wait. The call does not interrupt the engine, and may be made at any time and on any thread, even
+    /// inside an operation: it takes no lock that an operation's code could hold. A dump shows where operations run,
+    /// and how old they are, only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// [profile](crate::EngineBuilder::profile).
     ///
     /// A function that waits for an operation may run it on its own stack. Both operations are then running, and the
     /// dump does not say that one waits for the other, unless the wait is the end of a scope.
     ///
-    /// The engine continues during the call. So the dump is exact for everything that stands still, as in a hang, but
-    /// may mix several moments for the rest.
+    /// The engine keeps running during the call. The dump is therefore exact for operations and threads that make no
+    /// progress, as in a hang, but may mix several moments for the others.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -668,7 +669,7 @@ impl Engine {
     }
 
     /// Returns statistics about the engine: what its workers have done, and how long the operations of each name took.
-    /// The latter is known only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// The times are known only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
     /// The counts are read one after the other, while the engine continues.
@@ -693,9 +694,9 @@ impl Engine {
         self.core.stats()
     }
 
-    /// Returns how many operations are pending: pushed, and not complete. The engine's own operations, such as
-    /// deletions, count as well. Operations that other threads push or complete during the call may or may not count.
-    /// Always returns 0 in a forked child.
+    /// Returns the number of pending operations: those that were pushed and are not complete. The engine's own
+    /// operations, such as deletions, count as well. Operations that other threads push or complete during the call may
+    /// or may not count. Always returns 0 in a forked child.
     ///
     /// The call adds up the counters of all threads under a lock. Use it for reports and for occasional decisions, but
     /// not for every push.
@@ -730,8 +731,8 @@ impl Engine {
     /// cancellation is also logged as a warning.
     ///
     /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts
-    /// another thread to wait for these destructors. On systems other than Linux it does not wait for them if no thread
-    /// can be started.
+    /// another thread to wait for these destructors. On systems other than Linux it does not wait for them if that
+    /// thread cannot be started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -754,8 +755,8 @@ impl Engine {
     ///   again.
     /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads that the error names had not ended.
     ///   A further call waits again.
-    /// * [`ShutdownError::InsideOperation`]: the caller must not wait, for example because the shutdown would have to
-    ///   wait for it; or no thread could take over its worker. The shutdown continues in the background.
+    /// * [`ShutdownError::InsideOperation`]: the caller must not wait, for example because the shutdown would wait for
+    ///   the caller, or no thread could take over its worker. The shutdown continues in the background.
     /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
@@ -763,11 +764,11 @@ impl Engine {
     }
 
     /// Begins a shutdown, and returns a future that resolves when no operation is pending and the threads have been
-    /// told to end. Neither the call nor the future blocks, so they suit tasks of an asynchronous runtime. The threads
-    /// end soon after; dropping the last handle to the engine waits for them.
+    /// notified to end. Neither the call nor the future blocks, so they suit tasks of an asynchronous runtime. The
+    /// threads end soon after; dropping the last handle to the engine waits for them.
     ///
     /// The shutdown continues if the future is dropped. For a time limit, use a timer of the runtime: when it expires,
-    /// make a second call, with [`Cancel`](Shutdown::Cancel), to cancel what has not started.
+    /// make a second call, with [`Cancel`](Shutdown::Cancel), to cancel operations that have not started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -783,7 +784,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`ShutdownError::InsideOperation`] if an operation of this engine makes the call, and [`ShutdownError::Forked`].
+    /// The future resolves to [`ShutdownError::InsideOperation`] if an operation of this engine makes the call, and to
+    /// [`ShutdownError::Forked`] in a forked child.
     pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown_async()
@@ -793,21 +795,21 @@ impl Engine {
     /// [`start`](Self::start) starts the threads again.
     ///
     /// Functions that have started run to completion, and the call waits for them; while one of them waits, the workers
-    /// run what it may be waiting for. Operations that have not started stay where they are. Pushes are accepted,
-    /// unless a [limit](crate::EngineBuilder::max_pending) leaves no room, and their operations stay pending too. But
-    /// deletions and [eager](crate::OpBuilder::eager) operations that are ready run on the pushing thread. A wait for
-    /// an operation that stays pending returns only after a start, or at its time limit.
+    /// run what it may be waiting for. All other operations stay pending. Pushes are accepted, unless a
+    /// [limit](crate::EngineBuilder::max_pending) leaves no room, and their operations stay pending too, except that
+    /// ready deletions and ready [eager](crate::OpBuilder::eager) operations run on the pushing thread. A wait for an
+    /// operation that stays pending returns only after a start, or at its time limit.
     ///
     /// Devices complete what was issued on them, and the call waits for that too. Nothing more is issued. The streams
-    /// stay open, so objects that the program has bound to them remain valid. A future that awaits such work, or a wait
-    /// for its group, may learn of its end only after a start, since a stopped engine runs no wakers.
+    /// stay open, so objects that the program has bound to them remain valid. Futures of such work, and waits for its
+    /// groups, may be notified only after a start, since a stopped engine runs no wakers.
     ///
-    /// If a function still runs when the `timeout` has passed, or a device still works, the call gives up, and the
-    /// engine continues to run.
+    /// If a function is still running or a device still working when the `timeout` has passed, the call returns an
+    /// error, and the engine keeps running.
     ///
     /// An engine of the kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as
     /// always. A shutdown starts a stopped engine again, and so does the drop of its last handle. Several threads may
-    /// stop and start an engine at the same time; a stop that a start overtakes returns `Ok`.
+    /// stop and start an engine at the same time; a stop that is overtaken by a start returns `Ok`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -823,9 +825,10 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`ShutdownError::TimedOut`] if a function still runs or a device still works; [`ShutdownError::ThreadsLeft`] if
-    /// the engine is stopped, but threads have not ended yet; [`ShutdownError::InsideOperation`] in the same cases as for
-    /// [`shutdown`](Self::shutdown); and [`ShutdownError::Forked`].
+    /// Returns [`ShutdownError::TimedOut`] if a function is still running or a device still working,
+    /// [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
+    /// [`ShutdownError::InsideOperation`] in the same cases as [`shutdown`](Self::shutdown), and
+    /// [`ShutdownError::Forked`] in a forked child.
     pub fn stop(&self, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.stop(deadline(timeout))
     }
@@ -833,7 +836,7 @@ impl Engine {
     /// Starts the threads of an engine that was [stopped](Self::stop). On any other engine this does nothing.
     ///
     /// # Errors
-    /// [`BuildError::Thread`] if a thread could not be started. The workers that have a thread run; a further call
+    /// Returns [`BuildError::Thread`] if a thread could not be started. Workers that have a thread run; a further call
     /// tries again for the others.
     pub fn start(&self) -> Result<(), BuildError> {
         self.core.start()

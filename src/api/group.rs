@@ -114,9 +114,9 @@ impl Group {
         Self { core: Arc::clone(&self.core), shared: group::Group::new(Some(Arc::clone(&self.shared))) }
     }
 
-    /// Limits the number of pending operations of the group, including operations of groups inside it, for all handles
-    /// to the group. Another call changes the limit; 0 counts as 1. A push from outside operations that finds the
-    /// group, or one around it, full is held back as if the engine were full: see
+    /// Limits the number of pending operations of the group, including operations of groups inside it. The limit
+    /// applies to all handles, and a further call changes it; 0 is treated as 1. If the group, or one around it, is
+    /// full, a push from outside operations is held back as if the engine were full; see
     /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). The limit may be exceeded by one operation
     /// for each other thread that pushes to the group at the same moment.
     ///
@@ -137,9 +137,9 @@ impl Group {
         self
     }
 
-    /// Waits for every operation that any thread pushed to the group before the call. A wait inside an operation first
-    /// runs what it depends on, as far as the worker finds that ready, and hands the worker over to another thread; see
-    /// [`blocking`](crate::blocking).
+    /// Waits for every operation that any thread pushed to the group before the call. Inside an operation, a wait first
+    /// runs ready operations that it depends on. If none is left and the wait is not over, the worker is handed over to
+    /// another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -152,15 +152,15 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the failure of the operation that was pushed first, among those that have failed
-    /// since the last wait. A later wait for the group returns none of these failures, and [`Engine::wait_for_all`]
-    /// returns neither the one returned here nor others that began in the group. An operation that was skipped has
-    /// failed with the failure that caused the skip.
+    /// Returns [`WaitError::Failed`] with the failure of the operation that was pushed first among those that have
+    /// failed since the last wait. A later wait for the group returns none of these failures, and
+    /// [`Engine::wait_for_all`] returns neither the one returned here nor others that began in the group. A skipped
+    /// operation counts as failed, with the failure that caused the skip.
     ///
-    /// [`WaitError::WouldDeadlock`] inside an operation of the group, or inside one that an operation of the group
-    /// waits for. [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden,
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. [`WaitError::Refused`] in a
-    /// forked child.
+    /// Returns [`WaitError::WouldDeadlock`] inside an operation of the group, or inside one that an operation of the
+    /// group waits for, and [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are
+    /// forbidden, returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked
+    /// child, returns [`WaitError::Refused`].
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }
@@ -175,14 +175,15 @@ impl Group {
     /// let frame = engine.group();
     /// frame.op("draw").push((), |()| {})?;
     /// if frame.wait_timeout(Duration::from_millis(16)).is_err() {
-    ///     frame.cancel(); // too late: what has not started is not wanted any more
+    ///     frame.cancel(); // too late: operations that have not started are no longer needed
     /// }
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// The errors of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout the operations continue.
+    /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout the operations
+    /// continue.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, deadline(Some(timeout)))
     }
@@ -205,8 +206,8 @@ impl Group {
         self.core.wait_for_group_async(&self.shared)
     }
 
-    /// Returns how many operations of the group are pending: pushed, and not complete. Operations that other threads
-    /// push or complete during the call may or may not count. Always returns 0 in a forked child.
+    /// Returns the number of pending operations of the group: those that were pushed and are not complete. Operations
+    /// that other threads push or complete during the call may or may not count. Always returns 0 in a forked child.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -26,9 +26,9 @@ use crate::{
 /// declared. A guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
 /// return an error unless the caller belongs to an operation that has declared the token. The error names the caller's
 /// operation and the last one that used the value. In every build, both return an error if the value is being used in a
-/// conflicting way, so conflicting uses never happen at the same time. Tests find an operation that has forgotten to
-/// declare a token even if that operation happens to run at the right time; [shuffling](crate::EngineBuilder::shuffle)
-/// makes it run at other times.
+/// conflicting way, so conflicting uses never happen at the same time. A test therefore finds an operation that does
+/// not declare its token even if that operation happens to run at the right time;
+/// [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
 ///
 /// A [`Var`](crate::Var) needs none of this, since its operations receive references. Prefer it when the value can live
 /// in the engine.

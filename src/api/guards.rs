@@ -1,4 +1,4 @@
-//! Guards of acquired variables.
+//! Guards for acquired variables.
 
 use std::{
     fmt,
@@ -9,13 +9,13 @@ use std::{
 
 use crate::engine::held::Share;
 
-/// A guard of a variable that an operation reads; from [`Engine::acquire`](crate::Engine::acquire) and
+/// A guard for a variable that an operation reads; from [`Engine::acquire`](crate::Engine::acquire) and
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, and
 /// mutations wait.
 ///
 /// The guards of one operation belong together. The operation is complete when the last of them has been dropped, on
 /// any thread, and its future, if it is one, has ended. A guard that is leaked, for example by [`std::mem::forget`],
-/// holds all variables of its operation for good, and later operations on these variables wait forever. A guard can be
+/// holds all variables of its operation forever, so later operations on these variables never start. A guard can be
 /// sent to other threads and shared between them.
 ///
 /// ```
@@ -42,7 +42,7 @@ unsafe impl<T: Sync> Send for ReadGuard<T> {}
 unsafe impl<T: Sync> Sync for ReadGuard<T> {}
 
 impl<T> ReadGuard<T> {
-    /// Creates a guard of `value`.
+    /// Creates a guard for `value`.
     ///
     /// # Safety
     /// 1. `value` may be read while the operation of `share` holds its variables.
@@ -72,13 +72,13 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
     }
 }
 
-/// A guard of a variable that an operation mutates; from [`Engine::acquire`](crate::Engine::acquire) and
+/// A guard for a variable that an operation mutates; from [`Engine::acquire`](crate::Engine::acquire) and
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, no other operation uses the
 /// variable.
 ///
-/// The guards of one operation belong together, as [`ReadGuard`] says. When the operation completes, a mutation is
-/// counted for each variable that it mutates, whether or not the value was changed. If a panic drops one of the guards,
-/// these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
+/// The guards of one operation belong together; see [`ReadGuard`]. When the operation completes, a mutation is counted
+/// for each variable that it mutates, whether or not the value was changed. If a panic drops one of the guards, these
+/// variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -106,7 +106,7 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// # }
 /// ```
 ///
-/// A reference that is stored in the value must live as long as the type of the value demands:
+/// A reference that is stored in the value must live as long as the type of the value requires:
 ///
 /// ```compile_fail,E0597
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -125,7 +125,7 @@ pub struct WriteGuard<T> {
     value: NonNull<T>,
     /// Keeps the operation from completing, and so keeps the value valid.
     _share: Share,
-    /// Makes the guard invariant in `T`: a guard of a `&'static U` must not become a guard of a `&'short U`, through
+    /// Makes the guard invariant in `T`: a guard for a `&'static U` must not become a guard for a `&'short U`, through
     /// which a short-lived reference could be stored.
     _invariant: PhantomData<fn(T) -> T>,
 }
@@ -136,7 +136,7 @@ unsafe impl<T: Send> Send for WriteGuard<T> {}
 unsafe impl<T: Sync> Sync for WriteGuard<T> {}
 
 impl<T> WriteGuard<T> {
-    /// Creates a guard of `value`.
+    /// Creates a guard for `value`.
     ///
     /// # Safety
     /// 1. Only this guard uses `value` while the operation of `share` holds its variables.

@@ -52,7 +52,7 @@ impl<R> OpHandle<R> {
     }
 
     /// Returns whether the operation is complete. On a [`Naive`](crate::EngineKind::Naive) engine this call runs the
-    /// operation if it was pushed too deep inside other operations to run in its push. In a forked child it returns
+    /// operation if its push was nested too deeply inside other operations to run it. In a forked child it returns
     /// `true` for operations of the parent, since a wait for them returns immediately.
     ///
     /// ```
@@ -72,8 +72,8 @@ impl<R> OpHandle<R> {
 
     /// Waits for the operation and takes its result.
     ///
-    /// A wait inside an operation first runs what it depends on, as far as the worker finds that ready, and hands the
-    /// worker over to another thread; see [`blocking`](crate::blocking).
+    /// Inside an operation, a wait first runs ready operations that it depends on. If none is left and the wait is not
+    /// over, the worker is handed over to another thread; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,7 +93,7 @@ impl<R> OpHandle<R> {
         self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
 
-    /// Waits for the operation for at most `timeout` and takes its result. It can be called again after
+    /// Waits for the operation for at most `timeout` and takes its result. The call can be repeated after
     /// [`WaitError::TimedOut`].
     ///
     /// ```
@@ -148,16 +148,17 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    /// Cancels the operation if it has not started, and returns whether this call cancelled it. At most one call does.
+    /// Cancels the operation if it has not started, and returns whether this call cancelled it. At most one call
+    /// returns `true`.
     ///
     /// A cancelled operation never runs. Before this call returns, its function is dropped, and waits on the handle
-    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables stay as they are until its turn comes; then
-    /// the mutated ones fail with the same error, and later operations that name one of these are skipped. If nothing
-    /// else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
+    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables stay as they are until its turn comes. Then
+    /// those that it mutates fail with the same error, and later operations that name one of these are skipped. If
+    /// nothing else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
-    /// An operation that has started runs to completion, and can find out through
-    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) that it should stop. But if it is a
-    /// [future](crate::OpBuilder::submit_future), it stops at its next `await`, and fails. A
+    /// An operation that has started runs to completion, and can check
+    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) in order to stop early. An operation that is a
+    /// [future](crate::OpBuilder::submit_future) stops at its next `await`, and fails. A
     /// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
     ///
     /// ```
@@ -181,8 +182,8 @@ impl<R> OpHandle<R> {
         self.cancel_by(Cancel::Loudly)
     }
 
-    /// Does the same as [`cancel`](Self::cancel), but the operation changes nothing when its turn comes: its variables
-    /// do not fail, and later operations run as if it had never been pushed.
+    /// Like [`cancel`](Self::cancel), but the operation changes nothing when its turn comes: its variables do not fail,
+    /// and later operations run as if it had never been pushed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

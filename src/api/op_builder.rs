@@ -50,7 +50,8 @@ fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, C
 }
 
 impl Engine {
-    /// Returns a builder for an operation with this name. The name is for people; `""` is allowed.
+    /// Returns a builder for an operation with this name. The name appears in errors, dumps and traces, and may be
+    /// empty.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -135,9 +136,9 @@ impl FutureContext {
 ///
 /// Variables are declared in two ways that may be mixed: untyped ones through [`reads`](Self::reads),
 /// [`writes`](Self::writes) and [`overwrites`](Self::overwrites), and typed ones in the call that pushes, where
-/// [`cx()`](crate::cx) declares the operation's [`OpContext`]. Naming a variable twice is the same as naming it once;
-/// a variable that is both read and mutated counts as mutated. But the typed accesses of one operation must not name a
-/// variable twice if one of them mutates it, since that would alias a `&mut`.
+/// [`cx()`](crate::cx) declares the operation's [`OpContext`]. Naming a variable twice is equivalent to naming it once;
+/// a variable that is both read and mutated counts as mutated. However, the typed accesses of one operation must not
+/// name a variable twice if one of them mutates it, since that would alias a `&mut`.
 ///
 /// # Calls that push
 ///
@@ -174,7 +175,7 @@ pub struct OpBuilder<'e> {
     spec: Spec,
     property: Property,
     device: Device,
-    /// Whether the property, the device or the location was set. If so, there is more to do than for most pushes.
+    /// Whether the property, the device or the location was set. If so, a push takes additional steps.
     has_more: bool,
     /// The source location to report for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
@@ -239,8 +240,8 @@ impl<'e> OpBuilder<'e> {
     ///
     /// A worker that becomes free takes a ready operation of the highest band in its lane, except that it may first
     /// finish a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond
-    /// that, each doubling shares a band (8 to 15, 16 to 31, ...). The [guide](crate::guide::promises#turns) describes
-    /// the order within a band, in which no operation starves.
+    /// these, the priorities from one power of two up to the next share a band (8 to 15, 16 to 31, ...). The
+    /// [guide](crate::guide::promises#turns) describes the order within a band, in which no operation starves.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -258,7 +259,7 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Sets the kind of work that the operation does, which decides its lane. Default: [`Property::Normal`].
+    /// Sets the kind of work that the operation does, which determines its lane. Default: [`Property::Normal`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -277,7 +278,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Runs the operation even if a variable that it names has failed. Such a run neither clears nor propagates the
-    /// error. `MXNet` calls it `kNoSkip`.
+    /// error. `MXNet` calls this `kNoSkip`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -296,7 +297,7 @@ impl<'e> OpBuilder<'e> {
 
     /// Marks the operation as one that releases a resource: it has the highest priority, it runs even if a variable
     /// that it names has failed, and it is never cancelled, not even by [`Shutdown::Cancel`](crate::Shutdown::Cancel).
-    /// It keeps the lane of its [property](Self::property). `MXNet` calls it `kDeleteVar`.
+    /// It keeps the lane of its [property](Self::property). `MXNet` calls this `kDeleteVar`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -313,8 +314,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Starts the operation on the pushing thread if it is ready when it is pushed; otherwise it goes to its lane. Use
-    /// this for work that is short, or that only starts something. `MXNet` calls it `kAsync`.
+    /// Starts the operation on the pushing thread if it is ready when it is pushed, and otherwise sends it to its lane.
+    /// Use this for work that is short, or that only starts something. `MXNet` calls this `kAsync`.
     ///
     /// An operation of a device must start on the thread of its lane, so the push of an eager one is refused with
     /// [`PushError::EagerOnDevice`].
@@ -335,8 +336,8 @@ impl<'e> OpBuilder<'e> {
 
     /// Cancels the operation if it has not started by `deadline`: when its turn comes, it fails with
     /// [`Cause::DeadlinePassed`] instead of running. Deadlines do not order operations: an earlier deadline does not
-    /// make an operation run first. Each run of an operator has the same deadline. A [clean-up](Self::cleanup) runs in
-    /// any case.
+    /// make an operation run first. Each run of an operator has the same deadline. A [clean-up](Self::cleanup) ignores
+    /// the deadline.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -362,16 +363,16 @@ impl<'e> OpBuilder<'e> {
     /// Sets the source location that errors, dumps and traces report for the push. Default: the location of the call
     /// that pushes the operation.
     ///
-    /// Code that pushes for others should name its caller. A function with `#[track_caller]` does so without this call,
-    /// which is for code that cannot have the attribute, such as closures, `async` functions, and queues of requests
-    /// that are pushed later.
+    /// Code that pushes on behalf of a caller should report the caller's location. A function with `#[track_caller]`
+    /// does so automatically. This call is for code that cannot have the attribute, such as closures and `async`
+    /// functions, and for requests that are pushed later.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// use std::panic::Location;
     ///
-    /// /// Work of a user of this service, which is pushed later.
+    /// /// Work that a client requests, and that is pushed later.
     /// struct Request {
     ///     from: &'static Location<'static>,
     /// }
@@ -418,8 +419,8 @@ impl<'e> OpBuilder<'e> {
     /// [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started; cancelling
     /// the parent through its handle does not, once the parent has started.
     ///
-    /// Each push of a child costs time and memory for each family that it is in, so families should not nest hundreds
-    /// deep.
+    /// Each push of a child costs time and memory for each family that it is in, so families should not be nested
+    /// hundreds deep.
     ///
     /// Only operations of the CPU can have children; others are refused with [`PushError::UnfitForFamily`]. A child may
     /// be of any kind except an operator, and may run on a device.
@@ -481,8 +482,8 @@ impl<'e> OpBuilder<'e> {
     /// held back. This call is for tasks of an asynchronous runtime, which must not block.
     ///
     /// A poll neither blocks nor runs operations, and a future that is dropped leaves nothing behind. Futures are
-    /// notified of room in the order of their first polls, but room is not reserved for them: threads that push may be
-    /// faster. Inside operations, and in the future of an operation, there is always room.
+    /// notified of room in the order of their first polls, but room is not reserved for them: a thread that pushes may
+    /// take it first. Inside operations, and in the future of an operation, there is always room.
     ///
     /// The future waits for room even if nothing runs. A task must therefore not wait for room while it holds what all
     /// pending operations wait for, such as a guard.
@@ -586,7 +587,7 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
-        // Not `extend`, which prepares for many variables at a higher cost: there are usually few.
+        // Not `extend`, which costs more for few variables, since it prepares for many.
         for variable in variables {
             self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
         }
@@ -599,8 +600,8 @@ impl<'e> OpBuilder<'e> {
     /// [`try_push`](Self::try_push) or [`submit`](Self::submit).
     ///
     /// The function receives what `accesses` declares: references to values, and the operation's context for
-    /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone. The function cannot
-    /// assign to local variables of the code that pushes it, which it may outlive; to get a value back, use
+    /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone. The function may
+    /// outlive the code that pushes it, so it cannot assign to local variables of that code; to get a value back, use
     /// [`submit`](Self::submit).
     ///
     /// ```
@@ -1044,10 +1045,10 @@ impl<'e> OpBuilder<'e> {
     /// guard for each access, as with [`Engine::acquire`]. The workers poll the future that the function returns,
     /// immediately and whenever the future is woken. Between two polls it occupies no worker.
     ///
-    /// The operation is complete when the future has ended and all guards are gone: the function may give guards away,
-    /// for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push even
-    /// while the engine drains, and it must not wait for a variable of the operation. A future that waits by blocking
-    /// hands over its worker like other functions; one that awaits does not need to.
+    /// The operation is complete when the future has ended and all guards have been dropped. The future may pass guards
+    /// on, for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push
+    /// even while the engine drains, and it must not wait for a variable of the operation. A future that waits by
+    /// blocking hands over its worker like other functions; one that awaits does not need to.
     ///
     /// If the future panics, the variables that the operation mutates fail. They also fail, with [`Cause::LostFuture`],
     /// if all wakers of the future have been dropped, so that nothing can wake it again. If the operation is cancelled
@@ -1120,8 +1121,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation that is a future and returns a value, and returns a handle to the result. The handle
-    /// receives the value when the operation is complete: when the future has ended and its guards are gone. Otherwise
-    /// this is like [`push_future`](Self::push_future).
+    /// receives the value when the operation is complete: when the future has ended and its guards have been dropped.
+    /// Otherwise this is like [`push_future`](Self::push_future).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1668,7 +1669,7 @@ impl<'e> OpBuilder<'e> {
         pushed
     }
 
-    /// Returns where the operation counts as pushed if it is pushed at `caller`.
+    /// Returns the source location that is reported for a push at `caller`.
     #[inline]
     fn site(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
         if self.has_more { self.location.unwrap_or(caller) } else { caller }

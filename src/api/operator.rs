@@ -215,7 +215,7 @@ impl Operator {
     /// ```
     ///
     /// # Errors
-    /// Returns [`PushError::DeletedVariable`], [`PushError::ShutDown`] or another [`PushError`].
+    /// See [`PushError`].
     #[track_caller]
     pub fn push(&self) -> Result<(), PushError> {
         self.push_with_priority(self.inner().spec.priority)
@@ -448,7 +448,7 @@ impl Operator {
 pub struct Admitted<'o>(&'o Operator);
 
 impl Admitted<'_> {
-    /// Does the same as [`Operator::push`], but is never held back.
+    /// Like [`Operator::push`], but is never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].
@@ -457,7 +457,7 @@ impl Admitted<'_> {
         self.0.push_run::<true>(self.0.inner().spec.priority, Location::caller())
     }
 
-    /// Does the same as [`Operator::push_with_priority`], but is never held back.
+    /// Like [`Operator::push_with_priority`], but is never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].
@@ -466,7 +466,7 @@ impl Admitted<'_> {
         self.0.push_run::<true>(priority, Location::caller())
     }
 
-    /// Does the same as [`Operator::submit`], but is never held back.
+    /// Like [`Operator::submit`], but is never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].

@@ -14,7 +14,8 @@ use crate::engine::frame;
 /// [shuffles](crate::EngineBuilder::shuffle). Then the panic hook that was set before runs.
 ///
 /// Call this function when the program starts. Further calls, and calls on a panicking thread, do nothing. A hook that
-/// is set later replaces this one. The error of a failed operation contains the name and the location in any case.
+/// is set later replaces this one. The error of a failed operation contains the name and the location even without this
+/// hook.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

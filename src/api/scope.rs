@@ -28,7 +28,7 @@ use crate::{
 
 impl Engine {
     /// Calls `f` with a scope, and returns when every operation of the scope has ended. So operations of the scope may
-    /// borrow what outlives this call, as the threads of [`std::thread::scope`] may.
+    /// borrow data that outlives this call, as the threads of [`std::thread::scope`] may.
     ///
     /// `f` runs on the calling thread. When it has returned or panicked, the call waits for the operations of the
     /// scope, including those that operations of the scope push to it. Then it drops the values of the scope's
@@ -100,15 +100,17 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError::Failed`] with the failure of the operation that was pushed first among the failed ones of the
-    /// scope, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then dropped.
+    /// Returns [`WaitError::Failed`] with the failure of the operation that was pushed first among the failed ones of
+    /// the scope, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then
+    /// dropped.
     ///
-    /// [`WaitError::WouldDeadlock`] if the call is in a cycle of waits, so that operations of the scope could start
-    /// only after it has returned, and every wait in the cycle is the end of a scope. These operations are cancelled,
-    /// and the variables that they mutate fail.
+    /// Returns [`WaitError::WouldDeadlock`] if the wait at the end of this scope is the last to begin in a cycle that
+    /// consists only of such waits. The operations of the scope that could start only after the call had returned are
+    /// then cancelled, and the variables that they mutate fail.
     ///
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`], [`WaitError::InObserver`] and [`WaitError::WouldDeadlock`]
-    /// where the calling thread must not wait; `f` is then not called. [`WaitError::Refused`] in a forked child.
+    /// Where the calling thread must not wait, `f` is not called, and the call returns [`WaitError::OnDevice`],
+    /// [`WaitError::InDeletion`], [`WaitError::InObserver`] or [`WaitError::WouldDeadlock`]. In a forked child, it
+    /// returns [`WaitError::Refused`].
     ///
     /// # Panics
     /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic in an
@@ -323,7 +325,7 @@ impl<'scope> ScopedOp<'scope> {
         self
     }
 
-    /// Sets where the operation counts as pushed; see [`OpBuilder::at`].
+    /// Sets the source location that is reported for the push; see [`OpBuilder::at`].
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         self.builder = self.builder.at(location);
         self
@@ -363,7 +365,7 @@ impl<'scope> ScopedOp<'scope> {
     ///
     /// # Errors
     /// See [`PushError`]. If there is an error, the operation never runs. The error is [`PushError::HeldAroundScope`]
-    /// if the operation that has opened the scope holds one of the variables.
+    /// if an operation around the scope holds one of the variables.
     #[track_caller]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -394,7 +396,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`push`](Self::push).
+    /// Returns the errors of [`push`](Self::push).
     #[track_caller]
     pub fn try_push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -418,7 +420,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`push`](Self::push).
+    /// Returns the errors of [`push`](Self::push).
     #[track_caller]
     pub fn submit<A, F, R>(self, accesses: A, f: F) -> Result<ScopedHandle<'scope, R>, PushError>
     where
@@ -443,7 +445,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`push`](Self::push).
+    /// Returns the errors of [`push`](Self::push).
     #[track_caller]
     pub fn try_submit<A, F, R>(self, accesses: A, f: F) -> Result<ScopedHandle<'scope, R>, PushError>
     where
@@ -545,7 +547,7 @@ impl<R> ScopedHandle<'_, R> {
     /// Waits for the operation and takes its result; see [`OpHandle::wait`].
     ///
     /// # Errors
-    /// The errors of [`OpHandle::wait`].
+    /// Returns the errors of [`OpHandle::wait`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.handle.wait()?;
         take(&self.result)
@@ -554,7 +556,7 @@ impl<R> ScopedHandle<'_, R> {
     /// Waits for the operation for at most `timeout` and takes its result; see [`OpHandle::wait_timeout`].
     ///
     /// # Errors
-    /// The errors of [`OpHandle::wait_timeout`].
+    /// Returns the errors of [`OpHandle::wait_timeout`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
         self.handle.wait_timeout(timeout)?;
         take(&self.result)

@@ -25,7 +25,7 @@ use crate::{
 /// An untyped handle to a variable. The variable stands for something outside the engine, or has a value and a typed
 /// handle, [`Var`](crate::Var).
 ///
-/// Clones are handles to the same variable, and handles are equal if they belong to the same variable. When the last
+/// Clones are handles to the same variable, and handles are equal if they refer to the same variable. When the last
 /// handle is dropped, the variable is deleted after every operation on it.
 ///
 /// ```
@@ -157,8 +157,8 @@ impl Token {
         self.cell().name().map(Name::as_str)
     }
 
-    /// Returns a future that waits for every mutation of the variable that was pushed before this call. It does the
-    /// same as [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async), and needs no engine.
+    /// Returns a future that waits for every mutation of the variable that was pushed before this call. This is
+    /// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async) without a handle to the engine.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -175,7 +175,7 @@ impl Token {
         VarWait::new(self.cell().core().begin_wait(self.var(), WaitFor::Writers, Location::caller()))
     }
 
-    /// Returns how many mutations of the variable have run to completion. Skipped, failed and cancelled ones do not
+    /// Returns the number of mutations of the variable that have succeeded. Skipped, failed and cancelled ones do not
     /// count. Other threads may raise the count at any time. The writes of the counted mutations are visible to the
     /// caller.
     ///

@@ -68,9 +68,9 @@ impl Engine {
 
     /// Like [`get`](Self::get), but waits for at most `timeout`. The clone is made on the calling thread.
     ///
-    /// A call that times out leaves a record of some hundred bytes in the queue until its turn has come. However often
-    /// [`wait_to_read_timeout`](Self::wait_to_read_timeout) times out, it leaves at most one record behind, so it suits
-    /// programs that poll.
+    /// A call that times out leaves a record of a few hundred bytes in the queue until its turn has come. A program
+    /// that polls should use [`wait_to_read_timeout`](Self::wait_to_read_timeout), which leaves at most one record
+    /// behind, however often it times out.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -90,7 +90,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get), and [`WaitError::TimedOut`]. After a timeout the pending operations continue.
+    /// Returns the errors of [`get`](Self::get), and [`WaitError::TimedOut`]. After a timeout the pending operations
+    /// continue.
     #[track_caller]
     pub fn get_timeout<T: Clone + Send + Sync + 'static>(
         &self,
@@ -123,7 +124,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get). If there is an error, `f` is not called.
+    /// Returns the errors of [`get`](Self::get). If there is an error, `f` is not called.
     ///
     /// # Panics
     /// Panics if `f` panics. The variable is released, and does not fail.
@@ -137,7 +138,7 @@ impl Engine {
 
     /// Pushes an operation that replaces the value of the variable. The old value is dropped on a worker, as part of
     /// the operation: if its drop panics, the operation fails. Like every operation that [overwrites](Var::overwrite),
-    /// it clears the error of the variable if it succeeds.
+    /// this one clears the error of the variable if it succeeds.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -170,7 +171,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get). If there is an error, the variable keeps its value, and `value` is dropped.
+    /// Returns the errors of [`get`](Self::get). If there is an error, the variable keeps its value, and `value` is
+    /// dropped.
     #[track_caller]
     pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
         self.change("replace", Location::caller(), var, |old| std::mem::replace(old, value))
@@ -191,7 +193,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`replace`](Self::replace).
+    /// Returns the errors of [`replace`](Self::replace).
     #[track_caller]
     pub fn take<T: Default + Send + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
         self.change("take", Location::caller(), var, std::mem::take)

@@ -184,7 +184,7 @@ impl<T> Var<T> {
         self.token.ready()
     }
 
-    /// Returns how many mutations of the variable have run to completion; see [`Token::version`].
+    /// Returns the number of mutations of the variable that have succeeded; see [`Token::version`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
