@@ -164,7 +164,9 @@ impl Core {
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
         // Shuffling ends before the lanes, since no entry may enter a lane that has ended.
         self.end_shuffling();
-        self.gpus.end();
+        // A stop that began beside the shutdown may have recalled workers. No thread is started for them any more.
+        self.threads.cancel_stop(|| self.gpus.end());
+        drop(self.threads.aside().take());
         let failure = self.failures.to_warn_of();
         let failure = match (failure, deadline) {
             // The logger, or the error that it prints, may take longer than the deadline allows.

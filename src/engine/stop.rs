@@ -19,6 +19,7 @@ use crate::{
         worker_thread, workers,
     },
     error::build::{BuildError, ShutdownError},
+    scheduler::Lane,
     sync::thread,
     system::panics,
     threads::{
@@ -140,13 +141,14 @@ impl Core {
         self.give_thread(worker).inspect_err(|_| self.threads.aside().discharge())
     }
 
-    /// Lays the worker of a GPU lane aside. Returns the worker if the stop was cancelled, if a function waits, or if an
-    /// operation has been [sent](Self::send) to the lane.
+    /// Lays the worker of a GPU lane aside. Returns the worker if the stop was cancelled, if a function waits, if an
+    /// operation has been [sent](Self::send) to the lane, or if the lane has ended.
     pub(crate) fn lay_lane_aside(&self, worker: BoxedWorker<Task>) -> Result<(), BoxedWorker<Task>> {
         let mut worker = Some(worker);
         // The sender looks for the worker after the send, so either this thread sees the operation or the sender finds
         // the worker.
-        let _ = self.threads.aside().lay(|| worker.take_if(|worker| !worker.lane().has_first()));
+        let may_leave = |lane: &Lane<Task>| !lane.has_first() && !lane.has_ended();
+        let _ = self.threads.aside().lay(|| worker.take_if(|worker| may_leave(worker.lane())));
         worker.map_or(Ok(()), Err)
     }
 

@@ -246,11 +246,11 @@ impl Issuer<'_> {
             }
             if !self.in_flight.is_empty() || !self.watched.is_empty() {
                 self.poll();
-            } else if is_recalled {
+            } else if is_recalled && !self.worker.lane().has_ended() {
                 return Left::Recalled;
-            } else if let Some(op) = self.worker.next() {
+            } else if let Some(op) = self.held.pop_front().or_else(|| self.worker.next()) {
                 self.take(op);
-            } else if !self.worker.lane().is_recalled() {
+            } else if self.worker.lane().has_ended() {
                 return Left::Ended;
             }
         }

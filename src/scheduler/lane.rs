@@ -263,7 +263,8 @@ impl<T> Lane<T> {
         self.ended.store(true, Relaxed);
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    /// Whether the lane has [ended](Self::end).
+    pub(crate) fn has_ended(&self) -> bool {
         // Acquire: pairs with `end`.
         self.ended.load(Acquire)
     }

@@ -267,7 +267,8 @@ impl<T> Worker<T> {
         self.find()
     }
 
-    /// Waits for the next operation and returns it, or `None` if the lane has ended.
+    /// Waits for the next operation and returns it. Returns `None` if the lane has ended, or if the worker was
+    /// [recalled](Lane::recall), even if the recall has been undone since.
     #[inline]
     pub fn next(&self) -> Option<OpRef<T>> {
         match self.find() {

@@ -5,7 +5,7 @@ use std::{sync::mpsc, thread, time::Duration};
 use common::{
     MOMENT, PATIENCE, THREADED, block_on, child_succeeds, is_child, thread_count, wait_for_thread_count, watched,
 };
-use raddle::{EngineKind, ShutdownError, WaitError};
+use raddle::{EngineKind, IdlePolicy, Shutdown, ShutdownError, WaitError};
 
 use super::*;
 
@@ -273,6 +273,57 @@ fn urgent_operations_of_a_stopped_engine_run_after_the_start() {
 }
 
 #[test]
+fn a_shutdown_cancels_all_urgent_operations_of_a_stopped_engine() {
+    for kind in THREADED {
+        watched(move || {
+            let gpu = manual();
+            let engine = engine(kind, &gpu);
+            let busy = device(&engine, 1);
+            // More than a lane takes in one round.
+            let vars: Vec<_> = (0..40).map(|_| device(&engine, 1)).collect();
+            kernel(&engine, "in flight", &busy, |_| ());
+            issued(&gpu, 1, 0);
+            thread::scope(|threads| {
+                let stop = threads.spawn(|| engine.stop(None));
+                eventually("the stop is requested", || engine.is_stopped());
+                // The lane may still issue what arrives while it notices the stop.
+                thread::sleep(MOMENT);
+                for var in &vars {
+                    let launch = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
+                        simulated(stream).launch(Duration::ZERO, var, |_| ())
+                    };
+                    engine.op("urgent").on(GPU).priority(i32::MAX).launch_any(var.write(), launch).unwrap();
+                }
+                thread::sleep(MOMENT);
+                gpu.advance(ms(1));
+                stop.join().unwrap().unwrap();
+            });
+            assert_eq!(engine.pending(), 40);
+            assert_eq!(engine.shutdown(Shutdown::Cancel, Some(PATIENCE / 2)), Ok(()), "the lane takes all of them");
+        });
+    }
+}
+
+#[test]
+fn a_lane_survives_stops_that_are_cancelled_at_once() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = builder(kind).workers(1).idle(IdlePolicy::Park).gpu(random(21)).build().unwrap();
+            let var = device(&engine, 1);
+            for _ in 0..3_000 {
+                kernel(&engine, "add", &var, |_| ());
+                engine.wait_for_var_timeout(&var, PATIENCE / 2).expect("the lane has a thread");
+                // The lane's thread is recalled while it looks for work, and told to go on some microseconds later.
+                let _ = engine.stop(Some(Duration::ZERO));
+                if engine.is_stopped() {
+                    engine.start().unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
 fn an_engine_that_stops_while_devices_work_loses_nothing() {
     for kind in THREADED {
         watched(move || {
@@ -364,7 +415,7 @@ fn an_engine_with_devices_may_be_stopped_and_started_on_any_kind() {
             });
             let stays = stays.unwrap();
             assert_eq!(stays.is_done(), kind == EngineKind::Naive);
-            engine.shutdown(raddle::Shutdown::Drain, Some(PATIENCE)).unwrap();
+            engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
             assert!(stays.is_done(), "a shutdown starts the engine");
         });
     }
