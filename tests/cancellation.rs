@@ -19,7 +19,7 @@ use common::{
     Drops, Gate, KINDS, MOMENT, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within, eventually, failure, hold,
     occupy, on_kinds, poll_once, watched,
 };
-use raddle::{Cause, Device, Engine, OpError, Shutdown, SimulatedGpu, WaitError, cx};
+use raddle::{Cause, Device, Engine, OpContext, OpError, Shutdown, SimulatedGpu, WaitError, cx};
 
 fn is_cancelled(error: &OpError) -> bool {
     matches!(error.cause(), Cause::Cancelled)
@@ -124,28 +124,40 @@ fn a_wait_for_all_reports_only_a_loud_cancellation_that_no_wait_has_returned() {
 
 #[test]
 fn a_running_operation_is_not_cancelled_but_can_ask_whether_it_should_be() {
-    on_kinds(&THREADED, 1, |engine| {
+    let test = |engine: Engine| {
         let value = engine.var(0);
+        // On a naive engine, the operation runs on the thread that ends this one, and is cancelled from another.
+        let gate = hold(&engine, value.as_ref());
         let (sender, receiver) = mpsc::channel();
         let handle = engine
             .op("")
             .submit((cx(), value.write()), move |(cx, value)| {
-                assert!(!cx.is_cancelled());
-                sender.send(()).unwrap();
-                let limit = Instant::now() + PATIENCE;
-                while !cx.is_cancelled() && Instant::now() < limit {
-                    thread::yield_now();
-                }
                 *value = 1;
-                cx.is_cancelled()
+                (asks_until_cancelled(cx, &sender), thread::current().id())
             })
             .unwrap();
+        gate.open();
         receiver.recv_timeout(PATIENCE).unwrap();
         assert!(!handle.cancel() && !handle.cancel());
-        assert!(handle.wait().unwrap());
+        let (is_cancelled, thread) = handle.wait().unwrap();
+        assert!(is_cancelled && thread != thread::current().id());
         assert_eq!(engine.get(&value).unwrap(), 1);
         engine.wait_for_all().unwrap();
-    });
+    };
+    on_kinds(&KINDS, 1, test);
+    on_kinds(&KINDS, 2, test);
+}
+
+/// Reports that the operation runs, and returns once it is cancelled, or after a while. Returns whether it is
+/// cancelled.
+fn asks_until_cancelled(cx: &OpContext<'_>, runs: &mpsc::Sender<()>) -> bool {
+    assert!(!cx.is_cancelled());
+    runs.send(()).unwrap();
+    let limit = Instant::now() + PATIENCE;
+    while !cx.is_cancelled() && Instant::now() < limit {
+        thread::yield_now();
+    }
+    cx.is_cancelled()
 }
 
 #[test]
@@ -540,22 +552,27 @@ fn members_of_a_quietly_cancelled_group_change_nothing_and_their_handles_return(
 
 #[test]
 fn a_running_member_can_ask_whether_its_group_was_cancelled() {
-    on_kinds(&THREADED, 1, |engine| {
-        let group = engine.group().group();
-        let (sender, receiver) = mpsc::channel();
-        let member = group.op("").submit(cx(), move |cx| {
-            sender.send(()).unwrap();
-            let limit = Instant::now() + PATIENCE;
-            while !cx.is_cancelled() && Instant::now() < limit {
-                thread::yield_now();
-            }
-            cx.is_cancelled()
-        });
-        receiver.recv_timeout(PATIENCE).unwrap();
-        group.cancel();
-        assert!(member.unwrap().wait().unwrap());
-        group.wait().unwrap();
-    });
+    let test = |engine: Engine| {
+        for is_outer_cancelled in [false, true] {
+            let outer = engine.group();
+            let group = outer.group();
+            let cancelled = if is_outer_cancelled { &outer } else { &group };
+            let (sender, receiver) = mpsc::channel();
+            thread::scope(|scope| {
+                // On a naive engine, the member runs inside its push.
+                let member = scope.spawn(|| {
+                    let member = group.op("").submit(cx(), move |cx| asks_until_cancelled(cx, &sender));
+                    member.unwrap().wait().unwrap()
+                });
+                receiver.recv_timeout(PATIENCE).unwrap();
+                cancelled.cancel();
+                assert!(member.join().unwrap());
+            });
+            group.wait().unwrap();
+        }
+    };
+    on_kinds(&KINDS, 1, test);
+    on_kinds(&KINDS, 2, test);
 }
 
 #[test]

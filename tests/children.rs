@@ -18,7 +18,7 @@ use common::{
     Droppable, Drops, Gate, KINDS, MOMENT, PATIENCE, THREADED, block_on, failure, hold, lock, on_kinds, poll_once,
     yield_now,
 };
-use raddle::{Cause, Device, Engine, EngineKind, OpContext, PushError, Shutdown, SimulatedGpu, Var, WaitError, cx};
+use raddle::{Cause, Device, Engine, OpContext, PushError, Shutdown, SimulatedGpu, Var, WaitError, cx};
 
 // --------------------------------------------------------------------------------------------------- the order ----
 
@@ -246,8 +246,9 @@ fn an_operation_without_children_refuses_them() {
 
 #[test]
 fn device_operations_cannot_have_children_and_operators_cannot_be_children() {
-    on_kinds(&[EngineKind::PerDevice], 1, |_| {
-        let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build().unwrap();
+    on_kinds(&KINDS, 1, |plain| {
+        let engine = Engine::builder().kind(plain.kind()).workers(1).pin(false).gpu(SimulatedGpu::new());
+        let engine = engine.build().unwrap();
         let parent = || engine.op("parent").with_children();
         let refused = [
             parent().on(Device::Gpu(0)).launch((), |_, ()| unreachable!()),
@@ -1061,42 +1062,39 @@ fn a_wait_for_what_the_parent_holds_is_refused_in_each_poll_of_a_future() {
 
 #[test]
 fn children_may_be_operations_of_every_kind() {
-    on_kinds(&KINDS, 2, |_| {
-        for kind in KINDS {
-            let engine = Engine::builder().kind(kind).workers(2).gpu(SimulatedGpu::new()).build().unwrap();
-            let gpu = Device::Gpu(0);
-            let (value, there) = (engine.var(0), engine.device_var::<u32>(gpu, 4).unwrap());
-            let host = engine.pinned_var::<u32>(gpu, 4).unwrap();
-            let (v, t, h) = (value.clone(), there.clone(), host.clone());
-            let parent = engine
-                .op("parent")
-                .with_children()
-                .try_submit((cx(), value.write(), there.write(), host.write()), move |(cx, _, _, host)| {
-                    host.fill(5);
-                    cx.child("async").push_async(v.write(), |value, done| {
-                        *value += 1;
-                        thread::spawn(move || {
-                            thread::sleep(Duration::from_millis(2));
-                            done.complete();
-                        });
-                    })?;
-                    cx.child("future").push_future(v.write(), |mut value| async move { *value *= 10 })?;
-                    cx.child("up").on(gpu).copy_to_device(&h, &t)?;
-                    cx.child("double").on(gpu).try_launch(t.write(), |stream, device| {
-                        let mut gpu = stream.simulated().ok_or("it is simulated")?;
-                        gpu.launch(Duration::from_millis(1), device, |all| all.iter_mut().for_each(|x| *x *= 2))?;
-                        Ok(())
-                    })?;
-                    cx.child("down").on(gpu).copy_from_device(&t, &h)?;
-                    Ok(cx
-                        .child("sum")
-                        .submit((v.read(), h.read()), |(value, host)| value + host.iter().sum::<u32>())?)
-                })
-                .unwrap();
-            let sum = engine.op("after").submit((value.read(), host.read()), |(value, host)| value + host[0]).unwrap();
-            assert_eq!(parent.wait().unwrap().wait().unwrap(), 50);
-            assert_eq!(sum.wait().unwrap(), 20);
-        }
+    on_kinds(&KINDS, 2, |plain| {
+        let engine = Engine::builder().kind(plain.kind()).workers(2).pin(false).gpu(SimulatedGpu::new());
+        let engine = engine.build().unwrap();
+        let gpu = Device::Gpu(0);
+        let (value, there) = (engine.var(0), engine.device_var::<u32>(gpu, 4).unwrap());
+        let host = engine.pinned_var::<u32>(gpu, 4).unwrap();
+        let (v, t, h) = (value.clone(), there.clone(), host.clone());
+        let parent = engine
+            .op("parent")
+            .with_children()
+            .try_submit((cx(), value.write(), there.write(), host.write()), move |(cx, _, _, host)| {
+                host.fill(5);
+                cx.child("async").push_async(v.write(), |value, done| {
+                    *value += 1;
+                    thread::spawn(move || {
+                        thread::sleep(Duration::from_millis(2));
+                        done.complete();
+                    });
+                })?;
+                cx.child("future").push_future(v.write(), |mut value| async move { *value *= 10 })?;
+                cx.child("up").on(gpu).copy_to_device(&h, &t)?;
+                cx.child("double").on(gpu).try_launch(t.write(), |stream, device| {
+                    let mut gpu = stream.simulated().ok_or("it is simulated")?;
+                    gpu.launch(Duration::from_millis(1), device, |all| all.iter_mut().for_each(|x| *x *= 2))?;
+                    Ok(())
+                })?;
+                cx.child("down").on(gpu).copy_from_device(&t, &h)?;
+                Ok(cx.child("sum").submit((v.read(), h.read()), |(value, host)| value + host.iter().sum::<u32>())?)
+            })
+            .unwrap();
+        let sum = engine.op("after").submit((value.read(), host.read()), |(value, host)| value + host[0]).unwrap();
+        assert_eq!(parent.wait().unwrap().wait().unwrap(), 50);
+        assert_eq!(sum.wait().unwrap(), 20);
     });
 }
 

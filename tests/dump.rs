@@ -403,8 +403,8 @@ fn a_parent_waits_for_its_children() {
 
 #[test]
 fn threads_that_wait_are_listed_with_what_they_wait_for() {
-    on_kinds(&THREADED, 1, |_| {
-        let engine = Engine::builder().workers(1).max_pending(3).build().unwrap();
+    on_kinds(&THREADED, 1, |plain| {
+        let engine = Engine::builder().kind(plain.kind()).workers(1).pin(false).max_pending(3).build().unwrap();
         let (sender, receiver) = mpsc::channel::<()>();
         let (started, has_started) = mpsc::channel();
         let x = engine.var(0).named("x");

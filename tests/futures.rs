@@ -11,19 +11,20 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        mpsc,
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Wake, Waker},
     thread,
     time::Duration,
 };
 
 use common::{
-    Drops, Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, PanicsOnDrop, THREADED, block_on, block_on_within,
-    eventually, failure, hold, lock, occupy, on_kinds, poll_once, yield_now,
+    Drops, Gate, Journal, KINDS, MOMENT, Meeting, PATIENCE, PanicsOnDrop, SOON, THREADED, block_on, block_on_within,
+    eventually, failure, hold, lock, occupy, on_kinds, poll_once, watched, yield_now,
 };
 use raddle::{
-    Acquire, Cause, Device, Engine, EngineKind, Property, PushError, ReadGuard, Shutdown, SimulatedGpu, Var, WaitError,
-    WriteGuard, cx,
+    Acquire, Cause, Device, Engine, EngineKind, Group, Property, PushError, ReadGuard, Shutdown, SimulatedGpu, Var,
+    WaitError, WriteGuard, cx,
 };
 
 fn panics() -> ! {
@@ -331,7 +332,7 @@ fn a_pending_acquisition_keeps_the_engine_open_until_it_is_dropped() {
 #[test]
 fn a_forgotten_guard_holds_its_variable_and_a_shutdown_times_out() {
     for kind in KINDS {
-        common::watched(move || {
+        watched(move || {
             let engine = common::engine(kind, 1);
             let value = engine.var(vec![1]);
             std::mem::forget(block_on(engine.acquire(value.read())).unwrap());
@@ -416,7 +417,7 @@ fn tasks_of_several_runtimes_share_variables() {
 #[test]
 fn a_waker_may_use_and_release_the_guards() {
     struct TakesGuard(Mutex<Option<Acquire<WriteGuard<i32>>>>, Gate);
-    impl std::task::Wake for TakesGuard {
+    impl Wake for TakesGuard {
         fn wake(self: Arc<Self>) {
             let mut acquire = lock(&self.0).take().unwrap();
             let Poll::Ready(guard) = poll_once(&mut acquire) else { panic!("it was woken") };
@@ -883,21 +884,137 @@ fn acquisitions_that_time_out_are_dropped_and_change_nothing() {
 
 // --------------------------------------------------------------------------------------- other asynchronous calls ----
 
+type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Runs a future on an executor, or with a waker of the testkit. tokio and smol run it as a task.
+type Executor = fn(BoxedFuture<i32>) -> i32;
+
+const EXECUTORS: [(&str, Executor); 4] = [
+    ("tokio", |future| {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { tokio::spawn(future).await.unwrap() })
+    }),
+    ("smol", |future| smol::block_on(smol::spawn(future))),
+    ("pollster", |future| pollster::block_on(future)),
+    ("a bare waker", |future| block_on(future)),
+];
+
+/// Returns a future that is polled once before an executor runs it, so that the waker of the second poll must replace
+/// that of the first one.
+fn polled<T>(future: impl Future<Output = T> + Send + 'static) -> BoxedFuture<T> {
+    let mut future: BoxedFuture<T> = Box::pin(future);
+    assert!(poll_once(&mut future).is_pending());
+    future
+}
+
 #[test]
 fn get_async_takes_its_place_when_it_is_called() {
-    on_kinds(&THREADED, 2, |engine| {
-        let value = engine.var(1);
-        let gate = hold(&engine, value.token());
-        let gets = engine.get_async(&value);
-        engine.op("").push(value.write(), |value| *value = 2).unwrap();
-        let (ready, later) = (value.ready(), value.token().ready());
+    on_kinds(&KINDS, 2, |engine| {
+        for (executor, run) in EXECUTORS {
+            println!("in {executor}");
+            let value = engine.var(1);
+            assert_eq!(run(Box::pin(async_get(&engine, &value))), 1, "nothing is pending");
+            let gate = hold(&engine, value.token());
+            let gets = async_get(&engine, &value);
+            engine.op("").push(value.write(), |value| *value = 2).unwrap();
+            let gets = polled(gets);
+            let opener = opens_soon(gate);
+            assert_eq!(run(gets), 1);
+            opener.join().unwrap();
+            assert_eq!((engine.get(&value).unwrap(), value.version()), (2, 2));
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+fn async_get(engine: &Engine, value: &Var<i32>) -> impl Future<Output = i32> + Send + use<> {
+    let gets = engine.get_async(value);
+    async { gets.await.unwrap() }
+}
+
+/// Opens a gate when an executor has probably polled the future that waits for it.
+fn opens_soon(gate: Gate) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        thread::sleep(MOMENT);
         gate.open();
-        assert_eq!(smol::block_on(gets).unwrap(), 1);
-        pollster::block_on(async {
-            ready.await.unwrap();
-            later.await.unwrap();
-        });
-        assert_eq!((engine.get(&value).unwrap(), value.version()), (2, 2));
+    })
+}
+
+#[test]
+fn ready_waits_for_the_mutations_before_the_call() {
+    on_kinds(&KINDS, 2, |engine| {
+        for (executor, run) in EXECUTORS {
+            println!("in {executor}");
+            let value = engine.var(1);
+            let all_ready = |value: &Var<i32>| {
+                let (of_variable, of_token) = (value.ready(), value.token().ready());
+                let value = value.clone();
+                async move {
+                    of_variable.await.unwrap();
+                    of_token.await.unwrap();
+                    value.version() as i32
+                }
+            };
+            assert_eq!(run(Box::pin(all_ready(&value))), 0, "nothing is pending");
+            let gate = hold(&engine, value.token());
+            engine.op("").push(value.write(), |value| *value = 2).unwrap();
+            let ready = all_ready(&value);
+            // A later mutation does not prolong the wait.
+            let never = Gate::new();
+            let blocks = never.clone();
+            engine
+                .op("")
+                .push_async(value.write(), move |_, done| {
+                    thread::spawn(move || {
+                        blocks.pass();
+                        done.complete();
+                    });
+                })
+                .unwrap();
+            let ready = polled(ready);
+            let opener = opens_soon(gate);
+            assert_eq!(run(ready), 2);
+            opener.join().unwrap();
+            never.open();
+            assert_eq!((engine.get(&value).unwrap(), value.version()), (2, 3));
+        }
+        engine.wait_for_all().unwrap();
+    });
+}
+
+/// The future holds no clone, its waker is dropped with it, and nothing of it is left once its turn has come.
+#[test]
+fn a_pending_get_async_that_is_dropped_leaks_nothing() {
+    on_kinds(&KINDS, 1, |engine| {
+        struct Unused;
+        impl Wake for Unused {
+            fn wake(self: Arc<Self>) {
+                panic!("a future that was dropped is woken");
+            }
+        }
+        let (drops, waker) = (Drops::new(), Arc::new(Unused));
+        let value = engine.var(drops.make());
+        let gate = hold(&engine, value.token());
+        for round in 0..100 {
+            let mut gets = Box::pin(engine.get_async(&value));
+            if round % 4 != 0 {
+                let polled = gets.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&waker))));
+                assert!(polled.is_pending());
+            }
+            drop(gets);
+            assert_eq!(Arc::strong_count(&waker), 1, "the waker is dropped with the future");
+        }
+        // The turn of this one comes before it is dropped.
+        let gets = polled(engine.get_async(&value));
+        gate.open();
+        eventually("only the last future is pending", || engine.pending() == 1);
+        drop(gets);
+        engine.wait_for_all().unwrap();
+        assert_eq!((drops.made(), value.version()), (1, 1), "no clone was made, and only the gate has mutated");
+        drop(value);
+        engine.wait_for_all().unwrap();
+        drops.assert_all_gone();
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
     });
 }
 
@@ -929,6 +1046,165 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
         assert!(matches!(block_on(ended.unwrap()).unwrap(), Err(raddle::ShutdownError::InsideOperation)));
         drop(engine.shutdown_async(Shutdown::Drain)); // the shutdown continues
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+    });
+}
+
+// --------------------------------------------------------------------------------------------------------- polls ----
+
+/// Pushes an operation of `group` that mutates `value` and runs until the gate is opened. On a naive engine, it runs on
+/// the thread that pushes it. Returns once the operation runs.
+fn run_until_opened(group: &Group, value: &Var<i32>) -> (Gate, thread::JoinHandle<()>) {
+    let (started, gate) = (Gate::new(), Gate::new());
+    let (starts, passes, group, value) = (started.clone(), gate.clone(), group.clone(), value.clone());
+    let pusher = thread::spawn(move || {
+        let runs = group.op("runs").submit(value.write(), move |value| {
+            starts.open();
+            passes.pass();
+            *value += 1;
+        });
+        runs.unwrap().wait().unwrap();
+    });
+    started.pass();
+    (gate, pusher)
+}
+
+/// A call whose future must wait for the variable, which an operation of the engine and the group mutates meanwhile.
+type AsyncCall = fn(Engine, Var<i32>, Group) -> BoxedFuture<()>;
+
+/// One call for each future that programs can get.
+const CALLS: [(&str, AsyncCall); 16] = [
+    ("a handle", |engine, value, _| {
+        let handle = engine.op("").submit(value.write(), |_| ()).unwrap();
+        Box::pin(async { handle.await.unwrap() })
+    }),
+    ("the handle of a run of an operator", |engine, value, _| {
+        let handle = engine.op("").operator(value.write(), |_| ()).unwrap().submit().unwrap();
+        Box::pin(async { handle.await.unwrap() })
+    }),
+    ("the handle of a parent", |engine, value, _| {
+        let handle = engine.op("").with_children().submit(value.write(), |_| ()).unwrap();
+        Box::pin(async { handle.await.unwrap() })
+    }),
+    ("the handle of a member of a group", |_, value, group| {
+        let handle = group.op("").submit(value.read(), |_| ()).unwrap();
+        Box::pin(async { handle.await.unwrap() })
+    }),
+    ("the handle of a future", |engine, value, _| {
+        let handle = engine.op("").submit_future(value.write(), |_| yield_now()).unwrap();
+        Box::pin(async { handle.await.unwrap() })
+    }),
+    ("the handle of a future that acquires", |engine, value, _| {
+        let handle = engine.op("").submit_future(cx(), |cx| async move { drop(cx.acquire(value.write()).await) });
+        Box::pin(async { handle.unwrap().await.unwrap() })
+    }),
+    ("acquire, to read", |engine, value, _| Box::pin(async move { drop(engine.acquire(value.read()).await.unwrap()) })),
+    ("acquire, to write", |engine, value, _| {
+        Box::pin(async move { drop(engine.acquire((value.write(), cx())).await.unwrap()) })
+    }),
+    ("get_async", |engine, value, _| Box::pin(async move { _ = engine.get_async(&value).await.unwrap() })),
+    ("Var::ready", |_, value, _| Box::pin(async move { value.ready().await.unwrap() })),
+    ("Token::ready", |_, value, _| Box::pin(async move { value.token().ready().await.unwrap() })),
+    ("wait_for_var_async", |engine, value, _| {
+        Box::pin(async move { engine.wait_for_var_async(&value).await.unwrap() })
+    }),
+    ("wait_to_read_async", |engine, value, _| {
+        Box::pin(async move { engine.wait_to_read_async(&value).await.unwrap() })
+    }),
+    ("wait_for_all_async", |engine, _, _| Box::pin(async move { engine.wait_for_all_async().await.unwrap() })),
+    ("Group::wait_async", |_, _, group| Box::pin(async move { group.wait_async().await.unwrap() })),
+    ("shutdown_async", |engine, _, _| Box::pin(async move { engine.shutdown_async(Shutdown::Drain).await.unwrap() })),
+];
+
+/// Calls whose futures wait until the engine has room again.
+const CALLS_FOR_ROOM: [(&str, AsyncCall); 2] = [
+    ("OpBuilder::when_room", |engine, _, _| {
+        Box::pin(async move { engine.op("").when_room().await.unwrap().push((), |()| ()).unwrap() })
+    }),
+    ("Operator::when_room", |engine, _, _| {
+        let operator = engine.op("").operator((), |()| ()).unwrap();
+        Box::pin(async move { operator.when_room().await.unwrap().push().unwrap() })
+    }),
+];
+
+/// Calls whose futures wait until the engine and the group have room again.
+const CALLS_FOR_ROOM_IN_A_GROUP: [(&str, AsyncCall); 2] = [
+    ("OpBuilder::when_room in a group", |_, _, group| {
+        Box::pin(async move { group.op("").when_room().await.unwrap().push((), |()| ()).unwrap() })
+    }),
+    ("Operator::when_room in a group", |_, _, group| {
+        let operator = group.op("").operator((), |()| ()).unwrap();
+        Box::pin(async move { operator.when_room().await.unwrap().push().unwrap() })
+    }),
+];
+
+/// Each future is made and polled on a thread that must not block, while an operation runs that it waits for.
+#[test]
+fn polls_never_block() {
+    fn assert_polls_return(engine: Engine, group: Group, what: &str, call: AsyncCall) {
+        println!("{what} on the {} engine", engine.kind());
+        let value = engine.var(0);
+        let (gate, pusher) = run_until_opened(&group, &value);
+        let (sender, receiver) = mpsc::channel();
+        let (there, same) = (engine.clone(), value.clone());
+        let poller = thread::spawn(move || {
+            let mut future = call(there, same, group);
+            let polls = [(); 2].map(|()| poll_once(&mut future).is_pending());
+            sender.send((polls, future)).unwrap();
+        });
+        let polled = receiver.recv_timeout(SOON);
+        let (polls, future) = polled.unwrap_or_else(|_| panic!("a poll of {what} has not returned within {SOON:?}"));
+        assert_eq!(polls, [true; 2], "{what} is ready while the operation before it runs");
+        poller.join().unwrap();
+        gate.open();
+        block_on(future);
+        pusher.join().unwrap();
+        assert!(value.version() >= 1, "{what} was ready early");
+        engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
+    }
+    for kind in KINDS {
+        watched(move || {
+            for (what, call) in CALLS {
+                let engine = common::engine(kind, 2);
+                let group = engine.group();
+                assert_polls_return(engine, group, what, call);
+            }
+            for (what, call) in CALLS_FOR_ROOM.into_iter().chain(CALLS_FOR_ROOM_IN_A_GROUP) {
+                let engine = Engine::builder().kind(kind).workers(2).pin(false).max_pending(1).build().unwrap();
+                let group = engine.group();
+                assert_polls_return(engine, group, what, call);
+            }
+            for (what, call) in CALLS_FOR_ROOM_IN_A_GROUP {
+                let engine = common::engine(kind, 2);
+                let group = engine.group().max_pending(1);
+                assert_polls_return(engine, group, what, call);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_handle_that_is_dropped_after_a_poll_cancels_nothing() {
+    on_kinds(&KINDS, 2, |engine| {
+        let value = engine.var(0);
+        let group = engine.group();
+        let (gate, pusher) = run_until_opened(&group, &value);
+        let add = engine.op("add").operator(value.write(), |value| *value += 10).unwrap();
+        let handles = [
+            engine.op("add").submit(value.write(), |value| *value += 100).unwrap(),
+            group.op("add").submit(value.write(), |value| *value += 1_000).unwrap(),
+            add.submit().unwrap(),
+            engine.op("add").submit_future(value.write(), |mut value| async move { *value += 10_000 }).unwrap(),
+            engine.op("add").with_children().submit(value.write(), |value| *value += 100_000).unwrap(),
+        ];
+        let count = handles.len() as u64;
+        for mut handle in handles {
+            assert!(poll_once(&mut handle).is_pending());
+            drop(handle);
+        }
+        gate.open();
+        pusher.join().unwrap();
+        engine.wait_for_all().unwrap();
+        assert_eq!((engine.get(&value).unwrap(), value.version()), (111_111, 1 + count));
     });
 }
 

@@ -137,7 +137,7 @@ fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers()
 fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_workers() {
     on_kinds(&THREADED, 1, |engine| {
         let overlaps = overlaps(&engine, 1, |engine, computing| {
-            let other = Engine::builder().workers(1).build().unwrap();
+            let other = common::engine(engine.kind(), 1);
             let (inside, same) = (engine.clone(), Arc::clone(computing));
             // The other engine ends only after this operation, which needs the first engine's worker.
             let f = move |()| {
@@ -154,7 +154,7 @@ fn after_another_engine_has_ended_no_more_functions_compute_than_there_are_worke
 #[test]
 fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_workers() {
     on_kinds(&THREADED, 1, |engine| {
-        let other = Engine::builder().workers(1).build().unwrap();
+        let other = common::engine(engine.kind(), 1);
         let overlaps = overlaps(&engine, 1, move |engine, computing| {
             let (inside, same) = (engine.clone(), Arc::clone(computing));
             let f = move |()| {

@@ -379,7 +379,8 @@ fn scopes_nest_to_depth_64_on_one_worker() {
 
 #[test]
 fn scopes_nest_where_they_cannot_run_in_place() {
-    on_kinds(&THREADED, 1, |engine| {
+    // With a single worker, the gate would block the operation that opens it.
+    on_kinds(&THREADED, 2, |engine| {
         fn nest(engine: &Engine, depth: usize) -> usize {
             if depth == 0 {
                 return 0;
@@ -400,9 +401,6 @@ fn scopes_nest_where_they_cannot_run_in_place() {
                 .unwrap();
             1 + inner
         }
-        // With a single worker, the gate would block the operation that opens it.
-        let engine =
-            if engine.placements().len() == 1 { Engine::builder().workers(2).build().unwrap() } else { engine };
         assert_eq!(nest(&engine, 16), 16);
     });
 }
@@ -594,8 +592,9 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
 
 #[test]
 fn a_scope_is_refused_where_waits_are() {
-    on_kinds(&KINDS, 1, |_| {
-        let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build().unwrap();
+    on_kinds(&KINDS, 1, |plain| {
+        let engine = Engine::builder().kind(plain.kind()).workers(1).pin(false).gpu(SimulatedGpu::new());
+        let engine = engine.build().unwrap();
         let inner = engine.downgrade();
         let on_device =
             engine.op("").on(Device::Gpu(0)).submit_launch((), move |_, ()| inner.scope(|_| unreachable!()));

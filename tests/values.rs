@@ -252,6 +252,32 @@ fn with_needs_no_worker() {
     });
 }
 
+#[test]
+fn get_timeout_returns_the_value_that_the_mutations_before_it_leave() {
+    on_kinds(&KINDS, 1, |engine| {
+        let value = engine.var(1);
+        assert_eq!(engine.get_timeout(&value, Duration::ZERO).unwrap(), 1, "nothing is pending");
+        let gate = hold(&engine, value.token());
+        engine.set(&value, 5).unwrap();
+        engine.op("double").push(value.write(), |value| *value *= 2).unwrap();
+        thread::scope(|scope| {
+            let gets = scope.spawn(|| engine.get_timeout(&value, PATIENCE));
+            thread::sleep(MOMENT);
+            assert!(!gets.is_finished(), "the first mutation is pending");
+            gate.open();
+            assert_eq!(gets.join().unwrap().unwrap(), 10);
+        });
+        let (inside, same) = (engine.downgrade(), value.clone());
+        let gets = engine.op("gets").submit((), move |()| {
+            inside.op("double").push(same.write(), |value| *value *= 2).unwrap();
+            inside.get_timeout(&same, PATIENCE)
+        });
+        assert_eq!(gets.unwrap().wait().unwrap().unwrap(), 20);
+        assert_eq!(value.version(), 4, "reads do not count");
+        engine.wait_for_all().unwrap();
+    });
+}
+
 /// The second mutation is pushed after the call, and must not delay it.
 #[test]
 fn get_timeout_takes_its_place_when_it_is_called() {

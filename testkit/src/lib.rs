@@ -472,6 +472,16 @@ pub fn child_succeeds(name: &str) {
     assert!(success, "{name} failed in its own process: {text}");
 }
 
+/// Runs the ignored test `name` in a [`child`] once for each kind of engine, which `RADDLE_ENGINE` selects. Panics
+/// unless every run succeeds.
+#[track_caller]
+pub fn child_succeeds_on_each_kind(name: &str) {
+    for kind in KINDS {
+        let (success, text) = child(name, &[("RADDLE_ENGINE", &kind.to_string())]);
+        assert!(success, "{name} failed in its own process with {kind} engines: {text}");
+    }
+}
+
 /// Returns the number of threads of this process.
 #[cfg(target_os = "linux")]
 pub fn thread_count() -> usize {

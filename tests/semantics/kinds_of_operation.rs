@@ -489,6 +489,42 @@ fn typed_functions_receive_references_in_the_declared_shape() {
 }
 
 #[test]
+fn an_operation_may_be_pushed_with_an_iterator_of_accesses() {
+    on_kinds(&KINDS, 2, |engine| {
+        let values: Vec<Var<usize>> = (0..100).map(|n| engine.var(n)).collect();
+        // Every access takes its place behind the gate.
+        let gates: Vec<_> = [6, 7].map(|n| hold(&engine, values[n].token())).into();
+        let even = each(values.iter().step_by(2).map(|value| value.write()));
+        let write = engine.op("write").submit(even, |even| {
+            let count = even.len();
+            even.into_iter().for_each(|value| *value += 1_000);
+            count
+        });
+        let odd = each(values.iter().skip(1).step_by(2).map(|value| value.read()));
+        let read = engine.op("read").submit(odd, |odd| odd.into_iter().copied().collect::<Vec<_>>());
+        let (write, read) = (write.unwrap(), read.unwrap());
+        thread::sleep(MOMENT);
+        assert!(!write.is_done() && !read.is_done());
+        gates.iter().for_each(Gate::open);
+        assert_eq!(write.wait().unwrap(), 50);
+        assert_eq!(read.wait().unwrap(), (1..100).step_by(2).collect::<Vec<_>>(), "the order is that of the iterator");
+        let all = each(values.iter().map(|value| value.read()));
+        let sum = engine.op("sum").submit(all, |all| all.into_iter().sum::<usize>()).unwrap();
+        assert_eq!(sum.wait().unwrap(), 99 * 50 + 50 * 1_000);
+        for (n, value) in values.iter().enumerate() {
+            let mutations = usize::from(n % 2 == 0) + usize::from([6, 7].contains(&n));
+            assert_eq!(value.version(), mutations as u64, "variable {n}");
+        }
+        // Without an access, the operation is ready when it is pushed.
+        let no_reads = each(values[..0].iter().map(|value| value.read()));
+        assert_eq!(engine.op("none").submit(no_reads, |none| none.len()).unwrap().wait().unwrap(), 0);
+        let no_writes = each(values[..0].iter().map(|value| value.write()));
+        assert_eq!(engine.op("none").submit(no_writes, |none| none.len()).unwrap().wait().unwrap(), 0);
+        engine.wait_for_all().unwrap();
+    });
+}
+
+#[test]
 fn an_operation_may_use_both_variables_and_tokens() {
     on_kinds(&KINDS, 2, |engine| {
         let (file, value) = (engine.token(), engine.var(0));

@@ -27,7 +27,7 @@ use common::{
 };
 use raddle::{
     Cause, Completion, Device, Engine, EngineKind, Name, OpContext, OpError, OpHandle, Operator, Placement, PushError,
-    Shutdown, ShutdownError, Token, Var, VarWait, WaitError,
+    Shutdown, ShutdownError, Token, Var, VarWait, WaitError, each,
 };
 
 /// Pushes a named operation on tokens. The operation fails.
