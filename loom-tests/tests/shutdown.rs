@@ -510,9 +510,9 @@ impl Keeper {
     }
 }
 
-/// A thread limits a group, registers a future that waits for room, and drops what keeps the engine open for it. The
-/// other thread has one of a guard and a handle, the first thread has the other one, and whichever drops the last one
-/// shuts the engine down. The shutdown ends the wait for room.
+/// A thread limits a group, registers a future that waits for room, and drops what keeps the engine open for it: a guard
+/// or a handle. The model's first thread has the other one of the two. Whichever thread drops the last one shuts the
+/// engine down, which ends the wait for room.
 fn a_future_waits_for_room_while_handles_are_dropped(other_has_the_guard: bool) {
     let naive = || Engine::builder().kind(EngineKind::Naive).build().unwrap();
     let engine = naive();
@@ -554,4 +554,31 @@ fn a_shutdown_by_the_last_guard_ends_waits_for_room_that_began_beside_a_handle()
 #[test]
 fn a_shutdown_by_the_last_handle_ends_waits_for_room_that_began_beside_a_guard() {
     model(2, Flavour::Contract, || a_future_waits_for_room_while_handles_are_dropped(true));
+}
+
+/// A thread limits a group for the first time, and a future begins to wait for room there, while the engine begins to
+/// shut down: either the future finds the shutdown, or the shutdown finds the future.
+#[test]
+fn a_future_that_begins_to_wait_for_room_during_a_shutdown_is_refused_or_woken() {
+    model(2, Flavour::Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let (group, place, count) = (engine.group(), Place::default(), Arc::new(Count::default()));
+        let inner = Arc::clone(&place);
+        group.op("").push_async((), move |(), done| *inner.lock().unwrap() = Some(done)).unwrap();
+        let waker = Waker::from(Arc::clone(&count));
+        let thread = thread::spawn(move || {
+            let group = group.max_pending(1);
+            let mut room = Box::pin(async move { group.op("").when_room().await.map(drop) });
+            let polled = room.as_mut().poll(&mut Context::from_waker(&waker));
+            (room, polled)
+        });
+        engine.notify_shutdown();
+        let (room, polled) = thread.join().unwrap();
+        match polled {
+            Poll::Ready(result) => assert_eq!(result, Err(PushError::ShutDown)),
+            Poll::Pending => assert_eq!(count.get(), 1, "the shutdown has not woken the future"),
+        }
+        drop(room);
+        drop(place.lock().unwrap().take());
+    });
 }

@@ -41,7 +41,7 @@ use crate::{
 
 /// The number of locks. Picked: records are rarely allocated by many threads at once. Each lock adds interleavings to
 /// models.
-const SHARDS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 1 } else { 16 };
+const SHARDS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 16 };
 
 type Addresses = HashSet<usize, BuildHasherDefault<AddressHasher>>;
 
