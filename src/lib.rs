@@ -206,11 +206,16 @@ pub mod internals {
     };
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub use crate::{
-        engine::{cancellable::Cancellable, fork::Slots},
+        engine::{
+            cancellable::{Cancellable, Function},
+            fork::Slots,
+        },
+        error::failures::Failures,
         memory::{
-            epoch::Flavour,
+            epoch::{Flavour, pin},
             free_list::{Node, Stack},
             records::PooledRecord,
+            registry::{Registry, mark},
         },
         notify::{
             async_state::AsyncState,
@@ -227,7 +232,8 @@ pub mod internals {
         testing::weaken::{Step, remove},
         threads::{Aside, Laid, SpareThreads, Stopped},
         tracker::{
-            Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, end, followers, push, walk_blocked,
+            Hold, Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, complete, each_waiting, end, followers, push,
+            walk_blocked,
         },
     };
 }

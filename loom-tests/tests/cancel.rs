@@ -2,16 +2,19 @@
 //! them.
 #![cfg(raddle_loom)]
 
-use std::sync::{
-    Arc,
-    // From `std`, so that it adds no interleavings; it is read after the threads have been joined.
-    atomic::{AtomicUsize, Ordering::Relaxed},
+use std::{
+    panic::Location,
+    sync::{
+        Arc,
+        // From `std`, so that it adds no interleavings; it is read after the threads have been joined.
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use loom::{cell::UnsafeCell, thread};
 use raddle::{
-    Cause, WaitError,
-    internals::{Cancel, Claim, Flavour, Step},
+    Cause, Name, WaitError,
+    internals::{Cancel, Cancellable, Claim, Failures, Flavour, Function, Step},
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, pending, without};
 
@@ -129,6 +132,39 @@ fn an_abandoned_operation_is_counted_out_once() {
 #[ignore = "the twin of the model above, which must fail"]
 fn an_abandoned_operation_is_counted_out_twice_without_the_agreement() {
     without(Step::SettleOnce, one_counts_out_an_abandoned_operation);
+}
+
+/// A function that uses what it borrows from the frame of its scope when it is dropped.
+struct Borrows(Arc<Data>);
+
+impl Drop for Borrows {
+    fn drop(&mut self) {
+        self.0.add();
+    }
+}
+
+/// A scope ends while another thread cancels the only operation. If the end of the scope counts the operation out, the
+/// frame of the scope may end at once, so it must have what the function has borrowed to itself.
+#[test]
+fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
+    for how in [Cancel::Loudly, Cancel::Quietly] {
+        model(COMPLETE, Flavour::Contract, move || {
+            let borrowed = Arc::new(Data(UnsafeCell::new(0)));
+            let f = Borrows(Arc::clone(&borrowed));
+            let shared: Arc<Cancellable<dyn Function>> =
+                Arc::new(Cancellable::new(Claim::default(), Name::from("op"), Location::caller(), f));
+            let (other, failures) = (Arc::clone(&shared), Arc::<Failures>::default());
+            let its_failures = Arc::clone(&failures);
+            let canceller = thread::spawn(move || other.cancel(how, &its_failures, drop));
+            let is_counted_out = shared.abandon(&failures, drop);
+            if is_counted_out {
+                assert_eq!(borrowed.get(), 1, "the function is alive");
+            }
+            let is_cancelled = canceller.join().unwrap();
+            assert!(is_cancelled || is_counted_out);
+            assert_eq!(borrowed.get(), 1, "the function is dropped once");
+        });
+    }
 }
 
 fn a_function_is_called_or_dropped() {

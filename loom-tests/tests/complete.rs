@@ -18,7 +18,7 @@ use loom::thread;
 use raddle::internals::{
     Flavour::{self, Contract, Crossbeam},
     Mode::{self, Await, Overwrite, Read, Write},
-    Op, OpRef, ReadyList, Step, followers, walk_blocked,
+    Op, OpRef, ReadyList, Step, each_waiting, followers, pin, walk_blocked,
 };
 use raddle_loom_tests::{COMPLETE, Task, World, model, must_fail, without};
 
@@ -569,6 +569,28 @@ fn an_operation_sees_its_followers_as_they_were_pushed() {
         let mut seen = Vec::new();
         followers(&own, |op, _| seen.push(World::number_seen(op)));
         assert!([1, 2].starts_with(&seen), "the followers are {seen:?}");
+        thread.join().unwrap();
+        world.run(own);
+        world.end();
+    });
+}
+
+/// A thread looks at the operations that wait for another one, as dumps do, while a third thread pushes them.
+#[test]
+fn a_look_at_waiting_operations_sees_them_as_they_were_pushed() {
+    model(2, Contract, || {
+        let world = World::new(1);
+        let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
+        let pusher = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            for mode in [Read, Write] {
+                assert!(pusher.push(pusher.op(&[(0, mode)])).ready.is_none());
+            }
+        });
+        let (pinned, mut seen) = (pin(), Vec::new());
+        each_waiting(&own.accesses()[0], &pinned, usize::MAX, |op| seen.push(World::number_seen(op)));
+        drop(pinned);
+        assert!([1, 2].starts_with(&seen), "the waiting operations are {seen:?}");
         thread.join().unwrap();
         world.run(own);
         world.end();

@@ -392,3 +392,19 @@ fn without_the_wait_behind_an_included_stream() {
 fn without_the_wait_behind_an_included_stream_its_work_comes_too_late() {
     must_fail("without_the_wait_behind_an_included_stream", "a kernel panicked");
 }
+
+/// A kernel waits for an event of another device, which another thread polls.
+#[test]
+fn a_kernel_behind_an_event_of_another_device_sees_what_was_done_before_the_event() {
+    model(COMPLETE, Flavour::Contract, || {
+        let (gpus, data) = ([SimulatedGpu::new(), SimulatedGpu::new()], Data::new());
+        let [mut first, mut second] = gpus.each_ref().map(GpuStream::alone);
+        launch(&mut first, &data, 0);
+        second.follow(&mut first);
+        launch(&mut second, &data, 1);
+        let thread = thread::spawn(move || first.end());
+        second.end();
+        assert_eq!(data.read(), 2);
+        thread.join().unwrap();
+    });
+}

@@ -2,20 +2,24 @@
 //! it. Lists hold two records here, and a batch is three records with its list.
 #![cfg(raddle_loom)]
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use loom::{
+    cell::UnsafeCell,
     sync::atomic::{
         AtomicPtr,
         Ordering::{Acquire, Release},
     },
     thread,
 };
-use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Step};
-use raddle_loom_tests::{model, must_fail, without};
+use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Registry, Step, mark, pin};
+use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
 /// The contents that a pinned thread may read in a record.
 const OLD: usize = 0;
@@ -151,4 +155,45 @@ fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
         PooledRecord::end_thread();
     });
     assert!(POPPED.load(Relaxed), "the other thread never takes a record of the batch, so the model shows nothing");
+}
+
+/// The mark of the records of a model.
+const OWN: *mut () = NonNull::dangling().as_ptr();
+
+/// A record that can be found by its mark.
+#[repr(C)]
+struct Marked {
+    mark: AtomicPtr<()>,
+    data: UnsafeCell<usize>,
+}
+
+/// A thread looks for marked records while another one fills a record and marks it, as dumps do while operations are
+/// pushed.
+#[test]
+fn a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked() {
+    model(COMPLETE, ContractForReaders, || {
+        let record = Box::new(Marked { mark: AtomicPtr::default(), data: UnsafeCell::new(0) });
+        let registry = Arc::new(Registry::default());
+        let at = NonNull::from(Box::leak(record));
+        registry.add(at.cast());
+        let looks = Arc::clone(&registry);
+        let thread = thread::spawn(move || {
+            looks.each_marked(&pin(), [OWN; 2], |record, _| {
+                // SAFETY: the record lives until the thread is joined.
+                let record = unsafe { record.cast::<Marked>().as_ref() };
+                // SAFETY: the record was filled before it was marked, which is what the model checks.
+                assert_eq!(record.data.with(|data| unsafe { *data }), 1);
+            });
+        });
+        // SAFETY: the record lives until the end of the interleaving.
+        let filled = unsafe { at.as_ref() };
+        // SAFETY: other threads read the data only when the record is marked, which is what the model checks.
+        filled.data.with_mut(|data| unsafe { *data = 1 });
+        // SAFETY: this thread uses the record.
+        unsafe { mark(at.cast(), OWN) };
+        thread.join().unwrap();
+        registry.remove(at.cast());
+        // SAFETY: the record is from a box, and no other thread uses it.
+        drop(unsafe { Box::from_raw(at.as_ptr()) });
+    });
 }

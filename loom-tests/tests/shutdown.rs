@@ -5,20 +5,22 @@
 #![cfg(raddle_loom)]
 
 use std::{
+    future::Future,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::Waker,
+    task::{Context, Poll, Waker},
 };
 
 use loom::{cell::UnsafeCell, sync::atomic::AtomicUsize, thread};
 use raddle::{
-    Engine, EngineKind, PushError, Shutdown,
+    Engine, EngineKind, PushError, Shutdown, WriteGuard,
     internals::{Flavour, PendingOps, Step, Waited, WakerKey},
 };
 use raddle_loom_tests::shapes::*;
-use raddle_loom_tests::{COMPLETE, Count, leave, model, must_fail, without};
+use raddle_loom_tests::{COMPLETE, Count, Place, leave, model, must_fail, without};
 
 struct Shared {
     pending: PendingOps,
@@ -35,10 +37,17 @@ fn shared() -> Arc<Shared> {
 }
 
 /// Two operations that entered before the wait leave on two threads; the wait ends after both and sees their effects.
-fn wait_for_two() {
+/// With `watched`, a future waits for room meanwhile, so that the operations look for such futures.
+fn wait_for_two(watched: bool) {
     let shared = shared();
-    let threads = [0, 1].map(|index| {
-        let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
+    let tickets = [0, 1].map(|index| (index, shared.pending.enter()));
+    let mut key = WakerKey::default();
+    if watched {
+        let _ = shared.pending.set_limit(1);
+        assert!(shared.pending.poll_room(&mut key, Waker::noop()).is_pending());
+    }
+    let threads = tickets.map(|(index, ticket)| {
+        let other = Arc::clone(&shared);
         thread::spawn(move || {
             // SAFETY: the wait ends after this write, which is what the model checks.
             other.data[index].with_mut(|data| unsafe { *data = 1 });
@@ -53,18 +62,24 @@ fn wait_for_two() {
     for thread in threads {
         thread.join().unwrap();
     }
+    assert!(shared.pending.end_room(&mut key).is_none(), "another future is still registered");
 }
 
 #[test]
 fn a_wait_for_all_ends_after_earlier_operations_and_sees_their_effects() {
-    model(2, Flavour::Contract, wait_for_two);
+    model(2, Flavour::Contract, || wait_for_two(false));
+}
+
+#[test]
+fn a_wait_for_all_sees_what_operations_did_that_looked_for_waiters_for_room() {
+    model(2, Flavour::Contract, || wait_for_two(true));
 }
 
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn without_the_notification() {
     without(Step::LeaveNotifies, || {
-        model(2, Flavour::Contract, wait_for_two);
+        model(2, Flavour::Contract, || wait_for_two(false));
     });
 }
 
@@ -176,6 +191,65 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
         assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
         // SAFETY: the operation is complete, as the model checks.
         assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
+    });
+}
+
+/// A thread begins to enter a generation in one chunk and then finds the next one, in a chunk that was made meanwhile.
+#[test]
+fn an_entry_finds_the_chunk_of_a_generation_that_was_opened_meanwhile() {
+    model(COMPLETE, Flavour::Contract, || {
+        let pending = Arc::new(PendingOps::new(1));
+        // The last of these generations is the last of its chunk.
+        let entered = [(); 3].map(|()| {
+            let ticket = pending.enter();
+            pending.end(&mut pending.begin());
+            ticket
+        });
+        let last = pending.enter();
+        let other = Arc::clone(&pending);
+        let thread = thread::spawn(move || {
+            let ticket = other.enter();
+            leave(&other, ticket);
+        });
+        pending.end(&mut pending.begin());
+        entered.into_iter().chain([last]).for_each(|ticket| leave(&pending, ticket));
+        thread.join().unwrap();
+        assert_eq!(pending.wait(None), Waited::Idle, "an operation is still counted");
+    });
+}
+
+/// An operation enters and leaves while another one is pending, which is never left out of a count.
+#[test]
+fn a_count_includes_every_operation_that_is_pending() {
+    model(COMPLETE, Flavour::Contract, || {
+        let shared = shared();
+        let (other, first) = (Arc::clone(&shared), shared.pending.enter());
+        let thread = thread::spawn(move || {
+            let second = other.pending.enter();
+            leave(&other.pending, second);
+        });
+        assert!(shared.pending.count() > 0, "the first operation is not counted");
+        thread.join().unwrap();
+        leave(&shared.pending, first);
+        assert_eq!(shared.pending.count(), 0);
+    });
+}
+
+#[test]
+fn a_thread_that_finds_nothing_pending_sees_what_the_operations_did() {
+    model(COMPLETE, Flavour::Contract, || {
+        let shared = shared();
+        let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
+        let thread = thread::spawn(move || {
+            // SAFETY: the operation is counted until after this write, which is what the model checks.
+            other.data[0].with_mut(|data| unsafe { *data = 1 });
+            leave(&other.pending, ticket);
+        });
+        if shared.pending.count() == 0 {
+            // SAFETY: the operation is no longer counted.
+            assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
+        }
+        thread.join().unwrap();
     });
 }
 
@@ -416,5 +490,94 @@ fn a_push_that_races_with_a_shutdown_is_refused_or_runs() {
                 assert!(!ran, "a refused operation ran");
             }
         }
+    });
+}
+
+/// A value that keeps an engine open, and whose drop does not wait.
+enum Keeper {
+    Guard(WriteGuard<()>),
+    /// Dropped inside an operation of another engine.
+    Handle(Engine, Engine),
+}
+
+impl Keeper {
+    fn end(self) {
+        match self {
+            Self::Guard(guard) => drop(guard),
+            Self::Handle(engine, other) => other.op("").push((), move |()| drop(engine)).unwrap(),
+        }
+    }
+}
+
+/// A thread limits a group, registers a future that waits for room, and drops what keeps the engine open for it: a guard
+/// or a handle. The model's first thread has the other one of the two. Whichever thread drops the last one shuts the
+/// engine down, which ends the wait for room.
+fn a_future_waits_for_room_while_handles_are_dropped(other_has_the_guard: bool) {
+    let naive = || Engine::builder().kind(EngineKind::Naive).build().unwrap();
+    let engine = naive();
+    let (group, var) = (engine.group(), engine.var(()));
+    let guard = match pin!(engine.acquire(var.write())).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(guard) => guard.unwrap(),
+        Poll::Pending => panic!("nothing holds the variable"),
+    };
+    let mut keepers = [Keeper::Guard(guard), Keeper::Handle(engine, naive())];
+    if other_has_the_guard {
+        keepers.reverse();
+    }
+    let [mine, its] = keepers;
+    let count = Arc::new(Count::default());
+    let waker = Waker::from(Arc::clone(&count));
+    let thread = thread::spawn(move || {
+        let group = group.group().max_pending(1);
+        let place = Place::default();
+        let inner = Arc::clone(&place);
+        group.op("").push_async((), move |(), done| *inner.lock().unwrap() = Some(done)).unwrap();
+        let mut room = Box::pin(async move { group.op("").when_room().await.map(drop) });
+        assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "the group has room");
+        its.end();
+        (room, place)
+    });
+    mine.end();
+    let (mut room, place) = thread.join().unwrap();
+    assert_eq!(count.get(), 1, "the shutdown has not woken the future");
+    let polled = room.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(polled, Poll::Ready(Err(PushError::ShutDown)));
+    drop(place.lock().unwrap().take());
+}
+
+#[test]
+fn a_shutdown_by_the_last_guard_ends_waits_for_room_that_began_beside_a_handle() {
+    model(2, Flavour::Contract, || a_future_waits_for_room_while_handles_are_dropped(false));
+}
+
+#[test]
+fn a_shutdown_by_the_last_handle_ends_waits_for_room_that_began_beside_a_guard() {
+    model(2, Flavour::Contract, || a_future_waits_for_room_while_handles_are_dropped(true));
+}
+
+/// A thread limits a group for the first time, and a future begins to wait for room there, while the engine begins to
+/// shut down: either the future finds the shutdown, or the shutdown finds the future.
+#[test]
+fn a_future_that_begins_to_wait_for_room_during_a_shutdown_is_refused_or_woken() {
+    model(2, Flavour::Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
+        let (group, place, count) = (engine.group(), Place::default(), Arc::new(Count::default()));
+        let inner = Arc::clone(&place);
+        group.op("").push_async((), move |(), done| *inner.lock().unwrap() = Some(done)).unwrap();
+        let waker = Waker::from(Arc::clone(&count));
+        let thread = thread::spawn(move || {
+            let group = group.max_pending(1);
+            let mut room = Box::pin(async move { group.op("").when_room().await.map(drop) });
+            let polled = room.as_mut().poll(&mut Context::from_waker(&waker));
+            (room, polled)
+        });
+        engine.notify_shutdown();
+        let (room, polled) = thread.join().unwrap();
+        match polled {
+            Poll::Ready(result) => assert_eq!(result, Err(PushError::ShutDown)),
+            Poll::Pending => assert_eq!(count.get(), 1, "the shutdown has not woken the future"),
+        }
+        drop(room);
+        drop(place.lock().unwrap().take());
     });
 }

@@ -499,6 +499,49 @@ fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
     explore(2000, || a_cancelled_engine(2));
 }
 
+/// Threads push to an engine of workers that shuts down: each push is refused, or its operation has run when the
+/// shutdown returns. Operations with one access, and nothing special, are pushed on a path of their own.
+fn pushes_to_a_pool_that_shuts_down() {
+    let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
+    let engine = builder.build().unwrap();
+    let (one, other) = (engine.var(()), engine.var(()));
+    let threads = [1, 2].map(|accesses| {
+        let (engine, one, other) = (engine.clone(), one.clone(), other.clone());
+        let ran = Arc::new(AtomicUsize::new(0));
+        let runs = Arc::clone(&ran);
+        let thread = thread::spawn(move || {
+            let mut accepted = 0;
+            for _ in 0..4 {
+                let ran = Arc::clone(&runs);
+                let run = move || _ = ran.fetch_add(1, Relaxed);
+                let pushed = match accesses {
+                    1 => engine.op("").push(one.write(), move |_| run()),
+                    _ => engine.op("").push((one.read(), other.write()), move |_| run()),
+                };
+                match pushed {
+                    Ok(()) => accepted += 1,
+                    Err(error) => assert_eq!(error, PushError::ShutDown),
+                }
+            }
+            accepted
+        });
+        (accesses, ran, thread)
+    });
+    (0..below(20)).for_each(|_| thread::yield_now());
+    engine.shutdown(Shutdown::Drain, None).unwrap();
+    let counts = threads.map(|(accesses, ran, thread)| (accesses, ran.load(Relaxed), ran, thread));
+    for (accesses, at_the_end, ran, thread) in counts {
+        let accepted = thread.join().unwrap();
+        assert_eq!(at_the_end, accepted, "accepted operations with {accesses} accesses that had run, and all of them");
+        assert_eq!(ran.load(Relaxed), at_the_end, "operations with {accesses} accesses ran after the shutdown");
+    }
+}
+
+#[test]
+fn a_push_to_a_pool_that_shuts_down_is_refused_or_its_operation_runs() {
+    explore(1200, pushes_to_a_pool_that_shuts_down);
+}
+
 /// An engine is stopped and started while operations are pushed, some of which wait for others.
 fn an_engine_that_stops(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);

@@ -11,7 +11,7 @@ use loom::{
     },
     thread,
 };
-use raddle::{Engine, EngineKind, internals::Flavour::Contract};
+use raddle::{Device, Engine, EngineKind, SimulatedGpu, internals::Flavour::Contract};
 use raddle_loom_tests::model;
 use raddle_loom_tests::shapes::*;
 
@@ -68,6 +68,27 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
         // SAFETY: the other thread reads only after the mutation is over, which is what the model checks.
         let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
         engine.push_sync(move |_| mutate(), [], [&token]).unwrap();
+        thread.join().unwrap();
+        assert_eq!(token.version(), 1);
+    });
+}
+
+/// As above, for an operation of a GPU: several lanes may count mutations of a variable at the same time.
+#[test]
+fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() {
+    model(2, Contract, || {
+        let engine = Engine::builder().kind(EngineKind::Naive).gpu(SimulatedGpu::new()).build().unwrap();
+        let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
+        let (its_token, its_data) = (token.clone(), Arc::clone(&data));
+        let thread = thread::spawn(move || {
+            if its_token.version() == 1 {
+                // SAFETY: the mutation has been counted, so it is over, which is what the model checks.
+                assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
+            }
+        });
+        // SAFETY: the other thread reads only after the mutation is over, which is what the model checks.
+        let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
+        engine.op("").on(Device::Gpu(0)).writes([&token]).launch((), move |_, ()| mutate()).unwrap();
         thread.join().unwrap();
         assert_eq!(token.version(), 1);
     });

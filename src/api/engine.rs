@@ -139,7 +139,7 @@ impl Drop for Engine {
         if self.core.is_forked() {
             return;
         }
-        // AcqRel: the uses of all other handles happen before the shutdown.
+        // AcqRel: the uses through all other handles come before the shutdown, whose phase they must not find.
         if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
             self.core.begin_shutdown(false);
             self.core.finish_by_drop();

@@ -308,6 +308,12 @@ impl GpuStream {
         Self::new(gpu.open(StreamRole::All).expect("the device is sound"), Device::Gpu(0))
     }
 
+    /// Lets what is issued on this stream from now on wait for what was issued on `other`, a stream of any device.
+    pub fn follow(&mut self, other: &mut Self) {
+        let event = other.stream.record().expect("nothing fails");
+        self.stream.wait(&event).expect("nothing fails");
+    }
+
     /// Waits until the device has done everything that was issued.
     pub fn end(&mut self) {
         self.finish().expect("nothing fails");

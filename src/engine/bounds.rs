@@ -6,7 +6,7 @@
 //! * `in_use`: set before there is a limit, and never cleared; read by any thread.
 //! * `running` and `waiting`: changed by the threads that they count.
 //! * `pushing`: each shard is changed by the threads that [`Bounds::pushing`] assigns to it.
-//! * `held`: under its lock. No waker runs under that lock.
+//! * `held`: under its lock, which also hands over the phase of a shutdown. No waker runs under that lock.
 //!
 //! This module has no edges of its own: all of these are hints, or are under a lock.
 

@@ -156,7 +156,7 @@ impl<F> Cancellable<Option<F>> {
 }
 
 /// The function of an operation with a handle, with its type erased.
-pub(crate) trait Function: Send {
+pub trait Function: Send {
     /// Drops the function.
     fn clear(&mut self);
 }
@@ -214,7 +214,7 @@ impl Cancellable<dyn Function> {
 
     /// Cancels the operation if it has not started: calls `tell` with its failure, and then drops the function.
     /// Otherwise asks the operation to stop. Returns whether this call has cancelled the operation.
-    pub(crate) fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
+    pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
             let stop = lock(&self.stop).take();
@@ -245,7 +245,7 @@ impl Cancellable<dyn Function> {
     /// drops the function. Returns whether the caller must count the operation out of its scope: either this call has
     /// cancelled the operation, or an earlier call has cancelled it and dropped the function, and the operation's turn
     /// has not come.
-    pub(super) fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
+    pub fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         // Acquire (edge `cleared`): the drop of the function, which comes before the end of the scope.
         match self.claim.abandon(self.is_cleared.load(Acquire)) {

@@ -61,7 +61,7 @@ impl KeepsOpen {
 
 impl Drop for KeepsOpen {
     fn drop(&mut self) {
-        // AcqRel: the uses through all other handles come before the shutdown.
+        // AcqRel: the uses through all other handles come before the shutdown, whose phase they must not find.
         if !self.0.is_forked() && self.0.handles.fetch_sub(1, AcqRel) == 1 {
             self.0.begin_shutdown(false);
             self.0.end_in_background();

@@ -306,11 +306,10 @@ impl Core {
 
     /// Wakes the threads and futures that wait for room, for a shutdown.
     pub(super) fn end_waits_for_room(self: &Arc<Self>) {
-        if !self.bounds.are_in_use() {
-            return;
-        }
         // Threads that wait for room in a group time out and check again.
         self.pending.interrupt_waits_for_room();
+        // The lock is taken even if no limit is known here, since a group may receive its limit at the same time: a
+        // future that registers after this finds the shutdown.
         let held = lock(&self.bounds.held).take_up_to(u64::MAX);
         if let Some(wakers) = held {
             self.wake(wakers);
@@ -462,7 +461,8 @@ impl WhenRoom {
                 continue;
             }
             let _: Poll<()> = wakers::poll(&self.core.bounds.held, &mut self.held, waker, |held| Err(held));
-            // A shutdown that began before this future was registered has not woken it.
+            // A shutdown that began before this future was registered has not woken it. The lock, which that shutdown
+            // has taken in between, hands over the phase.
             return if self.core.is_open() { Poll::Pending } else { Poll::Ready(Err(PushError::ShutDown)) };
         }
     }

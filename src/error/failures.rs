@@ -51,7 +51,7 @@ pub(crate) enum Place {
 /// A failure becomes known, and ceases to be kept or counted, in one step under the lock. So it is reported either from
 /// here or elsewhere, by whichever thread is faster.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Mutex<State>);
+pub struct Failures(Mutex<State>);
 
 impl Failures {
     /// Keeps `failure`, which is not known to the program yet, or counts it if too many are kept.

@@ -7,9 +7,9 @@
 pub(crate) use real::{Guard, Stamp, leave, make_default, pin};
 
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use model::Flavour;
+pub(crate) use model::Stamp;
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub(crate) use model::{Guard, Stamp, pin};
+pub use model::{Flavour, Guard, pin};
 
 #[cfg(not(raddle_shuttle))]
 pub(crate) use crossbeam_epoch::Atomic;
@@ -252,14 +252,16 @@ mod model {
             Epoch { registry: Mutex::default(), retired: AtomicUsize::new(0), unpinned: AtomicUsize::new(0) };
     }
 
+    /// Protects retired objects until it is dropped.
     #[derive(Debug)]
-    pub(crate) enum Guard {
+    pub enum Guard {
         #[cfg(raddle_loom)]
         Crossbeam(crossbeam_epoch::Guard),
         Contract(u64),
     }
 
-    pub(crate) fn pin() -> Guard {
+    /// Pins the calling thread until the guard is dropped.
+    pub fn pin() -> Guard {
         match FLAVOUR.get() {
             #[cfg(raddle_loom)]
             Flavour::Crossbeam => Guard::Crossbeam(crossbeam_epoch::pin()),

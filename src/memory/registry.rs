@@ -15,7 +15,7 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `mark` | store in [`mark`] | load in [`each_marked`] | the record, as it was before it was marked |
+//! | `marked` | store in [`mark`] | load in [`Registry::each_marked`] | the record, as it was before it was marked |
 //!
 //! [`each_marked`] reads the marks of all records, including free ones, while it holds the lock under which records
 //! leave the set before they are freed. A record that it finds marked was in use after the thread was pinned, so the
@@ -27,19 +27,21 @@ use std::{
     ptr::NonNull,
 };
 
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+use crate::sync::fork::PerProcess;
 use crate::{
     memory::epoch,
     sync::{
         Mutex,
         Ordering::{Acquire, Relaxed, Release},
         atomic::AtomicPtr,
-        fork::PerProcess,
         lock,
     },
 };
 
-/// The number of locks. Picked: records are rarely allocated by many threads at once.
-const SHARDS: usize = 16;
+/// The number of locks. Picked: records are rarely allocated by many threads at once. Each lock adds interleavings to
+/// models.
+const SHARDS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 16 };
 
 type Addresses = HashSet<usize, BuildHasherDefault<AddressHasher>>;
 
@@ -63,24 +65,78 @@ impl Hasher for AddressHasher {
     }
 }
 
+/// A set of records.
+#[derive(Default)]
+pub struct Registry([Mutex<Addresses>; SHARDS]);
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registry").finish_non_exhaustive()
+    }
+}
+
+impl Registry {
+    fn shard(&self, record: NonNull<u8>) -> &Mutex<Addresses> {
+        // Records are at least 64 bytes apart.
+        &self.0[record.as_ptr().addr() / 64 % SHARDS]
+    }
+
+    /// Adds a record whose first word is initialised.
+    pub fn add(&self, record: NonNull<u8>) {
+        lock(self.shard(record)).insert(record.as_ptr().expose_provenance());
+    }
+
+    /// Removes a record that is not in use, and that the caller frees next.
+    pub fn remove(&self, record: NonNull<u8>) {
+        lock(self.shard(record)).remove(&record.as_ptr().addr());
+    }
+
+    /// Does what [`each_marked`] does, for the records in this set.
+    pub fn each_marked(&self, _pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
+        let mut found = Vec::new();
+        for shard in &self.0 {
+            // A record leaves the set under this lock before it is freed, so the lock is held while the marks are read.
+            for &address in &*lock(shard) {
+                let Some(record) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) else { continue };
+                // SAFETY: the record is in the set, and the lock is held.
+                // Acquire (edge `marked`): the record, as it was before it was marked.
+                let mark = unsafe { mark_of(record) }.load(Acquire);
+                if marks.contains(&mark) {
+                    found.push((record, mark));
+                }
+            }
+            // The records found were not retired before this thread was pinned.
+            found.drain(..).for_each(|(record, mark)| f(record, mark));
+        }
+    }
+}
+
 /// The records that this process has allocated. A forked child forgets its parent's records, since a thread of the
 /// parent may have held a lock.
-static RECORDS: PerProcess<[Mutex<Addresses>; SHARDS]> = PerProcess::new();
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
+static RECORDS: PerProcess<Registry> = PerProcess::new();
 
-fn shard(record: NonNull<u8>) -> &'static Mutex<Addresses> {
-    let address = record.as_ptr().addr();
-    // Records are at least 64 bytes apart.
-    &RECORDS.get(Default::default)[address / 64 % SHARDS]
-}
-
-/// Adds a record whose first word is initialised.
+/// [Adds](Registry::add) a record to the records of this process.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn add(record: NonNull<u8>) {
-    lock(shard(record)).insert(record.as_ptr().expose_provenance());
+    RECORDS.get(Default::default).add(record);
 }
 
-/// Removes a record that is not in use, and that the caller frees next.
+/// [Removes](Registry::remove) a record from the records of this process.
+#[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn remove(record: NonNull<u8>) {
-    lock(shard(record)).remove(&record.as_ptr().addr());
+    RECORDS.get(Default::default).remove(record);
+}
+
+/// Calls `f` with each record that is marked with one of `marks`, and with the mark. Records that are marked during the
+/// call may or may not be among them. None of them is reused before the caller's pin ends, even if its mark is removed.
+///
+/// In models it finds no records, since those of operations come from the heap.
+pub(crate) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], f: impl FnMut(NonNull<u8>, *mut ())) {
+    #[cfg(not(any(raddle_loom, raddle_shuttle)))]
+    RECORDS.get(Default::default).each_marked(pinned, marks, f);
+    #[cfg(any(raddle_loom, raddle_shuttle))]
+    let _ = (pinned, marks, f);
 }
 
 /// Returns the mark of a record.
@@ -98,8 +154,8 @@ unsafe fn mark_of<'r>(record: NonNull<u8>) -> &'r AtomicPtr<()> {
 /// # Safety
 /// 1. The record came from the pool, and the caller uses it.
 #[inline]
-pub(crate) unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
-    // Release (edge `mark`): the record, as it is now.
+pub unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
+    // Release (edge `marked`): the record, as it is now.
     // SAFETY: (1): a record in use is not freed.
     unsafe { mark_of(record) }.store(mark, Release);
 }
@@ -112,26 +168,6 @@ pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
     // Relaxed: compared only.
     // SAFETY: by (1) the record is not freed during the call.
     unsafe { mark_of(record) }.load(Relaxed)
-}
-
-/// Calls `f` with each record that is marked with one of `marks`, and with the mark. Records that are marked during the
-/// call may or may not be among them. None of them is reused before the caller's pin ends, even if its mark is removed.
-pub(crate) fn each_marked(_pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
-    let mut found = Vec::new();
-    for shard in RECORDS.get(Default::default) {
-        // A record leaves the set under this lock before it is freed, so the lock is held while the marks are read.
-        for &address in &*lock(shard) {
-            let Some(record) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) else { continue };
-            // SAFETY: the record is in the set, and the lock is held.
-            // Acquire (edge `mark`): the record, as it was before it was marked.
-            let mark = unsafe { mark_of(record) }.load(Acquire);
-            if marks.contains(&mark) {
-                found.push((record, mark));
-            }
-        }
-        // The records found were not retired before this thread was pinned.
-        found.drain(..).for_each(|(record, mark)| f(record, mark));
-    }
 }
 
 #[cfg(test)]

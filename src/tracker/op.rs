@@ -167,15 +167,21 @@ impl<T> Op<T> {
         self.place().with(|task| task.cast())
     }
 
-    /// Makes [`each_marked`] find the record by `mark`, or no longer find it if `mark` is null.
+    /// Makes [`each_marked`] find the record by `mark`, or no longer find it if `mark` is null. In models, records come
+    /// from the heap and have no marks.
     #[inline]
     pub(crate) fn mark(&self, mark: *mut ()) {
-        // SAFETY: the record came from the pool, and is in use.
-        unsafe { registry::mark(NonNull::from(self).cast(), mark) };
+        if !cfg!(any(raddle_loom, raddle_shuttle)) {
+            // SAFETY: the record came from the pool, and is in use.
+            unsafe { registry::mark(NonNull::from(self).cast(), mark) };
+        }
     }
 
-    /// Returns the mark of the record.
+    /// Returns the mark of the record, which is null in models.
     pub(crate) fn marked_by(&self) -> *mut () {
+        if cfg!(any(raddle_loom, raddle_shuttle)) {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the record came from the pool, and outlives the reference.
         unsafe { registry::marked_by(NonNull::from(self).cast()) }
     }
