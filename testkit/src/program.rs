@@ -29,7 +29,9 @@ use std::{
     thread,
 };
 
-use raddle::{Completion, Engine, OpBuilder, Operator, Token, Var, WaitError};
+use raddle::{Completion, Engine, OpBuilder, Operator, PushError, Token, Var, WaitError};
+
+use crate::block_on;
 
 /// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. This is for
 /// numbers that are large only to increase the coverage of a test.
@@ -298,6 +300,31 @@ impl Program {
 
     fn operation(&self, id: Id) -> &Operation {
         &self.operations[id as usize]
+    }
+
+    /// Makes every asynchronous operation use its completion in its function.
+    pub fn complete_inside(&mut self) {
+        let operations = self.operations.iter_mut().map(|operation| &mut operation.how);
+        for how in operations.chain(self.operators.iter_mut().map(|plan| &mut plan.how)) {
+            if *how == How::Async(Finish::Elsewhere) {
+                *how = How::Async(Finish::Inside);
+            }
+        }
+    }
+
+    /// Returns how many operations may be pending after a push on an engine with this limit, or `None` if that is not
+    /// limited: operations that others push are not held back, and while all pending operations wait for their
+    /// completions to be used, no push is.
+    fn most_pending(&self, limit: usize) -> Option<u64> {
+        let is_elsewhere = |how: How| how == How::Async(Finish::Elsewhere);
+        let is_exempt = |operation: &Operation| is_elsewhere(operation.how) || !operation.children.is_empty();
+        if self.operations.iter().any(is_exempt) || self.operators.iter().any(|plan| is_elsewhere(plan.how)) {
+            return None;
+        }
+        // One thread does not exceed the limit; each of several may exceed it by half of a small limit, and by one. Each
+        // may also have a wait, which is never held back.
+        let excess = if self.threads.len() > 1 { self.threads.len() * (2 + limit / 2) } else { 1 };
+        Some((limit + excess) as u64)
     }
 }
 
@@ -587,6 +614,8 @@ struct World {
     operator_runs: Vec<AtomicU32>,
     clock: Option<AtomicU64>,
     logs: bool,
+    /// The limit on pending operations, and the most that may be pending after a push, if that is known.
+    limit: Option<(usize, Option<u64>)>,
     /// The number of pushes that have returned.
     pushed: AtomicUsize,
     /// Per thread: its current step.
@@ -604,12 +633,15 @@ pub struct Watch {
     pub logs: bool,
     /// When each push begins and ends.
     pub clock: bool,
+    /// The limit on pending operations that the engine was built with. Pushes then use all calls that respect it, and
+    /// the number of pending operations is compared with it.
+    pub limit: Option<usize>,
 }
 
 impl Watch {
-    pub const NOTHING: Self = Self { logs: false, clock: false };
-    pub const ORDER: Self = Self { logs: true, clock: false };
-    pub const EVERYTHING: Self = Self { logs: true, clock: true };
+    pub const NOTHING: Self = Self { logs: false, clock: false, limit: None };
+    pub const ORDER: Self = Self { logs: true, clock: false, limit: None };
+    pub const EVERYTHING: Self = Self { logs: true, clock: true, limit: None };
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -639,6 +671,7 @@ pub fn run_observed(
         operator_runs: program.operators.iter().map(|_| AtomicU32::new(0)).collect(),
         clock: watch.clock.then(|| AtomicU64::new(1)),
         logs: watch.logs,
+        limit: watch.limit.map(|limit| (limit, program.most_pending(limit))),
         pushed: AtomicUsize::new(0),
         at: program.threads.iter().map(|_| AtomicUsize::new(0)).collect(),
         violations: Mutex::default(),
@@ -743,7 +776,14 @@ impl World {
         let done = |()| Answer::Done;
         match step {
             Step::Push(id) => {
-                self.push(engine, operators, id);
+                self.push(engine, operators, id, self.limit.is_some());
+                if let Some((limit, Some(most))) = self.limit {
+                    let pending = engine.pending();
+                    if pending > most {
+                        let what = format!("{pending} operations are pending after push {id}; the limit is {limit}");
+                        lock(&self.violations).push(what);
+                    }
+                }
                 None
             }
             Step::Get(variable) => Some(answer(engine.get(&self.variables[variable]).map(Answer::Value))),
@@ -786,7 +826,20 @@ impl World {
             .overwrites(self.tokens(operation, Access::Overwrite))
     }
 
-    fn push(self: &Arc<Self>, engine: &Engine, operators: &[Operator], id: Id) {
+    /// Returns a builder that `describe` has made. If there is a limit, one in four has waited for room, and another has
+    /// found room or been refused.
+    fn admitted<'e>(is_limited: bool, id: Id, describe: impl Fn() -> OpBuilder<'e>) -> OpBuilder<'e> {
+        match id % 4 {
+            2 if is_limited => match describe().if_room() {
+                Err(PushError::Full) => describe(),
+                admitted => admitted.expect("the engine is open"),
+            },
+            3 if is_limited => block_on(describe().when_room()).expect("the engine is open"),
+            _ => describe(),
+        }
+    }
+
+    fn push(self: &Arc<Self>, engine: &Engine, operators: &[Operator], id: Id, is_limited: bool) {
         let operation = self.program.operation(id);
         let record = &self.records[id as usize];
         let (name, world) = (format!("#{id}"), Arc::clone(self));
@@ -799,20 +852,30 @@ impl World {
                     operation.names(Access::Write).map(|variable| self.variables[variable].write()).collect();
                 let overwrites: Vec<_> =
                     operation.names(Access::Overwrite).map(|variable| self.variables[variable].overwrite()).collect();
-                self.describe(engine, name, operation)
+                Self::admitted(is_limited, id, || self.describe(engine, name.clone(), operation))
                     .$call((reads, writes, overwrites), move |values| world.body_typed(id, values))
             }};
         }
+        let untyped = || self.describe_untyped(engine, name.clone(), operation);
         let pushed = match operation.how {
-            How::Sync => {
-                self.describe_untyped(engine, name, operation).push_sync(move |cx| world.body(id, &cx.engine()))
-            }
+            How::Sync => Self::admitted(is_limited, id, untyped).push_sync(move |cx| world.body(id, &cx.engine())),
             How::Typed => typed!(push_any),
             How::Submit => typed!(submit_any).map(drop),
-            How::Async(finish) => self
-                .describe_untyped(engine, name, operation)
+            How::Async(finish) => Self::admitted(is_limited, id, untyped)
                 .push_async_any(raddle::cx(), move |cx, done| world.body_async(id, &cx.engine(), finish, done)),
-            How::Operator(number) => operators[number].push_with_priority(operation.priority),
+            How::Operator(number) => {
+                let (operator, priority) = (&operators[number], operation.priority);
+                match id % 4 {
+                    2 if is_limited => match operator.if_room() {
+                        Err(PushError::Full) => operator.push_with_priority(priority),
+                        admitted => admitted.and_then(|admitted| admitted.push_with_priority(priority)),
+                    },
+                    3 if is_limited => {
+                        block_on(operator.when_room()).and_then(|admitted| admitted.push_with_priority(priority))
+                    }
+                    _ => operator.push_with_priority(priority),
+                }
+            }
         };
         record.ended.store(self.time(), Relaxed);
         self.pushed.fetch_add(1, SeqCst);
@@ -924,7 +987,7 @@ impl World {
 
     fn push_children(self: &Arc<Self>, id: Id, engine: &Engine) {
         for &child in &self.program.operation(id).children {
-            self.push(engine, &[], child);
+            self.push(engine, &[], child, false);
         }
     }
 

@@ -6,8 +6,10 @@
 //! * every captured value, variable's value and result is dropped exactly once;
 //! * a function never runs twice, and runs once unless its engine cancels or one of the engine's operations fails;
 //! * every handle returns the result of its operation, even after the end of the engine;
+//! * variables are acquired, or the future says why not; a function is asked to stop only if its engine cancels;
 //! * a push is refused only for a valid reason, and always after a shutdown that the same thread has begun;
-//! * every operation, wait and shutdown ends.
+//! * every operation, wait and shutdown ends;
+//! * what the engines have recorded proves that operations that conflict did not overlap.
 
 use crate::shapes::*;
 use std::{
@@ -18,17 +20,18 @@ use std::{
             Ordering::{Relaxed, SeqCst},
         },
     },
+    task::Poll,
     thread,
     time::Duration,
 };
 
 use raddle::{
-    Cause, Completion, Device, Engine, EngineBuilder, OpContext, OpHandle, Operator, PushError, Shutdown,
+    Cause, Completion, Device, Engine, EngineBuilder, OpContext, OpHandle, Operator, PushError, Recorder, Shutdown,
     ShutdownError, SimulatedGpu, Var, WaitError, simulated::Clock,
 };
 
-use super::{Bytes, PLANNED, elsewhere, engine_plan, eventually_ok, watched};
-use crate::{Droppable, Drops, KINDS, lock, poll_once, program::Source};
+use super::{Bytes, PLANNED, check_recorded, elsewhere, engine_plan, eventually_ok, observe, watched};
+use crate::{Droppable, Drops, KINDS, block_on, lock, poll_once, program::Source};
 
 // ------------------------------------------------------------------------------------------------- programs ----
 
@@ -92,6 +95,10 @@ enum Step {
     WaitForHandle(u64),
     DropHandle,
     UsePocket,
+    /// Begins a shutdown with a future, and awaits it or drops it after one poll.
+    ShutdownAsync(usize, Shutdown, bool),
+    /// Begins to acquire a variable, and awaits this or drops the future after one poll.
+    Acquire(usize, bool),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +107,8 @@ enum End {
     /// With a drop, after a shutdown that does not wait.
     Impatient(Shutdown),
     Drop,
+    /// With a future that is awaited.
+    Async(Shutdown),
 }
 
 #[derive(Debug)]
@@ -120,7 +129,8 @@ impl Program {
         let engines = (0..1 + bytes.below(3)).map(|_| {
             let how = if bytes.one_in(2) { Shutdown::Drain } else { Shutdown::Cancel };
             let plan = engine_plan(bytes, &KINDS);
-            (plan, bytes.pick(&[End::Shutdown(how), End::Drop, End::Impatient(how)]))
+            let ends = [End::Shutdown(how), End::Drop, End::Impatient(how), End::Async(how)];
+            (plan, ends[bytes.below_or(3, 1)])
         });
         let engines: Vec<_> = engines.collect();
         // Each engine has at least two variables.
@@ -148,7 +158,7 @@ impl Program {
         let variable = bytes.below(self.variables.len());
         let how = if bytes.one_in(2) { Shutdown::Drain } else { Shutdown::Cancel };
         let micros = 20 * bytes.below(16) as u64;
-        match bytes.below(48) {
+        match bytes.below_or(48, 8) {
             0 => Step::Shutdown(engine, how, if bytes.one_in(4) { None } else { Some(micros) }),
             1 => Step::Notify(engine),
             2..=3 => Step::DropEngine(engine),
@@ -164,6 +174,8 @@ impl Program {
             15..=18 => Step::UsePocket,
             19 => Step::StopAndStart(engine, micros),
             20..=23 => Step::RunOperator(engine),
+            48..=49 => Step::ShutdownAsync(engine, how, bytes.one_in(2)),
+            50..=53 => Step::Acquire(variable, bytes.one_in(2)),
             _ => Step::Push(self.operation(None, bytes, fails, 0)),
         }
     }
@@ -256,6 +268,8 @@ struct World {
     drops: Drops,
     at: Vec<AtomicUsize>,
     phase: Mutex<String>,
+    /// By engine: what it records.
+    recorders: Vec<Option<Recorder>>,
 }
 
 /// The handles that a thread has. An [`Engine`] is a handle too.
@@ -293,6 +307,10 @@ impl World {
         let operation = &self.program.operations[id];
         self.records[id].runs.fetch_add(1, SeqCst);
         let Some((cx, hands)) = cx else { return };
+        // The cancellation was noted before it began.
+        if cx.is_cancelled() && !self.engines[operation.engine].cancelled.load(SeqCst) {
+            self.violation(format!("operation {id} was asked to stop, but its engine cancels nothing"));
+        }
         let engine = cx.engine();
         for &inner in &operation.inner {
             match inner {
@@ -300,6 +318,11 @@ impl World {
                 Inner::Notify => {
                     self.notes_shutdown(operation.engine, Shutdown::Cancel);
                     engine.notify_shutdown();
+                    // An operation whose completion has been used cannot stop any more, and a clean-up need not.
+                    let may_go_on = operation.kind == Kind::Early || operation.property == Property::DeleteVar;
+                    if !may_go_on && !cx.is_cancelled() {
+                        self.violation(format!("operation {id} was not asked to stop"));
+                    }
                 }
                 Inner::Shutdown(how) => {
                     self.notes_shutdown(operation.engine, how);
@@ -488,6 +511,45 @@ impl Actor {
                     let left = matches!(result, Err(ShutdownError::ThreadsLeft(_)));
                     if result.is_err() && (limit.is_none() || result != late && !left) {
                         world.violation(format!("a shutdown of engine {number} returned {result:?}"));
+                    }
+                }
+            }
+            Step::ShutdownAsync(number, how, is_awaited) => {
+                if let Some(engine) = &self.hands.engines[number] {
+                    let variable = world.program.variables.iter().position(|engine| *engine == number);
+                    let variable = variable.and_then(|variable| self.hands.variables[variable].as_ref());
+                    let last = engine.op("last").writes(variable.map(Var::token)).submit((), |()| ());
+                    world.notes_shutdown(number, how);
+                    let mut ending = Box::pin(engine.shutdown_async(how));
+                    self.has_shut[number] = true;
+                    let result = if is_awaited { Poll::Ready(block_on(ending)) } else { poll_once(&mut ending) };
+                    match result {
+                        Poll::Ready(Ok(())) if last.is_ok_and(|last| !last.is_done()) => {
+                            world.violation(format!("an asynchronous shutdown of engine {number} ended early"));
+                        }
+                        Poll::Ready(Err(error)) => {
+                            world.violation(format!("an asynchronous shutdown of engine {number} returned {error:?}"));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Step::Acquire(variable, is_awaited) => {
+                let number = world.program.variables[variable];
+                if let (Some(engine), Some(token)) = (&self.hands.engines[number], &self.hands.variables[variable]) {
+                    let mut acquire = engine.acquire(token.write());
+                    let result = if is_awaited { Poll::Ready(block_on(acquire)) } else { poll_once(&mut acquire) };
+                    match result {
+                        Poll::Ready(Ok(_)) | Poll::Pending if self.has_shut[number] => {
+                            world.violation(format!("variable {variable} was acquired after a shutdown"));
+                        }
+                        Poll::Ready(Ok(value)) => value.touch(),
+                        Poll::Pending => {}
+                        Poll::Ready(Err(WaitError::Refused(PushError::ShutDown)))
+                            if world.engines[number].begun.load(SeqCst) => {}
+                        Poll::Ready(Err(WaitError::Refused(PushError::DeletedVariable(_))))
+                            if world.deleted[variable].load(SeqCst) => {}
+                        Poll::Ready(Err(error)) => self.check_wait(number, Err(error)),
                     }
                 }
             }
@@ -724,6 +786,12 @@ fn end_engines(world: &Arc<World>, engines: Vec<Option<Engine>>) {
                 let _ = engine.shutdown(how, Some(Duration::ZERO));
             }
             End::Drop => world.engines[number].begun.store(true, SeqCst),
+            End::Async(how) => {
+                world.notes_shutdown(number, how);
+                if let Err(error) = block_on(engine.shutdown_async(how)) {
+                    world.violation(format!("the last shutdown of engine {number} returned: {error}"));
+                }
+            }
         }
         drop(engine);
     }
@@ -731,7 +799,13 @@ fn end_engines(world: &Arc<World>, engines: Vec<Option<Engine>>) {
 
 pub fn lifecycle(data: &[u8]) {
     watched("lifecycle", data, |watch| {
-        let program = Program::decode(&mut Bytes::new(data));
+        let mut program = Program::decode(&mut Bytes::new(data));
+        let observed = program.engines.iter_mut().map(|(plan, _)| {
+            let (observed, recorder) = observe(plan.clone(), data);
+            *plan = observed;
+            recorder
+        });
+        let recorders = observed.collect();
         let world = Arc::new(World {
             records: program.operations.iter().map(|_| Record::default()).collect(),
             engines: program.engines.iter().map(|_| State::default()).collect(),
@@ -742,6 +816,7 @@ pub fn lifecycle(data: &[u8]) {
             drops: Drops::new(),
             at: program.threads.iter().map(|_| AtomicUsize::new(0)).collect(),
             phase: Mutex::default(),
+            recorders,
             program,
         });
         let shown = Arc::clone(&world);
@@ -811,6 +886,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
     world.enter("waits until everything is dropped");
     // If the last handle was dropped inside an operation, the engine ends in the background.
     eventually_ok(|| world.check().inspect_err(|_| world.use_one_completion()))?;
+    world.recorders.iter().try_for_each(|recorder| check_recorded(recorder.as_ref()))?;
     match lock(&world.violations).first() {
         None => Ok(()),
         Some(violation) => Err(violation.clone()),

@@ -7,13 +7,17 @@
 //! `push`, most operations use tokens, and they complete in every possible way. In `typed`, most operations use typed
 //! variables in many shapes, some of them aliased. In a third of the programs, the engine and the group have a limit on
 //! pending operations, which changes no result.
+//!
+//! The outcome of a cancellation is determined where the cancelled operations cannot start before it, since a variable
+//! that they read is held until then, or where the cancelled function is known to run.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    panic::panic_any,
+    panic::{AssertUnwindSafe, catch_unwind, panic_any},
+    pin::Pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::Poll,
     thread,
@@ -22,12 +26,13 @@ use std::{
 
 use raddle::{
     BoxError, Completion, Device, DeviceVec, Engine, EngineBuilder, EngineKind, GpuStream, Group, OpBuilder, OpContext,
-    OpError, Operator, PushError, Shutdown, SimulatedGpu, Token, Var, WaitError, simulated::Clock,
+    OpError, OpHandle, Operator, PushError, Scope, ScopedOp, Shutdown, SimulatedGpu, Token, Var, WaitError, WriteGuard,
+    simulated::Clock,
 };
 
 use super::{
     Bytes, PLANNED, Planned, Watch, check_recorded, elsewhere, engine_plan, eventually_ok, observe,
-    shapes::{self, Content, Narrow, Ref, SHAPES, Submitted, Wide},
+    shapes::{self, Acquired, Content, DEFAULT, Narrow, OLDEST_SHAPES, Ref, SHAPES, Submitted, Wide},
     watched,
 };
 use crate::shapes::*;
@@ -56,6 +61,20 @@ enum Kind {
     Push,
     Submit,
     TrySubmit,
+    /// This and the following kinds are futures that yield while they hold guards of typed variables.
+    PushFuture,
+    SubmitFuture,
+    TrySubmitFuture,
+}
+
+impl Kind {
+    fn is_guarded(self) -> bool {
+        matches!(self, Self::PushFuture | Self::SubmitFuture | Self::TrySubmitFuture)
+    }
+
+    fn is_typed(self) -> bool {
+        matches!(self, Self::Push | Self::Submit | Self::TrySubmit) || self.is_guarded()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +92,8 @@ enum Ends {
     Fail,
     /// By dropping the completion.
     Lost,
+    /// With a panic that drops a guard of acquired variables.
+    Guard,
 }
 
 /// What an operation belongs to, or what may cancel it.
@@ -89,7 +110,8 @@ enum Bound {
     Cancelled,
     /// A group that was cancelled quietly.
     PassedOver,
-    /// A scope of its own, which waits for it.
+    /// A scope of its own, which waits for it. The scope has a variable, and borrows a number. The operation uses both,
+    /// between two others that write the variable and read the number.
     Scope,
     /// A parent of its own, which declares the same variables and pushes the operation as its child. In most cases
     /// the parent first pushes another child, which fills a variable of the family.
@@ -97,12 +119,35 @@ enum Bound {
     /// The operation's handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise
     /// it may start first.
     Handle(Cancel),
+    /// A group of its own, together with the operations of the same step. The group is cancelled while all of them are
+    /// pending, or, without a [`Cancel`], after they have ended.
+    Together(Option<Cancel>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cancel {
     Loudly,
     Quietly,
+}
+
+/// Who asks a running function to stop.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    /// Its own group, which the function cancels.
+    Itself,
+    Group(Cancel),
+    Handle(Cancel),
+}
+
+/// What becomes of variables that are being acquired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Acquire {
+    /// The guards are used.
+    Used,
+    /// The future is dropped while it is pending.
+    Dropped,
+    /// A panic drops the guards.
+    Panics,
 }
 
 #[derive(Clone, Debug)]
@@ -131,6 +176,8 @@ enum Wait {
     Get(usize),
     ForAll,
     Handle(usize),
+    /// For `ready` of the variable.
+    Ready(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -166,6 +213,22 @@ enum Step {
     /// Replaces a value, and returns the old one.
     Replace(usize, u64),
     DropHandle(usize),
+    IgnoreHandle(usize),
+    /// Returns a value, and leaves the default value.
+    Take(usize),
+    /// Pushes a run of an operator, and waits for it in this way, or ignores its handle.
+    SubmitOperator(usize, Option<Limit>),
+    /// Begins to acquire the variables of this operation. They remain pending until the step below.
+    BeginAcquire(usize, Acquire),
+    EndAcquire,
+    /// Pushes `count` operations from `first` on as a group, and cancels and awaits the group.
+    Together {
+        first: usize,
+        count: usize,
+        cancel: Option<Cancel>,
+    },
+    /// Pushes an operation whose function runs until it is asked to stop, and waits for it.
+    Stop(usize, Stop),
 }
 
 #[derive(Debug, Default)]
@@ -195,7 +258,7 @@ const MOST_VARIABLES: usize = 12;
 const MOST_STEPS: usize = 120;
 
 impl Program {
-    fn decode(bytes: &mut Bytes<'_>, is_typed: bool) -> Self {
+    fn decode(bytes: &mut Bytes<'_>, is_typed: bool, is_limited: bool) -> Self {
         let mut program = Self { drops_engine: bytes.one_in(2), ..Self::default() };
         // The variables that have not been dropped, the operators and the handles.
         let (mut live, mut operators, mut handles) = (Vec::new(), Vec::new(), Vec::new());
@@ -207,7 +270,7 @@ impl Program {
                 program.add_variable(&mut live, is_typed, bytes);
             }
             let variable = bytes.pick(&live);
-            let step = match bytes.below(24) {
+            let step = match bytes.below_or(24, 20) {
                 0 if program.variables.len() < MOST_VARIABLES => {
                     program.add_variable(&mut live, is_typed, bytes);
                     continue;
@@ -246,22 +309,7 @@ impl Program {
                     Some(handle) => Step::DropHandle(handle),
                     None => continue,
                 },
-                7 => {
-                    let id = program.add_operation(&live, is_typed, bytes);
-                    // Operators return no values, are not futures, and have no scopes, parents or handles.
-                    let operation = &mut program.operations[id];
-                    if operation.returns_a_handle() {
-                        operation.kind = Kind::Push;
-                    }
-                    if operation.kind == Kind::Future {
-                        operation.kind = Kind::Sync;
-                    }
-                    if matches!(operation.bound, Bound::Scope | Bound::Parent | Bound::Handle(_)) {
-                        operation.bound = Bound::None;
-                    }
-                    operators.push(id);
-                    Step::MakeOperator(id)
-                }
+                7 => program.add_operator(&live, &mut operators, is_typed, bytes),
                 8..=10 if !operators.is_empty() => {
                     let priority = if bytes.one_in(2) { Some(bytes.pick(&PRIORITIES)) } else { None };
                     Step::RunOperator(bytes.pick(&operators), priority)
@@ -270,6 +318,48 @@ impl Program {
                     Some(operator) => Step::DropOperator(operator),
                     None => continue,
                 },
+                24..=26 => {
+                    program.add_acquire(&live, &mut handles, is_typed, bytes);
+                    continue;
+                }
+                27..=28 if program.variables[variable] != Class::Bare => Step::Take(variable),
+                27..=29 => {
+                    let limit = bytes.pick(&[Limit::None, Limit::Micros(20), Limit::Future, Limit::Poll]);
+                    Step::Wait(Wait::Ready(variable), limit)
+                }
+                30..=33 if operators.is_empty() => program.add_operator(&live, &mut operators, is_typed, bytes),
+                30..=33 => {
+                    let limits = [Limit::None, Limit::Micros(50), Limit::Future, Limit::Poll].map(Some);
+                    let limit = if bytes.one_in(3) { None } else { bytes.pick(&limits) };
+                    Step::SubmitOperator(bytes.pick(&operators), limit)
+                }
+                34..=35 if !handles.is_empty() => Step::IgnoreHandle(handles.swap_remove(bytes.below(handles.len()))),
+                34..=37 => {
+                    let id = program.add_operation(&live, is_typed, bytes);
+                    program.operations[id].wrap();
+                    program.operations[id].bound = Bound::Scope;
+                    Step::Push(id)
+                }
+                38..=40 => {
+                    let cancel = bytes.pick(&[Cancel::Loudly, Cancel::Quietly]);
+                    // If the engine has a limit, no operation is held up, since a push might wait for it.
+                    let cancel = (!is_limited).then_some(cancel);
+                    let (first, count) = (program.operations.len(), 1 + bytes.below(4));
+                    for _ in 0..count {
+                        let id = program.add_operation(&live, is_typed, bytes);
+                        program.operations[id].bound = Bound::Together(cancel);
+                        handles.extend(program.operations[id].returns_a_handle().then_some(id));
+                    }
+                    Step::Together { first, count, cancel }
+                }
+                41.. => {
+                    let id = program.add_operation(&live, is_typed, bytes);
+                    program.operations[id].wrap();
+                    let [by_group, by_handle] =
+                        [Stop::Group, Stop::Handle].map(|by| [Cancel::Loudly, Cancel::Quietly].map(by));
+                    let all = [by_group[0], by_group[1], by_handle[0], by_handle[1], Stop::Itself];
+                    Step::Stop(id, bytes.pick(&all))
+                }
                 _ => {
                     let id = program.add_operation(&live, is_typed, bytes);
                     if program.operations[id].returns_a_handle() {
@@ -297,7 +387,10 @@ impl Program {
 
     fn add_operation(&mut self, live: &[usize], is_typed: bool, bytes: &mut Bytes<'_>) -> usize {
         let finish = if bytes.one_in(2) { Finish::Inside } else { Finish::Elsewhere };
-        let kind = match (bytes.below(8), is_typed) {
+        let kind = match (bytes.below_or(8, 3), is_typed) {
+            (8, _) => Kind::PushFuture,
+            (9, _) => Kind::SubmitFuture,
+            (10, _) => Kind::TrySubmitFuture,
             (0, _) | (1..=2, false) => Kind::Sync,
             (1, _) | (3..=4, false) => Kind::Async(finish),
             (5, false) => Kind::Future,
@@ -324,28 +417,8 @@ impl Program {
             (0..count).map(|_| (bytes.pick(live), bytes.pick(&[Access::Read, Access::Write, Access::Overwrite])));
         let untyped = untyped.collect();
         let (mut shape, mut typed) = (0, Vec::new());
-        if matches!(kind, Kind::Push | Kind::Submit | Kind::TrySubmit) {
-            shape = bytes.below(SHAPES.len());
-            let may_alias = bytes.one_in(4);
-            for &(wide, access) in SHAPES[shape] {
-                let class = if wide { Class::Wide } else { Class::Narrow };
-                let fits = |&variable: &usize| {
-                    let is_shared = access == Access::Read && !may_alias;
-                    self.variables[variable] == class
-                        && (may_alias
-                            || !typed.contains(&variable)
-                            // A variable that is only read may be declared again.
-                            || is_shared && typed.iter().zip(SHAPES[shape]).all(|(&own, &(_, access))| {
-                                own != variable || access == Access::Read
-                            }))
-                };
-                let candidates: Vec<usize> = live.iter().copied().filter(fits).collect();
-                if candidates.is_empty() {
-                    (shape, typed) = (0, Vec::new());
-                    break;
-                }
-                typed.push(bytes.pick(&candidates));
-            }
+        if kind.is_typed() {
+            (shape, typed) = self.choose_typed(live, bytes);
         }
         let mut operation = Operation {
             untyped,
@@ -357,7 +430,7 @@ impl Program {
             property: bytes.pick(&PROPERTIES),
             no_skip: bytes.one_in(12),
             gpu: match bytes.below(64) {
-                _ if kind == Kind::Future => None,
+                _ if kind == Kind::Future || kind.is_guarded() => None,
                 63 => Some(1),
                 32.. => Some(0),
                 _ => None,
@@ -379,7 +452,8 @@ impl Program {
         };
         let fits = match operation.bound {
             Bound::Scope | Bound::Parent => operation.can_be_wrapped(),
-            Bound::Handle(_) => operation.returns_a_handle(),
+            // Whether a future that has started ends or is stopped depends on the run.
+            Bound::Handle(_) => operation.returns_a_handle() && !kind.is_guarded(),
             _ => true,
         };
         if !fits {
@@ -387,6 +461,88 @@ impl Program {
         }
         self.operations.push(operation);
         self.operations.len() - 1
+    }
+
+    fn add_operator(
+        &mut self,
+        live: &[usize],
+        operators: &mut Vec<usize>,
+        is_typed: bool,
+        bytes: &mut Bytes<'_>,
+    ) -> Step {
+        let id = self.add_operation(live, is_typed, bytes);
+        // Operators return no values, are not futures, and have no scopes, parents or handles.
+        let operation = &mut self.operations[id];
+        if operation.returns_a_handle() || operation.kind.is_guarded() {
+            operation.kind = Kind::Push;
+        }
+        if operation.kind == Kind::Future {
+            operation.kind = Kind::Sync;
+        }
+        if matches!(operation.bound, Bound::Scope | Bound::Parent | Bound::Handle(_)) {
+            operation.bound = Bound::None;
+        }
+        operators.push(id);
+        Step::MakeOperator(id)
+    }
+
+    /// Chooses a shape, and a variable for each of its places.
+    fn choose_typed(&self, live: &[usize], bytes: &mut Bytes<'_>) -> (usize, Vec<usize>) {
+        let shape = bytes.below_or(OLDEST_SHAPES, SHAPES.len() - OLDEST_SHAPES);
+        let mut typed = Vec::new();
+        let may_alias = bytes.one_in(4);
+        for &(wide, access) in SHAPES[shape] {
+            let class = if wide { Class::Wide } else { Class::Narrow };
+            let fits = |&variable: &usize| {
+                let is_shared = access == Access::Read && !may_alias;
+                self.variables[variable] == class
+                    && (may_alias
+                        || !typed.contains(&variable)
+                        // A variable that is only read may be declared again.
+                        || is_shared && typed.iter().zip(SHAPES[shape]).all(|(&own, &(_, access))| {
+                            own != variable || access == Access::Read
+                        }))
+            };
+            let candidates: Vec<usize> = live.iter().copied().filter(fits).collect();
+            if candidates.is_empty() {
+                return (0, Vec::new());
+            }
+            typed.push(bytes.pick(&candidates));
+        }
+        (shape, typed)
+    }
+
+    /// Adds steps that acquire variables, with or without a push in between.
+    fn add_acquire(&mut self, live: &[usize], handles: &mut Vec<usize>, is_typed: bool, bytes: &mut Bytes<'_>) {
+        let how = bytes.pick(&[Acquire::Used, Acquire::Used, Acquire::Dropped, Acquire::Panics]);
+        let (shape, typed) = self.choose_typed(live, bytes);
+        let id = self.operations.len();
+        self.operations.push(Operation {
+            untyped: Vec::new(),
+            typed,
+            shape,
+            kind: Kind::Push,
+            ends: if how == Acquire::Panics { Ends::Guard } else { Ends::Well },
+            priority: 0,
+            property: Property::Normal,
+            no_skip: false,
+            gpu: None,
+            foreign: false,
+            yields: bytes.below(4),
+            bound: Bound::None,
+        });
+        self.steps.push(Step::BeginAcquire(id, how));
+        if bytes.one_in(2) {
+            let behind = self.add_operation(live, is_typed, bytes);
+            let operation = &mut self.operations[behind];
+            if operation.bound == Bound::Scope {
+                // The scope would wait for the guards.
+                operation.bound = Bound::None;
+            }
+            handles.extend(operation.returns_a_handle().then_some(behind));
+            self.steps.push(Step::Push(behind));
+        }
+        self.steps.push(Step::EndAcquire);
     }
 }
 
@@ -426,19 +582,35 @@ impl Operation {
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
-            Kind::Async(_) | Kind::Future => false,
+            Kind::Async(_) | Kind::Future | Kind::PushFuture | Kind::SubmitFuture | Kind::TrySubmitFuture => false,
             Kind::Push | Kind::Submit | Kind::TrySubmit => self.untyped.is_empty(),
         }
     }
 
     fn returns_a_handle(&self) -> bool {
-        matches!(self.kind, Kind::Submit | Kind::TrySubmit)
+        matches!(self.kind, Kind::Submit | Kind::TrySubmit | Kind::SubmitFuture | Kind::TrySubmitFuture)
     }
 
     /// Returns whether the operation can be pushed in a scope or as a child.
     fn can_be_wrapped(&self) -> bool {
         let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
         self.kind == Kind::Sync && self.gpu.is_none() && is_plain
+    }
+
+    /// Makes the operation one that can be pushed in a scope.
+    fn wrap(&mut self) {
+        let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
+        *self = Self {
+            untyped: std::mem::take(&mut self.untyped),
+            typed: Vec::new(),
+            shape: 0,
+            kind: Kind::Sync,
+            ends: if matches!(self.ends, Ends::Fail | Ends::Lost) { Ends::Error } else { self.ends },
+            property: if is_plain { self.property } else { Property::Normal },
+            gpu: None,
+            bound: Bound::None,
+            ..*self
+        };
     }
 
     fn is_clean_up(&self) -> bool {
@@ -458,29 +630,38 @@ impl Operation {
             Bound::Late => Some("its deadline passed before it started"),
             Bound::Cancelled | Bound::PassedOver => Some(BEFORE),
             Bound::Handle(_) => by_handle.then_some(BEFORE),
+            Bound::Together(cancel) => cancel.map(|_| BEFORE),
             Bound::None | Bound::InTime | Bound::Group | Bound::Scope | Bound::Parent => None,
         }
     }
 
     /// Returns whether the operation changes nothing if it is cancelled.
     fn is_passed_over(&self) -> bool {
-        matches!(self.bound, Bound::PassedOver | Bound::Handle(Cancel::Quietly))
+        let quietly = Cancel::Quietly;
+        self.bound == Bound::PassedOver
+            || self.bound == Bound::Handle(quietly)
+            || self.bound == Bound::Together(Some(quietly))
     }
 
     /// Returns the text of the operation's failure.
     fn failure(&self, id: usize) -> String {
         let cause = match self.ends {
             Ends::Well => "it did not fail".to_owned(),
-            Ends::Error if self.kind == Kind::Submit => format!("it panicked: {PLANNED}{id}"),
+            Ends::Error if matches!(self.kind, Kind::Submit | Kind::SubmitFuture) => {
+                format!("it panicked: {PLANNED}{id}")
+            }
             Ends::Error | Ends::Fail => format!("{PLANNED}{id}"),
             Ends::PanicStr => "it panicked: as planned: a literal".to_owned(),
             Ends::PanicString => format!("it panicked: {PLANNED}{id}"),
             Ends::PanicAny | Ends::PanicPanics => "it panicked with a payload that is not a string".to_owned(),
             Ends::Lost => "its completion was dropped unused".to_owned(),
+            Ends::Guard => return GUARD_DROPPED.to_owned(),
         };
         format!("#{id}: {cause}")
     }
 }
+
+const GUARD_DROPPED: &str = "acquire: it panicked: a guard was dropped by a panic";
 
 const DELETION_FAILED: &str = "delete_variable: it panicked: as planned: a deletion";
 
@@ -499,6 +680,16 @@ fn fold(seen: u64, value: u64) -> u64 {
 fn written(seen: u64, old: u64, access: Access, index: usize) -> u64 {
     let old = if access == Access::Write { old } else { 7 };
     old.wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
+}
+
+/// The number that a scope borrows, before and after the scope's operation has run.
+fn lent(id: usize, has_run: bool) -> u64 {
+    if has_run { fold(first_value(id), of_scope(id)) } else { first_value(id) }
+}
+
+/// The value of a variable of the scope.
+fn of_scope(id: usize) -> u64 {
+    first_value(id).wrapping_mul(3)
 }
 
 // ------------------------------------------------------------------------------------------------ the model ----
@@ -533,6 +724,8 @@ enum Answer {
     Cleared(usize),
     InTime,
     Other(String),
+    /// The results of several calls.
+    All(Vec<Answer>),
 }
 
 /// The expected result of a step.
@@ -585,6 +778,8 @@ struct Model {
     of_group: Vec<(usize, bool)>,
     /// The operations that were cancelled through their handles, taken from the run.
     withdrawn: BTreeSet<usize>,
+    /// The operation that stands for variables that are being acquired, and whether it was skipped.
+    acquiring: Option<(usize, Acquire, bool)>,
 }
 
 impl Model {
@@ -601,22 +796,65 @@ impl Model {
             }
             Step::Push(id) => match self.refusal(program, id) {
                 Some(refusal) => answer = Answer::Refused(refusal),
-                None => self.run(program, id),
+                None => {
+                    self.run(program, id);
+                    if program.operations[id].bound == Bound::Scope {
+                        answer = match self.result(id) {
+                            Answer::Value(seen) => Answer::Value(fold(lent(id, true), seen)),
+                            failed => failed,
+                        };
+                    }
+                }
             },
             Step::MakeOperator(id) => match self.refusal(program, id) {
                 Some(refusal) => answer = Answer::Refused(refusal),
                 None => self.operators.push(id),
             },
-            Step::RunOperator(id, _) => {
+            Step::RunOperator(id, _) | Step::SubmitOperator(id, _) => {
                 if !self.operators.contains(&id) {
                     answer = Answer::Other("no such operator".to_owned());
                 } else if self.names_deleted(program, id) {
                     answer = Answer::Refused(Refusal::Deleted);
                 } else {
                     self.run(program, id);
+                    match (step, self.result(id)) {
+                        (Step::SubmitOperator(_, None), _) => self.ignore(id),
+                        (Step::SubmitOperator(..), Answer::Failed(failure)) => answer = Answer::Failed(failure),
+                        _ => {}
+                    }
                 }
             }
             Step::DropOperator(_) | Step::DropHandle(_) => {}
+            Step::IgnoreHandle(id) => self.ignore(id),
+            Step::BeginAcquire(id, how) => match self.refusal(program, id) {
+                Some(refusal) => {
+                    self.acquiring = None;
+                    answer = Answer::Refused(refusal);
+                }
+                None => {
+                    let before = self.failures.len();
+                    if how != Acquire::Dropped {
+                        self.run(program, id);
+                    }
+                    let is_skipped = matches!(self.results.get(&id), Some(Err(failure)) if *failure < before);
+                    self.acquiring = Some((id, how, is_skipped));
+                    answer = Answer::InTime;
+                }
+            },
+            Step::EndAcquire => {
+                answer = match self.acquiring {
+                    Some((id, Acquire::Used, _) | (id, Acquire::Panics, true)) => self.result(id),
+                    None | Some((_, Acquire::Dropped | Acquire::Panics, _)) => Answer::Nothing,
+                };
+            }
+            Step::Together { first, count, .. } => answer = self.together(program, first..first + count),
+            Step::Stop(id, _) => match self.refusal(program, id) {
+                Some(refusal) => answer = Answer::Refused(refusal),
+                None => {
+                    self.run(program, id);
+                    answer = self.result(id);
+                }
+            },
             Step::Delete { variable, .. } | Step::ClearError(variable)
                 if self.standings[variable] == Standing::Deleted =>
             {
@@ -642,19 +880,12 @@ impl Model {
             },
             Step::WaitForGroup => {
                 let failures = std::mem::take(&mut self.of_group);
-                for (index, &(failure, is_own)) in failures.iter().enumerate() {
-                    if index == 0 || is_own {
-                        self.unreported.remove(&failure);
-                    }
-                }
-                if let Some(&(first, _)) = failures.first() {
-                    answer = self.failed_by(first);
-                }
+                answer = self.wait_for_group(&failures);
             }
-            Step::Replace(variable, value) => {
+            Step::Replace(variable, _) | Step::Take(variable) => {
                 answer = self.get(variable);
                 if matches!(answer, Answer::Value(_)) {
-                    self.change(variable, value);
+                    self.change(variable, if let Step::Replace(_, value) = step { value } else { DEFAULT });
                 }
             }
             Step::ClearErrors => {
@@ -663,19 +894,63 @@ impl Model {
                 self.unreported.clear();
             }
             Step::Wait(Wait::ForAll, _) => return self.all(),
-            Step::Wait(Wait::Handle(id), _) => {
-                answer = match self.results.get(&id) {
-                    Some(&Ok(seen)) => Answer::Value(seen),
-                    Some(&Err(failure)) => self.failed_by(failure),
-                    None => Answer::Other("no such handle".to_owned()),
-                };
-            }
+            Step::Wait(Wait::Handle(id), _) => answer = self.result(id),
             Step::Wait(Wait::Get(variable), _) => answer = self.get(variable),
-            Step::Wait(Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable), _) => {
+            Step::Wait(
+                Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable) | Wait::Ready(variable),
+                _,
+            ) => {
                 answer = self.wait(variable);
             }
         }
         Expected::Exactly(answer)
+    }
+
+    /// Returns the result of an operation.
+    fn result(&self, id: usize) -> Answer {
+        match self.results.get(&id) {
+            Some(&Ok(seen)) => Answer::Value(seen),
+            Some(&Err(failure)) => self.failed_by(failure),
+            None => Answer::Other("no such handle".to_owned()),
+        }
+    }
+
+    /// Records that a handle was ignored.
+    fn ignore(&mut self, id: usize) {
+        if let Some(Err(failure)) = self.results.get(&id) {
+            self.unreported.remove(failure);
+        }
+    }
+
+    /// Runs the operations of a group, and waits for the group.
+    fn together(&mut self, program: &Program, ids: std::ops::Range<usize>) -> Answer {
+        let (mut answers, mut of_group) = (Vec::new(), Vec::new());
+        for id in ids {
+            if let Some(refusal) = self.refusal(program, id) {
+                answers.push(Answer::Refused(refusal));
+                continue;
+            }
+            let before = self.failures.len();
+            self.run(program, id);
+            answers.push(Answer::Nothing);
+            let is_passed_over =
+                program.operations[id].is_passed_over() && program.operations[id].cancelled(false).is_some();
+            if let (Some(&Err(failure)), false) = (self.results.get(&id), is_passed_over) {
+                of_group.push((failure, failure >= before));
+            }
+        }
+        answers.push(self.wait_for_group(&of_group));
+        Answer::All(answers)
+    }
+
+    /// Returns the result of a wait for a group whose operations have these failures.
+    fn wait_for_group(&mut self, failures: &[(usize, bool)]) -> Answer {
+        for (index, (failure, is_own)) in failures.iter().enumerate() {
+            if index == 0 || *is_own {
+                self.unreported.remove(failure);
+            }
+        }
+        failures.first().map_or(Answer::Nothing, |&(first, _)| self.failed_by(first))
     }
 
     fn change(&mut self, variable: usize, value: u64) {
@@ -715,13 +990,24 @@ impl Model {
     fn record_report(&mut self, step: Step, answer: &Answer) {
         let Answer::Failed(shown) = answer else { return };
         let failure = match step {
-            Step::Wait(Wait::Handle(id), _) => self.results.get(&id).and_then(|result| result.err()),
+            Step::Wait(Wait::Handle(id), _) | Step::SubmitOperator(id, _) | Step::Stop(id, _) => {
+                self.results.get(&id).and_then(|result| result.err())
+            }
+            Step::EndAcquire => {
+                self.acquiring.and_then(|(id, ..)| self.results.get(&id)).and_then(|result| result.err())
+            }
             Step::Wait(
-                Wait::Get(variable) | Wait::ForVar(variable) | Wait::ToRead(variable) | Wait::ToWrite(variable),
+                Wait::Get(variable)
+                | Wait::ForVar(variable)
+                | Wait::ToRead(variable)
+                | Wait::ToWrite(variable)
+                | Wait::Ready(variable),
                 _,
             )
-            | Step::Replace(variable, _) => self.failed[variable],
-            Step::WaitForGroup => None,
+            | Step::Replace(variable, _)
+            | Step::Take(variable) => self.failed[variable],
+            // The model has removed the failure.
+            Step::WaitForGroup | Step::Push(_) => None,
             // Among failures with the same text, any may be chosen.
             _ => self.unreported.iter().copied().find(|&failure| self.failures[failure] == *shown),
         };
@@ -790,6 +1076,15 @@ impl Model {
             self.fail(&effective, failure);
             self.of_group.extend(in_group.then_some((failure, false)));
             self.results.insert(id, Err(failure));
+            return;
+        }
+        if operation.ends == Ends::Guard {
+            // The guards were not used.
+            if effective.values().any(|access| *access != Access::Read) {
+                let failure = self.fails(operation.failure(id));
+                self.fail(&effective, failure);
+                self.results.insert(id, Err(failure));
+            }
             return;
         }
         let mut seen = id as u64 + 1;
@@ -960,6 +1255,23 @@ impl Run {
             Ends::PanicString => panic!("{PLANNED}{}", self.id),
             Ends::PanicAny => panic_any(Planned),
             Ends::PanicPanics => panic_any(PanicsOnDrop("as planned: a payload's drop")),
+            Ends::Guard => unreachable!("acquired variables have no function"),
+        }
+    }
+
+    pub fn ends_well(&self) -> bool {
+        self.operation().ends == Ends::Well
+    }
+
+    /// Returns whether the operation, a future, passes its guards to another thread.
+    pub fn hands_over(&self) -> bool {
+        (self.id + self.operation().yields) % 2 == 1
+    }
+
+    /// Yields a few times, as a future.
+    pub async fn yields(&self) {
+        for _ in 0..self.operation().yields {
+            yield_now().await;
         }
     }
 
@@ -983,11 +1295,31 @@ impl Run {
         self.end()
     }
 
+    /// The counterpart of [`untyped`](Self::untyped) for a function that nobody asks to stop.
+    fn undisturbed(&self, cx: &OpContext<'_>) -> Result<(), String> {
+        if cx.is_cancelled() {
+            self.violation("was cancelled by nobody");
+        }
+        self.untyped()
+    }
+
+    /// Runs until `ask` has been called and the context says that the function should stop.
+    fn until_cancelled(self, cx: &OpContext<'_>, ask: impl FnOnce()) -> Result<(u64, Droppable), String> {
+        if cx.is_cancelled() {
+            self.violation("was cancelled too early");
+        }
+        let seen = self.enter();
+        ask();
+        while !cx.is_cancelled() {
+            thread::yield_now();
+        }
+        self.leave(seen);
+        self.end().map(|()| (seen, self.drop.clone()))
+    }
+
     async fn future(self) -> Result<(), BoxError> {
         let seen = self.enter();
-        for _ in 0..self.operation().yields {
-            yield_now().await;
-        }
+        self.yields().await;
         self.leave(seen);
         Ok(self.end()?)
     }
@@ -1134,6 +1466,15 @@ impl Child {
     }
 }
 
+/// Variables that are being acquired.
+struct Acquiring {
+    id: usize,
+    how: Acquire,
+    /// Keeps them pending.
+    gate: WriteGuard<()>,
+    guards: Pin<Box<dyn Future<Output = Result<Acquired, WaitError>>>>,
+}
+
 /// The state of the thread that runs a program.
 struct Runner {
     world: Arc<World>,
@@ -1147,6 +1488,11 @@ struct Runner {
     group: Group,
     /// A group that was cancelled, and one that was cancelled quietly.
     cancelled: [Group; 2],
+    /// The group of [`Step::Together`] and [`Step::Stop`], and a variable that its operations read.
+    together: Option<(Group, Var<()>)>,
+    /// A variable that operations read, and nothing mutates.
+    nothing: Var<()>,
+    acquiring: Option<Acquiring>,
     /// The operations that were cancelled through their handles.
     withdrawn: BTreeSet<usize>,
     /// Whether the engine has a limit on pending operations. If so, no operation is held up, since a push might wait
@@ -1165,6 +1511,19 @@ fn answer<T>(result: Result<T, WaitError>, value: impl FnOnce(T) -> Answer) -> A
         Err(WaitError::TimedOut) => Answer::InTime,
         Err(WaitError::Refused(error)) => Answer::Refused(error.into()),
         Err(error) => Answer::Other(error.to_string()),
+    }
+}
+
+/// Waits for a handle with the call that `limit` selects.
+fn wait_for_handle<T>(mut handle: OpHandle<T>, limit: Limit, value: impl FnOnce(T) -> Answer) -> Answer {
+    match limit {
+        Limit::None => answer(handle.wait(), value),
+        Limit::Micros(limit) => answer(handle.wait_timeout(Duration::from_micros(limit)), value),
+        Limit::Future => answer(block_on(handle), value),
+        Limit::Poll => match poll_once(&mut handle) {
+            Poll::Ready(result) => answer(result, value),
+            Poll::Pending => Answer::InTime,
+        },
     }
 }
 
@@ -1208,6 +1567,7 @@ impl Runner {
         cancelled[0].cancel();
         outer.cancel_quietly();
         let group = engine.group().group();
+        let nothing = engine.var(());
         Self {
             world,
             engine,
@@ -1218,6 +1578,9 @@ impl Runner {
             handles,
             group,
             cancelled,
+            together: None,
+            nothing,
+            acquiring: None,
             withdrawn: BTreeSet::new(),
             is_limited: false,
         }
@@ -1229,14 +1592,21 @@ impl Runner {
 
     fn describe<'r>(&'r self, id: usize, operation: &Operation) -> OpBuilder<'r> {
         let name = format!("#{id}");
+        if let Some((group, gate)) = &self.together {
+            return self.describe_further(operation, group.op(name).reads([gate.token()]));
+        }
         let builder = match operation.bound {
-            Bound::None | Bound::Scope | Bound::Parent | Bound::Handle(_) => self.engine.op(name),
+            Bound::None | Bound::Scope | Bound::Parent | Bound::Handle(_) | Bound::Together(_) => self.engine.op(name),
             Bound::InTime => self.engine.op(name).deadline(Instant::now() + Duration::from_secs(3600)),
             Bound::Late => self.engine.op(name).deadline(Instant::now()),
             Bound::Group => self.group.op(name),
             Bound::Cancelled => self.cancelled[0].op(name),
             Bound::PassedOver => self.cancelled[1].op(name),
         };
+        self.describe_further(operation, builder)
+    }
+
+    fn describe_further<'r>(&'r self, operation: &Operation, builder: OpBuilder<'r>) -> OpBuilder<'r> {
         let mut builder = builder.priority(operation.priority).kind(operation.property);
         if operation.no_skip {
             builder = builder.run_always();
@@ -1265,6 +1635,8 @@ impl Runner {
         let operation = &program.operations[id];
         // An operation that is cancelled by a deadline or a group is held back like any other.
         let builder = match id % 3 {
+            // Room might come only after the guards that the program holds.
+            _ if self.acquiring.is_some() => self.describe(id, operation),
             0 => self.describe(id, operation),
             1 => match self.describe(id, operation).if_room() {
                 Err(PushError::Full) => self.describe(id, operation),
@@ -1283,14 +1655,13 @@ impl Runner {
                 return builder
                     .launch_any(self.scratch.read(), move |stream, scratch| Arc::new(run).on_device(stream, scratch));
             }
-            Kind::Sync if operation.bound == Bound::Scope => return self.push_in_scope(id),
             Kind::Sync if operation.bound == Bound::Parent => {
                 let untyped = operation.untyped.iter();
                 let tokens = untyped.map(|&(at, access)| (self.variables[at].token().clone(), access)).collect();
                 let child = Child { tokens, no_skip: operation.no_skip, run, drops: self.world.drops.clone() };
                 return child.push_with_parent(builder, id + operation.yields);
             }
-            Kind::Sync => return builder.push_sync(move |_| run.untyped()),
+            Kind::Sync => return builder.push_sync(move |cx| run.undisturbed(cx)),
             Kind::Future => return builder.try_push_future((), move |()| run.future()),
             Kind::Async(finish) => {
                 return builder.push_async_any(raddle::cx(), move |_, done| Arc::new(run).asynchronous(done, finish));
@@ -1298,6 +1669,27 @@ impl Runner {
             Kind::Push => return shapes::push(builder, operation.shape, &operation.typed, &self.variables, run),
             Kind::Submit => shapes::submit(builder, operation.shape, &operation.typed, &self.variables, run),
             Kind::TrySubmit => shapes::try_submit(builder, operation.shape, &operation.typed, &self.variables, run),
+            Kind::PushFuture => {
+                return shapes::push_future(
+                    builder,
+                    operation.shape,
+                    &operation.typed,
+                    &self.variables,
+                    &self.nothing,
+                    run,
+                );
+            }
+            Kind::SubmitFuture => {
+                shapes::submit_future(builder, operation.shape, &operation.typed, &self.variables, &self.nothing, run)
+            }
+            Kind::TrySubmitFuture => shapes::try_submit_future(
+                builder,
+                operation.shape,
+                &operation.typed,
+                &self.variables,
+                &self.nothing,
+                run,
+            ),
         };
         let handle = handle?;
         if let Bound::Handle(how) = operation.bound {
@@ -1315,38 +1707,200 @@ impl Runner {
         Ok(())
     }
 
-    /// Pushes an operation in a scope, and waits for it.
-    fn push_in_scope(&self, id: usize) -> Result<(), PushError> {
-        let operation = &self.world.program.operations[id];
+    /// Pushes an operation in a scope, between two others, and waits for all of them. Returns the lent number after the
+    /// scope and the value that the operation saw, as one number.
+    fn push_in_scope(&self, id: usize) -> Answer {
         let run = self.run_of(id);
+        let (mut number, of_scope_dropped) = (lent(id, false), Drops::new());
         let result = self.engine.scope(|scope| {
-            let mut op = scope.op(format!("#{id}")).priority(operation.priority);
-            if operation.property == Property::CpuPrioritized {
-                op = op.property(raddle::Property::CpuPrioritized);
-            }
-            if operation.no_skip {
-                op = op.run_always();
-            }
-            if operation.foreign {
-                op = op.reads([&self.foreign]);
-            }
-            for &(variable, access) in &operation.untyped {
-                let token = [self.variables[variable].token()];
-                op = match access {
-                    Access::Read => op.reads(token),
-                    Access::Write => op.writes(token),
-                    Access::Overwrite => op.overwrites(token),
-                };
-            }
+            let (number, own) = (scope.lend(&mut number), scope.var(Narrow::new(0, of_scope_dropped.make())));
+            scope.op("fill").push(own.write(), |own| own.set(of_scope(id)))?;
             let run = &run;
-            op.try_push((), move |()| run.untyped().map_err(Into::into))
+            let body = move |own: &Narrow, number: &mut u64| {
+                let seen = run.enter();
+                *number = fold(*number, own.get().unwrap_or(0));
+                run.leave(seen);
+                run.end().map(|()| seen)
+            };
+            let (op, accesses) = (self.describe_scoped(scope, id), (own.read(), number.write()));
+            let handle = if matches!(run.operation().ends, Ends::Error) {
+                op.try_submit(accesses, move |(own, number)| Ok(body(own, number)?))
+            } else {
+                op.submit(accesses, move |(own, number)| {
+                    body(own, number).unwrap_or_else(|error| unreachable!("no operation returns {error} here"))
+                })
+            };
+            let handle = handle?;
+            scope.op("look").push(number.read(), move |number| {
+                if *number != lent(id, true) {
+                    run.violation("left the wrong number behind");
+                }
+            })?;
+            Ok::<_, PushError>(handle.wait())
         });
+        // Relaxed: the scope has ended.
+        let has_run = self.world.runs[id].load(Relaxed) > 0;
+        if number != lent(id, has_run) {
+            run.violation(&format!("has left {number} in the lent number"));
+        }
+        if let Err(error) = of_scope_dropped.check() {
+            run.violation(&format!("has a scope whose variable outlives it: {error}"));
+        }
         match result {
-            Ok(pushed) => pushed,
-            Err(WaitError::Failed(_)) => Ok(()),
-            Err(error) => {
-                run.violation(&format!("ended its scope with {error}"));
-                Ok(())
+            Ok(Ok(waited)) => answer(waited, |seen| Answer::Value(fold(number, seen))),
+            Ok(Err(error)) => Answer::Refused(error.into()),
+            Err(error) => answer(Err::<(), _>(error), |()| Answer::Nothing),
+        }
+    }
+
+    fn describe_scoped<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, id: usize) -> ScopedOp<'scope> {
+        let operation = &self.world.program.operations[id];
+        let mut op = scope.op(format!("#{id}")).priority(operation.priority);
+        if operation.property == Property::CpuPrioritized {
+            op = op.property(raddle::Property::CpuPrioritized);
+        }
+        if operation.no_skip {
+            op = op.run_always();
+        }
+        if operation.foreign {
+            op = op.reads([&self.foreign]);
+        }
+        for &(variable, access) in &operation.untyped {
+            let token = [self.variables[variable].token()];
+            op = match access {
+                Access::Read => op.reads(token),
+                Access::Write => op.writes(token),
+                Access::Overwrite => op.overwrites(token),
+            };
+        }
+        op
+    }
+
+    /// Begins to acquire variables, which cannot be acquired before [`Step::EndAcquire`].
+    fn begin_acquire(&mut self, id: usize, how: Acquire) -> Answer {
+        let operation = &self.world.program.operations[id];
+        let own = self.engine.var(());
+        let gate = block_on(self.engine.acquire(own.write())).expect("nothing fails the gate");
+        let mut guards = shapes::acquire(&self.engine, operation.shape, &operation.typed, &self.variables, &own);
+        match poll_once(&mut guards) {
+            Poll::Ready(result) => answer(result, |_| Answer::Other("acquired too early".to_owned())),
+            Poll::Pending => {
+                self.acquiring = Some(Acquiring { id, how, gate, guards });
+                Answer::InTime
+            }
+        }
+    }
+
+    fn end_acquire(&mut self) -> Answer {
+        let Some(Acquiring { id, how, gate, guards }) = self.acquiring.take() else { return Answer::Nothing };
+        if how == Acquire::Dropped {
+            drop(guards);
+            drop(gate);
+            return Answer::Nothing;
+        }
+        drop(gate);
+        let run = self.run_of(id);
+        answer(block_on(guards), |(refs, own)| {
+            if how == Acquire::Used {
+                let (seen, _) = run.with_refs(refs);
+                drop(own);
+                return Answer::Value(seen);
+            }
+            let panics = move || {
+                let _guards = (refs, own);
+                panic!("as planned: a guard");
+            };
+            // The panic is planned.
+            let _ = catch_unwind(AssertUnwindSafe(panics));
+            Answer::Nothing
+        })
+    }
+
+    /// Pushes operations of one group, and cancels the group while all of them are pending, or after they have ended.
+    fn push_together(&mut self, ids: std::ops::Range<usize>, cancel: Option<Cancel>) -> Answer {
+        let (outer, gate) = (self.engine.group(), self.engine.var(()));
+        let group = outer.group();
+        let held_up = cancel.map(|_| block_on(self.engine.acquire(gate.write())).expect("nothing fails the gate"));
+        self.together = Some((group.clone(), gate));
+        // Every other time, the cancellation comes from a group around it.
+        let to_cancel = if ids.start % 2 == 0 { &group } else { &outer };
+        let mut answers: Vec<_> = ids.map(|id| refused(self.push(id))).collect();
+        self.together = None;
+        match cancel {
+            Some(Cancel::Loudly) => to_cancel.cancel(),
+            Some(Cancel::Quietly) => to_cancel.cancel_quietly(),
+            None => {
+                while group.pending() > 0 {
+                    thread::yield_now();
+                }
+                to_cancel.cancel();
+            }
+        }
+        drop(held_up);
+        answers.push(answer(group.wait(), |()| Answer::Nothing));
+        Answer::All(answers)
+    }
+
+    /// Pushes an operation whose function runs until it is asked to stop.
+    fn push_and_stop(&mut self, id: usize, by: Stop) -> Answer {
+        let operation = &self.world.program.operations[id];
+        let (group, run, has_started) = (self.engine.group(), self.run_of(id), Arc::new(AtomicBool::new(false)));
+        self.together = Some((group.clone(), self.nothing.clone()));
+        // A naive engine calls the function inside the push.
+        let by = if self.engine.kind() == EngineKind::Naive { Stop::Itself } else { by };
+        let (starting, of_function) = (Arc::clone(&has_started), group.clone());
+        let ask = move || match by {
+            Stop::Itself => of_function.cancel(),
+            // Relaxed: the thread that cancels needs nothing but the flag.
+            Stop::Group(_) | Stop::Handle(_) => starting.store(true, Relaxed),
+        };
+        let builder = self.describe(id, operation);
+        let pushed = builder.submit_any(raddle::cx(), move |cx| run.until_cancelled(cx, ask));
+        self.together = None;
+        let handle = match pushed {
+            Ok(handle) => handle,
+            Err(error) => return Answer::Refused(error.into()),
+        };
+        // Relaxed: as above.
+        while !has_started.load(Relaxed) && !handle.is_done() {
+            thread::yield_now();
+        }
+        let was_withdrawn = match by {
+            Stop::Itself => false,
+            Stop::Group(Cancel::Loudly) => {
+                group.cancel();
+                false
+            }
+            Stop::Group(Cancel::Quietly) => {
+                group.cancel_quietly();
+                false
+            }
+            Stop::Handle(Cancel::Loudly) => handle.cancel(),
+            Stop::Handle(Cancel::Quietly) => handle.cancel_quietly(),
+        };
+        if was_withdrawn {
+            return Answer::Other("an operation that had started was cancelled".to_owned());
+        }
+        answer(handle.wait(), |(seen, _)| Answer::Value(seen))
+    }
+
+    /// Pushes a run of an operator, and waits for it or ignores its handle.
+    fn submit_operator(&self, id: usize, limit: Option<Limit>) -> Answer {
+        let Some(operator) = self.operators.get(&id) else { return Answer::Other("no such operator".to_owned()) };
+        let pushed = match id % 3 {
+            0 => operator.submit(),
+            1 => match operator.if_room() {
+                Err(PushError::Full) => operator.submit(),
+                admitted => admitted.and_then(raddle::Admitted::submit),
+            },
+            _ => block_on(operator.when_room()).and_then(raddle::Admitted::submit),
+        };
+        match (pushed, limit) {
+            (Err(error), _) => Answer::Refused(error.into()),
+            (Ok(handle), Some(limit)) => wait_for_handle(handle, limit, |()| Answer::Nothing),
+            (Ok(handle), None) => {
+                handle.ignore();
+                Answer::Nothing
             }
         }
     }
@@ -1361,7 +1915,7 @@ impl Runner {
                     Arc::clone(&run).on_device(stream, scratch)
                 })
             }
-            Kind::Sync => builder.operator_sync(move |_| run.untyped()),
+            Kind::Sync => builder.operator_sync(move |cx| run.undisturbed(cx)),
             Kind::Async(finish) => {
                 let (world, drops) = (Arc::clone(&self.world), self.world.drops.clone());
                 builder.try_operator_async(raddle::cx(), move |_, done| {
@@ -1389,6 +1943,7 @@ impl Runner {
                 });
                 Answer::Nothing
             }
+            Step::Push(id) if self.world.program.operations[id].bound == Bound::Scope => self.push_in_scope(id),
             Step::Push(id) => refused(self.push(id)),
             Step::MakeOperator(id) => refused(self.make_operator(id)),
             Step::RunOperator(id, priority) => match (self.operators.get(&id), priority) {
@@ -1441,10 +1996,26 @@ impl Runner {
                 }
             }
             Step::WaitForGroup => answer(self.group.wait(), |()| Answer::Nothing),
+            Step::Take(variable) => match &self.variables[variable] {
+                Handle::Narrow(variable) => answer(engine.take(variable), seen),
+                Handle::Wide(variable) => answer(engine.take(variable), seen),
+                _ => Answer::Other("no value".to_owned()),
+            },
             Step::DropHandle(id) => {
                 drop(self.handles.remove(&id));
                 Answer::Nothing
             }
+            Step::IgnoreHandle(id) => {
+                if let Some(handle) = self.handles.remove(&id) {
+                    handle.ignore();
+                }
+                Answer::Nothing
+            }
+            Step::SubmitOperator(id, limit) => self.submit_operator(id, limit),
+            Step::BeginAcquire(id, how) => self.begin_acquire(id, how),
+            Step::EndAcquire => self.end_acquire(),
+            Step::Together { first, count, cancel } => self.push_together(first..first + count, cancel),
+            Step::Stop(id, by) => self.push_and_stop(id, by),
             Step::Wait(wait, limit) => self.wait(wait, limit),
         }
     }
@@ -1485,19 +2056,24 @@ impl Runner {
                 },
             },
             Wait::Handle(id) => {
-                let Some(mut handle) = self.handles.remove(&id) else {
+                let Some(handle) = self.handles.remove(&id) else {
                     return Answer::Other("no such handle".to_owned());
                 };
-                let value = |(seen, drop): (u64, Droppable)| {
+                wait_for_handle(handle, limit, |(seen, drop): (u64, Droppable)| {
                     drop.touch();
                     Answer::Value(seen)
+                })
+            }
+            Wait::Ready(variable) => {
+                let mut ready = match &self.variables[variable] {
+                    Handle::Narrow(variable) => variable.ready(),
+                    Handle::Wide(variable) => variable.ready(),
+                    handle => handle.token().ready(),
                 };
                 match limit {
-                    Limit::None => answer(handle.wait(), value),
-                    Limit::Micros(limit) => answer(handle.wait_timeout(Duration::from_micros(limit)), value),
-                    Limit::Future => answer(block_on(handle), value),
-                    Limit::Poll => match poll_once(&mut handle) {
-                        Poll::Ready(result) => answer(result, value),
+                    Limit::None | Limit::Future => answer(block_on(ready), nothing),
+                    Limit::Micros(_) | Limit::Poll => match poll_once(&mut ready) {
+                        Poll::Ready(result) => answer(result, nothing),
                         Poll::Pending => Answer::InTime,
                     },
                 }
@@ -1574,7 +2150,12 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
         let answer = runner.step(step);
         model.withdrawn.clone_from(&runner.withdrawn);
         let expected = model.step(program, step);
-        if answer == Answer::InTime && matches!(step, Step::Wait(_, Limit::Micros(_) | Limit::Poll)) {
+        let brief = matches!(
+            step,
+            Step::Wait(_, Limit::Micros(_) | Limit::Poll)
+                | Step::SubmitOperator(_, Some(Limit::Micros(_) | Limit::Poll))
+        );
+        if answer == Answer::InTime && brief {
             continue;
         }
         expect(&format!("step {index}, {step:?},"), &expected, &answer)?;
@@ -1586,7 +2167,12 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
     let Runner { world, engine, variables, operators, handles, scratch, .. } = runner;
     drop((variables, operators, handles, scratch));
     if !program.drops_engine {
-        engine.shutdown(Shutdown::Drain, None).map_err(|error| error.to_string())?;
+        let ended = if program.steps.len() % 2 == 0 {
+            engine.shutdown(Shutdown::Drain, None)
+        } else {
+            block_on(engine.shutdown_async(Shutdown::Drain))
+        };
+        ended.map_err(|error| error.to_string())?;
     }
     drop(engine);
     // The function of an asynchronous operator may still run after its completion has been used, and keeps the operator
@@ -1600,7 +2186,7 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
         let threaded = engine_plan(&mut bytes, &THREADED);
         // The limit is chosen by the length of the input, so that inputs older than limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 7);
-        let program = Arc::new(Program::decode(&mut bytes, is_typed));
+        let program = Arc::new(Program::decode(&mut bytes, is_typed, limit.is_some()));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {
             let plan = limit.into_iter().fold(plan, EngineBuilder::max_pending);
             let (plan, recorder) = observe(plan, data);

@@ -1,10 +1,15 @@
 //! The shapes in which typed operations declare their variables, and the values of typed variables.
 
-use raddle::{OpBuilder, Operator, PushError, Var};
+use std::{future::Future, pin::Pin};
 
-use super::serial::{Handle, Run};
+use raddle::{Engine, OpBuilder, Operator, PushError, ReadGuard, Var, WaitError, WriteGuard, each};
+
+use super::{
+    elsewhere,
+    serial::{Handle, Run},
+};
 use crate::shapes::*;
-use crate::{Droppable, program::Access};
+use crate::{Droppable, Drops, program::Access};
 
 /// The value of a typed variable, or a part of it.
 pub trait Content: Clone + Send + Sync + 'static {
@@ -13,6 +18,9 @@ pub trait Content: Clone + Send + Sync + 'static {
     fn get(&self) -> Option<u64>;
     fn set(&mut self, value: u64);
 }
+
+/// The value of a default [`Content`].
+pub const DEFAULT: u64 = 0;
 
 /// A value with a destructor.
 #[derive(Clone)]
@@ -36,6 +44,13 @@ impl Content for Narrow {
     }
 }
 
+impl Default for Narrow {
+    /// The drop of this value is not counted, since only the old value is known to the program.
+    fn default() -> Self {
+        Self::new(DEFAULT, Drops::new().make())
+    }
+}
+
 /// A value that tests the layout of a variable's cell: large, with a large alignment, and without a destructor.
 #[derive(Clone)]
 #[repr(align(128))]
@@ -53,6 +68,12 @@ impl Content for Wide {
 
     fn set(&mut self, value: u64) {
         self.0.fill(value);
+    }
+}
+
+impl Default for Wide {
+    fn default() -> Self {
+        Self([DEFAULT; 20])
     }
 }
 
@@ -79,6 +100,18 @@ impl<T: Content> Flat<'_> for &T {
 
 impl<'a, T: Content> Flat<'a> for &'a mut T {
     fn flat(self, all: &mut Vec<Ref<'a>>) {
+        all.push(Ref::Exclusive(self.get(), Box::new(move |value| self.set(value))));
+    }
+}
+
+impl<T: Content> Flat<'static> for ReadGuard<T> {
+    fn flat(self, all: &mut Vec<Ref<'static>>) {
+        all.push(Ref::Shared(self.get()));
+    }
+}
+
+impl<T: Content> Flat<'static> for WriteGuard<T> {
+    fn flat(mut self, all: &mut Vec<Ref<'static>>) {
         all.push(Ref::Exclusive(self.get(), Box::new(move |value| self.set(value))));
     }
 }
@@ -126,8 +159,11 @@ const O: Place = (false, Access::Overwrite);
 const WIDE_R: Place = (true, Access::Read);
 const WIDE_W: Place = (true, Access::Write);
 
+/// The number of shapes that the oldest inputs can choose.
+pub const OLDEST_SHAPES: usize = 16;
+
 /// The declarations of each shape, in order; see [`declare!`].
-pub const SHAPES: [&[Place]; 16] = [
+pub const SHAPES: [&[Place]; OLDEST_SHAPES + 3] = [
     &[],
     &[R],
     &[W],
@@ -144,6 +180,9 @@ pub const SHAPES: [&[Place]; 16] = [
     &[R, WIDE_W, WIDE_R, WIDE_R],
     &[WIDE_R, W, WIDE_W, O],
     &[W, R, R, R],
+    &[R, R],
+    &[W, W, R],
+    &[R, W, O, WIDE_R],
 ];
 
 /// Evaluates `$then!(accesses)` with the accesses of shape `$shape`. `$variables` lists the variables, as indices into
@@ -172,7 +211,10 @@ macro_rules! declare {
             12 => $then!(wide(0).write()),
             13 => $then!((r(0), wide(1).write(), vec![wide(2).read(), wide(3).read()])),
             14 => $then!(([(wide(0).read(), w(1))], (wide(2).write(), (o(3), ())))),
-            _ => $then!((w(0), [[r(1)], [r(2)]], vec![vec![r(3)], vec![]])),
+            15 => $then!((w(0), [[r(1)], [r(2)]], vec![vec![r(3)], vec![]])),
+            16 => $then!(each((0..2).map(r))),
+            17 => $then!((each([0, 1].map(w)), each(std::iter::once(r(2))))),
+            _ => $then!((each([(r(0), w(1))]), each(Some(o(2))), each(std::iter::once(3).map(|at| wide(at).read())))),
         }
     }};
 }
@@ -239,6 +281,117 @@ pub fn try_submit(
                 run.typed_value(all)
             })
         };
+    }
+    declare!(shape, handles, variables, then)
+}
+
+/// Uses the guards of an operation that is a future, in the future. `$own` is the guard of a variable that every such
+/// operation reads: until it is dropped, the operation is not complete.
+macro_rules! use_guards {
+    ($run:ident, $guards:ident, $own:ident, $ends:ident) => {{
+        $run.yields().await;
+        let mut all = Vec::new();
+        $guards.flat(&mut all);
+        let result = $run.$ends(all);
+        drop($own);
+        result
+    }};
+}
+
+pub fn push_future(
+    builder: OpBuilder<'_>,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    own: &Var<()>,
+    run: Run,
+) -> Result<(), PushError> {
+    macro_rules! then {
+        ($accesses:expr) => {
+            match (run.ends_well(), run.hands_over()) {
+                // The guards outlive the future, and another thread uses them.
+                (true, true) => builder.push_future(($accesses, own.read()), move |(guards, own)| async move {
+                    elsewhere(move || {
+                        let mut all = Vec::new();
+                        guards.flat(&mut all);
+                        // The operation ends well.
+                        let _ = run.typed(all);
+                        // The run is dropped first, because the program may end as soon as the last guard is dropped.
+                        drop(run);
+                        drop(own);
+                    });
+                }),
+                (true, false) => builder.push_future(($accesses, own.read()), move |(guards, own)| async move {
+                    // The operation ends well.
+                    let _ = use_guards!(run, guards, own, typed);
+                }),
+                (false, _) => builder.try_push_future(($accesses, own.read()), move |(guards, own)| async move {
+                    Ok(use_guards!(run, guards, own, typed)?)
+                }),
+            }
+        };
+    }
+    declare!(shape, handles, variables, then)
+}
+
+pub fn submit_future(
+    builder: OpBuilder<'_>,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    own: &Var<()>,
+    run: Run,
+) -> Result<Submitted, PushError> {
+    macro_rules! then {
+        ($accesses:expr) => {
+            builder.submit_future(($accesses, own.read()), move |(guards, own)| async move {
+                use_guards!(run, guards, own, typed_value).unwrap_or_else(|error| panic!("{error}"))
+            })
+        };
+    }
+    declare!(shape, handles, variables, then)
+}
+
+pub fn try_submit_future(
+    builder: OpBuilder<'_>,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    own: &Var<()>,
+    run: Run,
+) -> Result<Submitted, PushError> {
+    macro_rules! then {
+        ($accesses:expr) => {
+            builder.try_submit_future(($accesses, own.read()), move |(guards, own)| async move {
+                Ok(use_guards!(run, guards, own, typed_value)?)
+            })
+        };
+    }
+    declare!(shape, handles, variables, then)
+}
+
+/// The guards of acquired variables, and one more guard of the same operation. The operation ends when all of them have
+/// been dropped.
+pub type Acquired = (Vec<Ref<'static>>, ReadGuard<()>);
+
+/// Acquires the variables of a shape, and `own`.
+pub fn acquire(
+    engine: &Engine,
+    shape: usize,
+    variables: &[usize],
+    handles: &[Handle],
+    own: &Var<()>,
+) -> Pin<Box<dyn Future<Output = Result<Acquired, WaitError>>>> {
+    macro_rules! then {
+        ($accesses:expr) => {{
+            let acquire = engine.acquire(($accesses, own.read()));
+            Box::pin(async move {
+                let (guards, own) = acquire.await?;
+                let mut all = Vec::new();
+                guards.flat(&mut all);
+                Ok((all, own))
+            })
+        }};
     }
     declare!(shape, handles, variables, then)
 }

@@ -44,8 +44,16 @@ enum Step {
     Push(Operation, bool),
     /// Pushes a child, and leaves its handle to other operations.
     Child(Operation),
-    /// Opens a scope with these operations.
+    /// Opens a scope with these operations. Those that [count](Operation::counts) also mutate a number that the scope
+    /// borrows and a variable of the scope, and the scope's function waits for their handles.
     Scope(Vec<Operation>),
+}
+
+impl Operation {
+    /// Returns whether the operation mutates the number of its scope, if it is in a scope.
+    fn counts(&self) -> bool {
+        self.id % 3 != 0
+    }
 }
 
 struct Program {
@@ -237,6 +245,11 @@ impl Program {
                 graph.add(function_of(id), function_of(parent));
             }
             for step in &operation.steps {
+                if let Step::Scope(inside) = step {
+                    // The number orders all operations of the scope that count.
+                    let counting: Vec<_> = inside.iter().filter(|inner| inner.counts()).map(|inner| inner.id).collect();
+                    counting.windows(2).for_each(|pair| graph.add(function_of(pair[1]), completion_of(pair[0])));
+                }
                 let mut awaits = |awaited: Id| graph.add(function_of(id), completion_of(awaited));
                 match step {
                     Step::Pause(_) | Step::Child(_) | Step::Push(_, false) => {}
@@ -410,23 +423,60 @@ impl World {
                 self.keep(child, self.submit(cx.child(format!("op {}", child.id)), child, None));
                 Ok(())
             }
-            Step::Scope(inside) => engine.scope(|s| {
-                for inner in inside {
-                    let builder = s.op(format!("op {}", inner.id)).run_always();
-                    let builder = builder.reads(self.tokens(inner, Access::Read));
-                    let builder = builder.writes(self.tokens(inner, Access::Write));
-                    match builder.push((), |()| self.run(inner, engine, None)) {
-                        Ok(()) | Err(PushError::HeldAroundScope(_)) => {}
-                        Err(error) => self.violation(format!("the push of op {} was refused: {error}", inner.id)),
-                    }
-                }
-            }),
+            Step::Scope(inside) => self.scope(id, inside, engine),
         };
         match result {
             // Operations fail only if they belong to a refused scope, which cancels them.
             Ok(()) | Err(WaitError::Failed(_)) => {}
             Err(error) => lock(&self.refused).push((id, error)),
         }
+    }
+
+    /// Opens a scope with the operations `inside`, in the function of operation `id`.
+    fn scope(self: &Arc<Self>, id: Id, inside: &[Operation], engine: &Engine) -> Result<(), WaitError> {
+        let mut count = 0;
+        let result = engine.scope(|s| {
+            let (count, own) = (s.lend(&mut count), s.var(0));
+            let mut handles = Vec::new();
+            for inner in inside {
+                let builder = s.op(format!("op {}", inner.id)).run_always();
+                let builder = builder.reads(self.tokens(inner, Access::Read));
+                let builder = builder.writes(self.tokens(inner, Access::Write));
+                let pushed = if inner.counts() {
+                    let counting = move |(count, own): (&mut usize, &mut usize)| {
+                        // An operation that runs beside this one would make one of the increments be lost.
+                        let before = (*count, *own);
+                        self.run(inner, engine, None);
+                        (*count, *own) = (before.0 + 1, before.1 + 1);
+                        (*count, *own, inner.id)
+                    };
+                    builder
+                        .submit((count.write(), own.write()), counting)
+                        .map(|handle| handles.push((inner.id, handle)))
+                } else {
+                    builder.push((), |()| self.run(inner, engine, None))
+                };
+                match pushed {
+                    Ok(()) | Err(PushError::HeldAroundScope(_)) => {}
+                    Err(error) => self.violation(format!("the push of op {} was refused: {error}", inner.id)),
+                }
+            }
+            for (inner, handle) in handles {
+                match handle.wait() {
+                    Ok((count, own, own_id)) if own_id == inner && count == own => {}
+                    Ok(other) => self.violation(format!("op {inner} of a scope returned {other:?}")),
+                    // The operation was cancelled with its scope, or with one around it.
+                    Err(WaitError::Failed(_)) => {}
+                    Err(error) => lock(&self.refused).push((id, error)),
+                }
+            }
+        });
+        let ran = |inner: &&Operation| inner.counts() && self.runs[inner.id].load(SeqCst) == 1;
+        let expected = inside.iter().filter(ran).count();
+        if count != expected {
+            self.violation(format!("{expected} operations of a scope of op {id} counted up to {count}"));
+        }
+        result
     }
 
     fn check(&self, program: &Program, is_naive: bool) -> Result<(), String> {
