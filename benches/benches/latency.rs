@@ -433,8 +433,8 @@ fn main() {
             "In ns. Open loop: an operation is due at a time that was fixed beforehand, and its latency counts from \
              then, even if the pushing thread is late. That thread spins on the last core; {workers} worker(s) are \
              pinned to the others. Each percentile is the median of up to {rounds} rounds, with the quartiles in \
-             brackets; the largest is that of all rounds. There is no p99.9 for fewer than {ENOUGH} samples. Reading the \
-             clock takes {clock:.0} ns, and each latency includes about one reading."
+             brackets; the largest is that of all rounds. There is no p99.9 for fewer than {ENOUGH} samples. Reading \
+             the clock takes {clock:.0} ns, and each latency includes about one reading."
         ),
     );
 

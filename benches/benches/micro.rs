@@ -1,8 +1,8 @@
 //! The cost of single steps: pushes without runs, runs without pushes, waits, variables, and what recording adds.
 //!
-//! The rows take turns, round by round, and each state of the machine is reported apart. The engine has one worker. For the cost of a push, the worker is blocked in an operation, so that the push alone is
-//! timed; for the cost of a run, all operations are pushed first, and the worker itself measures the time from the
-//! first operation to the last.
+//! The rows take turns, round by round, and each state of the machine is reported apart. The engine has one worker. For
+//! the cost of a push, the worker is blocked in an operation, so that the push alone is timed; for the cost of a run,
+//! all operations are pushed first, and the worker itself measures the time from the first operation to the last.
 
 use std::{
     hint::black_box,
@@ -203,8 +203,8 @@ fn main() {
         &format!(
             "ns per step, on an engine with one worker: the median of up to {rounds} rounds, with the quartiles in \
              brackets. *push*: the call alone, while the worker is kept busy by something else. *run*: the worker's \
-             time per operation, from taking it until its successors have been notified, when all operations are pushed \
-             beforehand. *recorded*: the same steps on two engines, without (*off*) and with (*on*) a recorder."
+             time per operation, from taking it until its successors have been notified, when all operations are \
+             pushed beforehand. *recorded*: the same steps on two engines, without (*off*) and with (*on*) a recorder."
         ),
     );
     let samples = rounds::measure(&mut steps.rows, rounds, |_| {});

@@ -114,7 +114,8 @@ fn main() {
         "scaling",
         "More workers, more pushing threads",
         &format!(
-            "Medians of up to {rounds} interleaved rounds of {operations} operations, with the quartiles in brackets. On {cores} cores, a pushing thread takes a core from the workers."
+            "Medians of up to {rounds} interleaved rounds of {operations} operations, with the quartiles in \
+             brackets. On {cores} cores, a pushing thread takes a core from the workers."
         ),
     );
 

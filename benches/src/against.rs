@@ -45,8 +45,8 @@ impl Both {
         let all: Vec<Samples> = self.rows.values().flatten().cloned().collect();
         let columns =
             ["row", "working tree", rev, "working tree by the other", "quartiles", "rounds", "rounds of the other"];
-        let note = "Medians in ns, with the quartiles in brackets. If the quartiles overlap, the rounds do not tell the \
-                    two apart.";
+        let note = "Medians in ns, with the quartiles in brackets. If the quartiles overlap, the rounds do not tell \
+                    the two apart.";
         let tables = states(&all).into_iter().map(|state| {
             let title = format!("The working tree against {rev}");
             let mut table = Table::of_state("against", state, &title, note, &columns);
@@ -161,8 +161,8 @@ fn round(program: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds the library of the revision `rev` of git, measures it in turn with the library in the working tree, and prints
-/// the comparison.
+/// Builds the library of the revision `rev` of git, measures it in turn with the library in the working tree, and
+/// prints the comparison.
 ///
 /// # Errors
 /// If `rev` is not a commit, if one of the two does not build, or if a program fails.

@@ -150,7 +150,7 @@ pub fn settle() {
     std::thread::sleep(choose(Duration::from_millis(20), Duration::from_millis(1)));
 }
 
-// ------------------------------------------------------------------------------------------------- bracketed timings --
+// --------------------------------------------------------------------------------------------- bracketed timings ----
 
 /// How often a timing is tried before its round does without it.
 pub const ATTEMPTS: usize = 10;
@@ -171,8 +171,8 @@ fn log() -> MutexGuard<'static, Log> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a timing in one state of the machine: see [`state`](crate::state). Returns `None` if all attempts were in vain.
-/// In a quick run, or if there is only one core, the state is not checked.
+/// Takes a timing in one state of the machine: see [`state`](crate::state). Returns `None` if all attempts were in
+/// vain. In a quick run, or if there is only one core, the state is not checked.
 pub fn timed<T>(mut timing: impl FnMut() -> T) -> Option<(State, T)> {
     steady(|_| Ok(timing()))
 }
@@ -314,7 +314,8 @@ impl fmt::Display for Conditions {
         }
         if *kept > 0.0 {
             sentences.push(format!(
-                "{kept} timings were kept; {dropped} across a change of the cores' distance were dropped and taken again."
+                "{kept} timings were kept; {dropped} across a change of the cores' distance were dropped and taken \
+                 again."
             ));
         }
         if *given_up > 0.0 {

@@ -52,8 +52,8 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Measures the rows in turn for `rounds` rounds, after one that does not count. Calls `between` with the number of each
-/// round when it is over.
+/// Measures the rows in turn for `rounds` rounds, after one that does not count. Calls `between` with the number of
+/// each round when it is over.
 pub fn measure(rows: &mut [Row<'_>], rounds: usize, mut between: impl FnMut(usize)) -> Vec<Samples> {
     rows.iter_mut().for_each(Row::warm_up);
     let mut samples = vec![Samples::new(); rows.len()];

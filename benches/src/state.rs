@@ -92,7 +92,8 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// Measures a round trip, from which the state is known. Without `trip` the state is `Unchecked`, and holds for ever.
+    /// Measures a round trip, from which the state is known. Without `trip` the state is `Unchecked` and
+    /// holds for ever.
     ///
     /// # Errors
     /// If the round trip is in no band.

@@ -28,9 +28,9 @@ const TARGETS: [Target; 9] = [
         target: 60.0,
         source: ["push_run", "ns", "raddle", "independent, 4,096 variables"],
         floor: "24 / 41 / 58 (2 lines)",
-        distance: "Each operation is ready when it is pushed, so it passes through the injector, whose line goes to and \
-                   fro, and the pushing thread looks for sleepers behind a fence. The rest is instructions of a push \
-                   that is written for any number of variables.",
+        distance: "Each operation is ready when it is pushed, so it passes through the injector, whose line goes to \
+                   and fro, and the pushing thread looks for sleepers behind a fence. The rest is the instructions of \
+                   a push that is written for any number of variables.",
     },
     Target {
         name: "chain",

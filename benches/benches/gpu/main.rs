@@ -232,7 +232,8 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
     let note = format!(
-        "{count} kernels as above, on one stream or alternating between two: ns per kernel, medians of up to {rounds} rounds."
+        "{count} kernels as above, on one stream or alternating between two: ns per kernel, medians of up \
+         to {rounds} rounds."
     );
     for (state, found) in found {
         let mut table = Table::of_state("cross_stream", state, "From stream to stream", &note, &["", "ns per kernel"]);
@@ -372,8 +373,8 @@ fn overlap(bed: &Bed, report: &mut Report) {
     let rounds = machine::rounds();
     let note = format!(
         "Chunks are copied in, processed by two kernels, and copied out; four buffers on the device. Each part alone, \
-         then all parts together; ms, medians of up to {rounds} rounds. *overlap*: the longest part's time in % of the time \
-         of all."
+         then all parts together; ms, medians of up to {rounds} rounds. *overlap*: the longest part's time in % of the \
+         time of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
     let mut tables = BTreeMap::new();
