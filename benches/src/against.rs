@@ -22,6 +22,9 @@ use crate::{
 /// The benchmarks that can print a single round.
 pub const BENCHES: [&str; 2] = ["push_run", "micro"];
 
+/// The smallest number of rounds of each build whose quartiles are compared.
+const ENOUGH: usize = 4;
+
 /// The figures of both builds for each row, the working tree's first. The rows are in the order in which they came.
 #[derive(Debug, Default)]
 struct Both {
@@ -52,11 +55,11 @@ impl Both {
             let mut table = Table::of_state("against", state, &title, note, &columns);
             for name in &self.order {
                 let [ours, theirs] = self.rows[name].each_ref().map(|samples| samples.of(state));
-                let verdict = match (ours.is_empty(), theirs.is_empty()) {
-                    (true, true) => continue,
-                    (false, false) if overlap(quartiles(ours), quartiles(theirs)) => "overlap",
-                    (false, false) => "apart",
-                    _ => "–",
+                let verdict = match ours.len().min(theirs.len()) {
+                    0 if ours.is_empty() && theirs.is_empty() => continue,
+                    fewer if fewer < ENOUGH => "too few rounds",
+                    _ if overlap(quartiles(ours), quartiles(theirs)) => "overlap",
+                    _ => "apart",
                 };
                 let count = |figures: &[f64]| Cell::from(figures.len().to_string());
                 let ratio = number(median(ours) / median(theirs));
@@ -222,28 +225,28 @@ mod tests {
     #[test]
     fn rows_are_compared_within_one_state() {
         let mut both = Both::default();
-        for (ours, theirs) in [(40, 50), (41, 51), (42, 52)] {
+        for (ours, theirs) in [(40, 50), (41, 51), (41, 51), (42, 52)] {
             both.add(0, &format!("raddle-round\tchain\tnear\t{ours}\nraddle-round\tstencil\tnear\t100\n"));
             both.add(1, &format!("raddle-round\tchain\tnear\t{theirs}\nraddle-round\tchain\tfar\t500\n"));
         }
         let tables = both.tables("HEAD~1");
         assert_eq!(tables.len(), 2);
         let (near, far) = (tables[0].markdown(), tables[1].markdown());
-        assert!(near.contains("| chain | 41 (40–42) | 51 (50–52) | 0.80 | apart | 3 | 3 |"), "{near}");
-        assert!(near.contains("| stencil | 100 (100–100) | – | – | – | 3 | 0 |"), "{near}");
-        assert!(far.contains("| chain | – | 500 (500–500) | – | – | 0 | 3 |"), "{far}");
+        assert!(near.contains("| chain | 41 (41–41) | 51 (51–51) | 0.80 | apart | 4 | 4 |"), "{near}");
+        assert!(near.contains("| stencil | 100 (100–100) | – | – | too few rounds | 4 | 0 |"), "{near}");
+        assert!(far.contains("| chain | – | 500 (500–500) | – | too few rounds | 0 | 4 |"), "{far}");
         assert!(!far.contains("stencil"), "{far}");
     }
 
     #[test]
     fn rounds_that_overlap_are_said_to() {
         let mut both = Both::default();
-        for (ours, theirs) in [(40, 42), (45, 44), (50, 60)] {
+        for (ours, theirs) in [(40, 42), (45, 44), (45, 44), (50, 60)] {
             both.add(0, &format!("raddle-round\tchain\tnear\t{ours}\n"));
             both.add(1, &format!("raddle-round\tchain\tnear\t{theirs}\n"));
         }
         let table = both.tables("v1")[0].markdown();
-        assert!(table.contains("| overlap | 3 | 3 |"), "{table}");
+        assert!(table.contains("| overlap | 4 | 4 |"), "{table}");
     }
 
     #[test]
