@@ -1,8 +1,12 @@
 //! Runs the benchmarks one after the other and combines their main results. `cargo bench` at the root starts this
 //! program.
 //!
-//! Words select benchmarks. A run that is not quick and that writes to `results` replaces the tables between the two
-//! marks in the root's README with the main results.
+//! - words select benchmarks;
+//! - `--against REV` compares the library with that of another revision: see `against`;
+//! - `--targets` runs nothing, and only renews the tables below from earlier results.
+//!
+//! After a run that is not quick and that writes to `results`, the tables between two marks in the root's README and in
+//! `README.md` of this package are replaced: by the main results, and by the targets with what was measured.
 
 use std::{
     env, fs,
@@ -11,8 +15,9 @@ use std::{
 };
 
 use raddle_benches::{
-    machine,
-    report::{self, Figures, Table, number},
+    against, machine,
+    report::{Figures, Table, key, number},
+    targets,
     workload::Workload,
 };
 
@@ -20,107 +25,158 @@ const BENCHES: [&str; 7] = ["counts", "micro", "push_run", "task_bench", "latenc
 const MARKS: [&str; 2] =
     ["<!-- The table up to the next mark is written by `cargo bench`. -->", "<!-- End of the table. -->"];
 
-fn find(figures: &Figures, table: &str, row: &str, column: &str) -> f64 {
-    let same = |figure: &&(String, String, String, f64)| figure.0 == table && figure.1 == row && figure.2 == column;
-    figures.iter().find(same).map_or(f64::NAN, |figure| figure.3)
-}
-
-/// Returns the main results of the benchmarks as text, or `None` if `push_run` or `latency` has written no results.
+/// Returns the main results of the benchmarks as text, or `None` if `push_run` or `latency` has no results by state.
 fn headline(from: &Path) -> Option<String> {
-    let (push_run, latency) = (report::read(from, "push_run")?, report::read(from, "latency")?);
-    let trips = report::TRIPS.map(|column| find(&push_run, "machine", "round trip", column));
-    let distance = machine::distance((!trips[0].is_nan()).then_some(trips));
-    let mut text = format!("{}.{distance}\n\n", machine::provenance());
+    let (push_run, latency) = (Figures::read(from, "push_run")?, Figures::read(from, "latency")?);
+    let (state, idle) = (push_run.preferred("ns")?, latency.preferred("idle")?);
+    let text = format!("{}. {}", push_run.provenance, push_run.conditions());
+    let mut text = format!("{}\n\n", text.trim_end());
 
     let metg = "METG(50%), stencil";
-    let mut columns = vec!["ns per operation, push and run"];
+    let first = format!("ns per operation, push and run; {}", state.name());
+    let mut columns = vec![first.as_str()];
     columns.extend(Workload::ALL.map(Workload::name));
     columns.push(metg);
-    let mut engines: Vec<&str> = vec![];
-    for (table, row, _, _) in &push_run {
-        if table == "ns" && !engines.contains(&row.as_str()) {
-            engines.push(row);
+    let ns = key("ns", state);
+    let mut engines: Vec<(&str, &str)> = vec![];
+    for figure in push_run.all.iter().filter(|figure| figure.table == ns || figure.table == "peers") {
+        let engine = (figure.table.as_str(), figure.row.as_str());
+        if !engines.contains(&engine) {
+            engines.push(engine);
         }
     }
     let mut table = Table::new("headline", "", "", &columns);
-    for engine in engines {
+    for &(of, engine) in &engines {
         let columns = Workload::ALL.map(Workload::name).into_iter().chain([metg]);
-        table.row(engine, columns.map(|column| number(find(&push_run, "ns", engine, column))));
+        let name = if of == "peers" { format!("{engine}, state unknown") } else { engine.to_owned() };
+        table.row(name, columns.map(|column| number(push_run.find(of, engine, column))));
     }
     text += &table.markdown();
     text.push('\n');
 
-    let mut table = Table::new("latency", "", "", &["latency in ns, open loop", "p50", "p99"]);
+    let first = format!("latency in ns, open loop; {}", idle.name());
+    let mut table = Table::new("latency", "", "", &[&first, "p50", "p99"]);
     let rows = [
-        ("push to start, worker spins, 100,000 a second", "idle", "push to start, worker spins", 1),
-        ("push to start, worker parked, 1,000 a second", "idle", "push to start, worker parked", 0),
-        ("the same by a raw futex wake", "floor", "raw futex wake", 0),
-        ("end of an operation to its successor on the same worker", "successor", "on the same worker", 0),
-        ("the same on another worker", "successor", "on another worker, both spin", 0),
-        ("push to start at priority 7, all workers busy with operations of 10 µs", "saturated", "priority 7", 0),
+        ("push to start, worker spins, 100,000 a second", "idle", "push to start, worker spins, 100,000 a second"),
+        ("push to start, worker parked, 1,000 a second", "idle", "push to start, worker parked, 1,000 a second"),
+        ("the same by a raw futex wake", "floor", "raw futex wake, 1,000 a second"),
+        ("end of an operation to its successor on the same worker", "successor", "on the same worker"),
+        ("the same on another worker", "successor", "on another worker, both spin"),
+        ("push to start at priority 7, all workers busy with operations of 10 µs", "saturated", "priority 7"),
     ];
-    for (title, of, row, nth) in rows {
-        // Rows with the same name are in the order of their rates.
-        let nth = |column: &str| {
-            let mut all = latency.iter().filter(|figure| figure.0 == of && figure.1 == row && figure.2 == column);
-            number(all.nth(nth).map_or(f64::NAN, |figure| figure.3))
-        };
-        table.row(title, [nth("p50"), nth("p99")]);
+    for (title, of, row) in rows {
+        table.row(title, ["p50", "p99"].map(|column| number(latency.find(&key(of, idle), row, column))));
     }
     text += &table.markdown();
     Some(text)
 }
 
-/// Puts the main results between the marks in the README.
-fn renew(readme: &Path, headline: &str) -> Result<(), String> {
-    let text = fs::read_to_string(readme).map_err(|error| error.to_string())?;
-    let [begin, end] = MARKS.map(|mark| text.find(mark));
-    let (Some(begin), Some(end)) = (begin, end) else { return Err("the README lacks the marks".into()) };
-    let begin = begin + MARKS[0].len();
-    let new = format!("{}\n\n{headline}\n{}", &text[..begin], &text[end..]);
-    if new != text {
-        fs::write(readme, new).map_err(|error| error.to_string())?;
+/// Puts a text between the marks in a file.
+fn renew(file: &Path, between: &str) {
+    let renewed = fs::read_to_string(file).map_err(|error| error.to_string()).and_then(|text| {
+        let new = replaced(&text, between).ok_or("the marks are missing")?;
+        if new == text { Ok(()) } else { fs::write(file, new).map_err(|error| error.to_string()) }
+    });
+    if let Err(error) = renewed {
+        eprintln!("the table in {} was not renewed: {error}", file.display());
     }
-    Ok(())
 }
 
-fn main() {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let words = machine::words();
-    if let Some(word) = words.iter().find(|word| !BENCHES.contains(&word.as_str())) {
-        eprintln!("there is no benchmark `{word}`; the benchmarks are: {}", BENCHES.join(", "));
-        exit(2);
+/// Returns the text with the part between the marks replaced, or `None` if the marks are missing.
+fn replaced(text: &str, between: &str) -> Option<String> {
+    let begin = text.find(MARKS[0])? + MARKS[0].len();
+    let end = begin + text[begin..].find(MARKS[1])?;
+    Some(format!("{}\n\n{between}\n{}", &text[..begin], &text[end..]))
+}
+
+/// What the command line asks for.
+#[derive(Debug, Default)]
+struct Wanted {
+    against: Option<String>,
+    targets: bool,
+    benches: Vec<String>,
+}
+
+fn wanted(arguments: impl IntoIterator<Item = String>) -> Result<Wanted, String> {
+    let mut arguments = arguments.into_iter();
+    let mut wanted = Wanted::default();
+    while let Some(argument) = arguments.next() {
+        if argument == "--against" {
+            let rev = arguments.next().filter(|rev| !rev.starts_with('-'));
+            wanted.against = Some(rev.ok_or("`--against` needs a revision of git, such as `HEAD~1`")?);
+        } else if argument == "--targets" {
+            wanted.targets = true;
+        } else if argument.starts_with('-') {
+            if !["--bench", "--test"].contains(&argument.as_str()) {
+                return Err(format!("there is no option `{argument}`; the options are: --against REV, --targets"));
+            }
+        } else {
+            wanted.benches.push(argument);
+        }
     }
+    let known: &[&str] = if wanted.against.is_some() { &against::BENCHES } else { &BENCHES };
+    if let Some(word) = wanted.benches.iter().find(|word| !known.contains(&word.as_str())) {
+        let which = if wanted.against.is_some() { " that can be compared" } else { "" };
+        return Err(format!("there is no benchmark `{word}`{which}; the benchmarks are: {}", known.join(", ")));
+    }
+    Ok(wanted)
+}
+
+/// Runs the benchmarks one after the other, in a fixed order, each as a separate program.
+fn run(here: &Path, words: &[String]) -> Result<(), String> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(&here).arg("bench");
+    cargo.current_dir(here).arg("bench");
     if cfg!(not(feature = "dagrs")) {
         cargo.arg("--no-default-features");
     }
     if cfg!(feature = "cuda") {
         cargo.args(["--features", "cuda"]);
     }
-    // One after the other, in a fixed order, each as a separate program.
     for bench in BENCHES.iter().filter(|bench| words.is_empty() || words.iter().any(|word| word == *bench)) {
         let mut command = Command::new(cargo.get_program());
-        command.args(cargo.get_args()).args(["--bench", bench]).current_dir(&here);
+        command.args(cargo.get_args()).args(["--bench", bench]).current_dir(here);
         if machine::quick() {
             command.env("RADDLE_BENCH_QUICK", "1");
         }
         // No words are passed on, so a selected benchmark runs in full and replaces its results.
-        let status = command.status().expect("cargo can be started");
+        let status = command.status().map_err(|error| format!("cargo cannot be started: {error}"))?;
         if !status.success() {
-            eprintln!("the benchmark `{bench}` failed");
-            exit(1);
+            return Err(format!("the benchmark `{bench}` failed"));
         }
     }
+    Ok(())
+}
+
+fn main() {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let wanted = wanted(env::args().skip(1)).unwrap_or_else(|error| {
+        eprintln!("{error}");
+        exit(2);
+    });
+    let done = match &wanted.against {
+        Some(rev) => {
+            let benches: Vec<&str> = wanted.benches.iter().map(String::as_str).collect();
+            against::compare(rev, if benches.is_empty() { &against::BENCHES[..1] } else { &benches })
+        }
+        None if wanted.targets => Ok(()),
+        None => run(&here, &wanted.benches),
+    };
+    if let Err(error) = done {
+        eprintln!("{error}");
+        exit(1);
+    }
+    if wanted.against.is_some() {
+        return;
+    }
     let out = machine::folder(machine::quick());
+    let full = !machine::quick() && out == here.join("results");
+    if full {
+        renew(&here.join("README.md"), &targets::table(&out));
+    }
     let Some(headline) = headline(&out) else { return };
     fs::write(out.join("headline.md"), &headline).expect("the headline can be written");
     println!("\n{headline}");
-    if !machine::quick()
-        && out == here.join("results")
-        && let Err(error) = renew(&here.join("../README.md"), &headline)
-    {
-        eprintln!("the table in the README was not updated: {error}");
+    if full {
+        renew(&here.join("../README.md"), &headline);
     }
 }

@@ -9,6 +9,7 @@
 //! of a thread; no engine can be faster than these floors.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -23,19 +24,22 @@ use raddle_benches::shapes::*;
 use raddle_benches::{
     kernel::{Kernel, compute, serial_ns},
     machine,
-    report::{Cell, Report, Table, grouped, number},
+    report::{Cell, Report, Table, grouped, number, spread},
+    state::{Samples, State, preferred, states},
     stats::median,
     svg::{Axis, Scale, Series, lines},
 };
 
-const COLUMNS: [&str; 8] = ["what", "per second", "samples", "p50", "p90", "p99", "p99.9", "largest"];
+const COLUMNS: [&str; 7] = ["what", "samples", "p50", "p90", "p99", "p99.9", "largest"];
 /// The smallest number of samples for which the 99.9th percentile is reported.
 const ENOUGH: u64 = 10_000;
 
-/// One histogram per round, in ns.
-type Rounds = Vec<Histogram<u64>>;
+type Latencies = Histogram<u64>;
 
-fn histogram(values: impl IntoIterator<Item = u64>) -> Histogram<u64> {
+/// One histogram per round, in ns.
+type Rounds<'a> = &'a [Latencies];
+
+fn histogram(values: impl IntoIterator<Item = u64>) -> Latencies {
     let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that fit");
     for value in values {
         histogram.saturating_record(value);
@@ -43,52 +47,73 @@ fn histogram(values: impl IntoIterator<Item = u64>) -> Histogram<u64> {
     histogram
 }
 
-fn percentile(rounds: &Rounds, quantile: f64) -> f64 {
+/// Returns a percentile of each round.
+fn percentiles(rounds: Rounds<'_>, quantile: f64) -> Vec<f64> {
     let rounds = rounds.iter().filter(|round| !round.is_empty());
-    let figures: Vec<f64> = rounds.map(|round| round.value_at_quantile(quantile) as f64).collect();
-    median(&figures)
+    rounds.map(|round| round.value_at_quantile(quantile) as f64).collect()
 }
 
-/// Returns the median over the rounds for each percentile, and the largest value of all.
-fn cells(rounds: &Rounds, rate: Option<u64>) -> Vec<Cell> {
+/// Returns each percentile with the quartiles over the rounds, and the largest value of all.
+fn cells(rounds: Rounds<'_>) -> Vec<Cell> {
     let samples: u64 = rounds.iter().map(Histogram::len).sum();
     let largest =
         rounds.iter().filter(|round| !round.is_empty()).map(|round| round.max() as f64).fold(f64::NAN, f64::max);
-    let tail = if samples < ENOUGH { f64::NAN } else { percentile(rounds, 0.999) };
-    let mut cells =
-        vec![rate.map_or("".into(), |rate| grouped(rate as f64, 0).into()), grouped(samples as f64, 0).into()];
-    cells.extend(
-        [percentile(rounds, 0.5), percentile(rounds, 0.9), percentile(rounds, 0.99), tail, largest].map(number),
-    );
+    let mut cells: Vec<Cell> = vec![grouped(samples as f64, 0).into()];
+    cells.extend([0.5, 0.9, 0.99].map(|quantile| spread(&percentiles(rounds, quantile))));
+    cells.push(if samples < ENOUGH { number(f64::NAN) } else { spread(&percentiles(rounds, 0.999)) });
+    cells.push(number(largest));
     cells
 }
 
 /// A table whose rows are filled round by round.
 struct Rows {
-    names: Vec<(String, Option<u64>)>,
-    rounds: Vec<Rounds>,
+    names: Vec<String>,
+    rounds: Vec<Samples<Latencies>>,
 }
 
 impl Rows {
-    fn new(names: impl IntoIterator<Item = (String, Option<u64>)>) -> Self {
+    fn new(names: impl IntoIterator<Item = String>) -> Self {
         let names: Vec<_> = names.into_iter().collect();
-        Self { rounds: vec![vec![]; names.len()], names }
+        Self { rounds: vec![Samples::new(); names.len()], names }
     }
 
-    fn table(&self, key: &'static str, title: &str, note: &str) -> Table {
-        let mut table = Table::new(key, title, note, &COLUMNS);
-        for ((name, rate), rounds) in self.names.iter().zip(&self.rounds) {
-            table.row(name.as_str(), cells(rounds, *rate));
+    /// Adds a round to the row with this name.
+    fn add(&mut self, name: &str, state: State, round: Latencies) {
+        let row = self.names.iter().position(|other| other == name).expect("a row with this name");
+        self.rounds[row].push(state, round);
+    }
+
+    /// Measures a round of the row with this name.
+    fn measure(&mut self, name: &str, round: impl FnMut() -> Latencies) {
+        if let Some((state, round)) = machine::timed(round) {
+            self.add(name, state, round);
         }
-        table
     }
 
-    fn curves(&self) -> Vec<Series> {
-        let curve = |((name, rate), rounds): (&(String, Option<u64>), &Rounds)| {
-            let points = QUANTILES.iter().map(|&(q, _)| (1.0 / (1.0 - q), percentile(rounds, q))).collect();
-            (rate.map_or(name.clone(), |rate| format!("{name}, {}/s", grouped(rate as f64, 0))), points)
+    fn of(&self, name: &str, state: State) -> Rounds<'_> {
+        let row = self.names.iter().position(|other| other == name).expect("a row with this name");
+        self.rounds[row].of(state)
+    }
+
+    fn report(&self, report: &mut Report, key: &str, title: &str, note: &str) {
+        for state in states(&self.rounds) {
+            let mut table = Table::of_state(key, state, title, note, &COLUMNS);
+            for (name, rounds) in self.names.iter().zip(&self.rounds) {
+                if !rounds.of(state).is_empty() {
+                    table.row(name.as_str(), cells(rounds.of(state)));
+                }
+            }
+            report.add(&table);
+        }
+    }
+
+    fn curves(&self, state: State) -> Vec<Series> {
+        let curve = |(name, rounds): (&String, &Samples<Latencies>)| {
+            let percentile = |q| median(&percentiles(rounds.of(state), q));
+            (name.clone(), QUANTILES.iter().map(|&(q, _)| (1.0 / (1.0 - q), percentile(q))).collect())
         };
-        self.names.iter().zip(&self.rounds).map(curve).collect()
+        let rows = self.names.iter().zip(&self.rounds);
+        rows.filter(|(_, rounds)| !rounds.of(state).is_empty()).map(curve).collect()
     }
 }
 
@@ -144,8 +169,8 @@ struct Notes {
 }
 
 impl Notes {
-    /// Creates the slots. They are never freed, so that operations can keep references to them; a process creates slots
-    /// only about a hundred times.
+    /// Creates the slots. They are never freed, so that operations can keep references to them; they take about 100 MB
+    /// in a run.
     fn new(count: usize) -> Self {
         let start = Instant::now() + Duration::from_millis(2);
         Self { start, slots: Box::leak((0..count).map(|_| AtomicU64::new(0)).collect()) }
@@ -161,7 +186,7 @@ impl Notes {
         self.slots[i].store(self.now().saturating_sub(since) + 1, Ordering::Relaxed);
     }
 
-    fn histogram(&self) -> Histogram<u64> {
+    fn histogram(&self) -> Latencies {
         // Relaxed: the slots are read after a wait for all operations.
         histogram(self.slots.iter().filter_map(|slot| slot.load(Ordering::Relaxed).checked_sub(1)))
     }
@@ -178,7 +203,7 @@ const PLAIN: Kind = Kind { priority: 0, property: Property::Normal };
 
 /// Measures the latencies from the due time to the start of operations that then run `iterations` of the compute-bound
 /// kernel. The operations mutate 64 variables in turn, one variable each.
-fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> Histogram<u64> {
+fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> Latencies {
     let notes = Notes::new(due.len());
     let variables: Vec<Token> = (0..64).map(|_| engine.token()).collect();
     open_loop(notes.start, due, |i| {
@@ -197,7 +222,7 @@ fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> H
 // ----------------------------------------------------------------------------------------------------- the floors ----
 
 /// Runs the same loop without an engine, to measure how late this thread itself is.
-fn hiccups(due: &[u64]) -> Histogram<u64> {
+fn hiccups(due: &[u64]) -> Latencies {
     let start = Instant::now() + Duration::from_millis(2);
     let mut late = Vec::with_capacity(due.len());
     open_loop(start, due, |i| late.push((start.elapsed().as_nanos() as u64).saturating_sub(due[i])));
@@ -229,7 +254,7 @@ impl Futex {
 }
 
 /// Measures the latencies of waking a thread that sleeps on another core.
-fn futex_wake(due: &[u64], sleeper: isize) -> Histogram<u64> {
+fn futex_wake(due: &[u64], sleeper: isize) -> Latencies {
     let notes = Notes::new(due.len());
     let futex = Futex::default();
     std::thread::scope(|scope| {
@@ -272,7 +297,7 @@ fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
 
 /// Measures the time from the end of an operation to the start of its successor in a chain, for each pair that ran on
 /// the same worker.
-fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
+fn chain(engine: &Engine, count: usize) -> Latencies {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
     let variable = engine.token();
@@ -299,7 +324,7 @@ fn chain(engine: &Engine, count: usize) -> Histogram<u64> {
 
 /// Measures the time from the end of an operation to the start of each successor that another worker took. Each
 /// operation has two successors, which compute for a while, so that one worker cannot run both.
-fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
+fn fork(engine: &Engine, count: usize, iterations: u32) -> Latencies {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
     let variable = engine.token();
@@ -331,7 +356,7 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Histogram<u64> {
 
 /// Measures the latencies of operations of a kind while every worker has a backlog: `fillers` operations that run
 /// `iterations` each are pushed before the first measured operation is due.
-fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Histogram<u64> {
+fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Latencies {
     let notes = Notes::new(due.len());
     let full = Arc::new(AtomicBool::new(false));
     let variables: Vec<Token> = (0..256).map(|_| engine.token()).collect();
@@ -364,10 +389,34 @@ fn engine(kind: EngineKind, workers: usize, idle: IdlePolicy) -> Engine {
     Engine::builder().kind(kind).workers(workers).idle(idle).build().expect("an engine")
 }
 
+/// The number of slices in which a round alternates between the empty loop and the engine.
+const SLICES: u32 = 10;
+
+/// Measures the empty loop and the engine in turn, in slices of a fraction of a second, so that both see the same
+/// disturbances. Returns the latencies of both by state; a slice of the one and the next slice of the other are a pair,
+/// which is kept or dropped as a whole.
+fn paired(rate: u64, time: Duration, mut pushes: impl FnMut(&[u64]) -> Latencies + Send) -> Samples<[Latencies; 2]> {
+    let slices = machine::choose(SLICES, 1);
+    let due = schedule(rate, time / slices, Arrivals::Even);
+    let mut by_state = BTreeMap::<State, [Latencies; 2]>::new();
+    for _ in 0..slices {
+        let pair = machine::timed(|| machine::pinned(-1, || [hiccups(&due), pushes(&due)]));
+        if let Some((state, pair)) = pair {
+            let sums = by_state.entry(state).or_insert_with(|| [histogram([]), histogram([])]);
+            for (sum, slice) in sums.iter_mut().zip(pair) {
+                sum.add(slice).expect("the bounds are the same");
+            }
+        }
+    }
+    let mut samples = Samples::new();
+    by_state.into_iter().for_each(|(state, pair)| samples.push(state, pair));
+    samples
+}
+
 fn main() {
     let cores = machine::cores();
-    let rounds = machine::rounds(5);
-    let second = machine::choose(Duration::from_secs(1), Duration::from_millis(5));
+    let rounds = machine::rounds();
+    let time = machine::choose(Duration::from_millis(500), Duration::from_millis(5));
     let workers = (cores - 1).max(1);
     let per_iteration = serial_ns(Kernel::Compute, 1000) / 1000.0;
     let iterations = |ns: f64| (ns / per_iteration) as u32;
@@ -383,9 +432,9 @@ fn main() {
         &format!(
             "In ns. Open loop: an operation is due at a time that was fixed beforehand, and its latency counts from \
              then, even if the pushing thread is late. That thread spins on the last core; {workers} worker(s) are \
-             pinned to the others. Each percentile is the median of {rounds} rounds; the largest is that of all \
-             rounds. There is no p99.9 for fewer than {ENOUGH} samples. Reading the clock takes {clock:.0} ns, and \
-             each latency includes about one reading."
+             pinned to the others. Each percentile is the median of up to {rounds} rounds, with the quartiles in \
+             brackets; the largest is that of all rounds. There is no p99.9 for fewer than {ENOUGH} samples. Reading \
+             the clock takes {clock:.0} ns, and each latency includes about one reading."
         ),
     );
 
@@ -393,29 +442,19 @@ fn main() {
     let spinning = engine(EngineKind::Pooled, workers, IdlePolicy::Spin);
     let rates = machine::choose(vec![10_000u64, 100_000, 1_000_000], vec![10_000]);
     let slow = machine::choose(vec![1_000u64, 10_000], vec![1_000]);
-    let name = |name: &str, rate| (name.to_owned(), Some(rate));
+    let at = |name: &str, rate: u64| format!("{name}, {} a second", grouped(rate as f64, 0));
 
-    let mut idle = Rows::new(
-        rates
-            .iter()
-            .map(|&rate| name("push to start, worker spins", rate))
-            .chain(slow.iter().map(|&rate| name("push to start, worker parked", rate)))
-            .chain(slow.iter().map(|&rate| name("push to start, default policy", rate))),
-    );
-    let mut floor = Rows::new(
-        rates
-            .iter()
-            .map(|&rate| name("hiccups, pushing core", rate))
-            .chain([name("hiccups, first core", rates[0])])
-            .chain(slow.iter().map(|&rate| name("raw futex wake", rate))),
-    );
+    let (spins, parks, waits) =
+        ("push to start, worker spins", "push to start, worker parked", "push to start, default policy");
+    let (empty, first, futex) = ("empty loop, pushing core", "empty loop, first core", "raw futex wake");
+    let each = |rates: &[u64], name: &str| rates.iter().map(|&rate| at(name, rate)).collect::<Vec<_>>();
+    let mut idle = Rows::new([each(&rates, spins), each(&slow, parks), each(&slow, waits)].concat());
+    let mut floor = Rows::new([each(&rates, empty), each(&rates[..1], first), each(&slow, futex)].concat());
     let loads = [0.2, 0.5, 0.8];
     let busy = iterations(1_000.0);
     let load_rate = |load: f64| (load * 1e6) as u64;
-    let mut loaded = Rows::new(loads.map(|load| {
-        let rate = load_rate(load);
-        name(&format!("push to start, {:.0} % load on one worker", load * 100.0), rate)
-    }));
+    let load_name = |load: f64| format!("push to start, {:.0} % load on one worker", load * 100.0);
+    let mut loaded = Rows::new(loads.map(load_name));
     let filler = iterations(10_000.0);
     let probes = machine::choose(2_000, 1_000);
     let kinds = [
@@ -426,26 +465,21 @@ fn main() {
             Kind { property: Property::CpuPrioritized, ..PLAIN },
         ),
     ];
-    let mut full = Rows::new(kinds.iter().map(|(kind, _)| name(kind, probes)));
+    let mut full = Rows::new(kinds.iter().map(|(kind, _)| (*kind).to_owned()));
 
     for _ in 0..rounds {
-        let mut at = 0..;
         for &rate in &rates {
-            let due = schedule(rate, second, Arrivals::Even);
-            let round = machine::pinned(-1, || hiccups(&due));
-            floor.rounds[at.next().expect("endless")].push(round);
+            let pairs = paired(rate, time, |due| push_to_start(&spinning, due, PLAIN, 0));
+            for state in State::ALL {
+                for [without, with] in pairs.of(state) {
+                    floor.add(&at(empty, rate), state, without.clone());
+                    idle.add(&at(spins, rate), state, with.clone());
+                }
+            }
         }
-        let due = schedule(rates[0], second, Arrivals::Even);
-        floor.rounds[at.next().expect("endless")].push(machine::pinned(0, || hiccups(&due)));
-        let mut row = 0..;
-        for &rate in &rates {
-            let due = schedule(rate, second, Arrivals::Even);
-            let round = machine::pinned(-1, || push_to_start(&spinning, &due, PLAIN, 0));
-            idle.rounds[row.next().expect("endless")].push(round);
-        }
-        for (&load, rounds) in loads.iter().zip(&mut loaded.rounds) {
-            let due = schedule(load_rate(load), second / 4, Arrivals::Random);
-            rounds.push(machine::pinned(-1, || push_to_start(&spinning, &due, PLAIN, busy)));
+        for load in loads {
+            let due = schedule(load_rate(load), time / 4, Arrivals::Random);
+            loaded.measure(&load_name(load), || machine::pinned(-1, || push_to_start(&spinning, &due, PLAIN, busy)));
         }
     }
     // A spinning worker would take a core from the following measurements.
@@ -454,76 +488,118 @@ fn main() {
     let parking = engine(EngineKind::PerDevice, workers, IdlePolicy::Park);
     let default = engine(EngineKind::PerDevice, workers, IdlePolicy::default());
     for _ in 0..rounds {
-        let mut row = rates.len()..;
-        let mut at = rates.len() + 1..;
+        let due = schedule(rates[0], time, Arrivals::Even);
+        floor.measure(&at(first, rates[0]), || machine::pinned(0, || hiccups(&due)));
         for &rate in &slow {
-            let due = schedule(rate, second, Arrivals::Even);
-            let round = machine::pinned(-1, || futex_wake(&due, 0));
-            floor.rounds[at.next().expect("endless")].push(round);
-            let round = machine::pinned(-1, || push_to_start(&parking, &due, PLAIN, 0));
-            idle.rounds[row.next().expect("endless")].push(round);
+            let due = schedule(rate, time, Arrivals::Even);
+            let pair = machine::timed(|| {
+                machine::pinned(-1, || [futex_wake(&due, 0), push_to_start(&parking, &due, PLAIN, 0)])
+            });
+            if let Some((state, [raw, parked])) = pair {
+                floor.add(&at(futex, rate), state, raw);
+                idle.add(&at(parks, rate), state, parked);
+            }
+            idle.measure(&at(waits, rate), || machine::pinned(-1, || push_to_start(&default, &due, PLAIN, 0)));
         }
-        for &rate in &slow {
-            let due = schedule(rate, second, Arrivals::Even);
-            let round = machine::pinned(-1, || push_to_start(&default, &due, PLAIN, 0));
-            idle.rounds[row.next().expect("endless")].push(round);
-        }
-        for ((_, kind), rounds) in kinds.iter().zip(&mut full.rounds) {
-            let due = schedule(probes, second / 4, Arrivals::Even);
+        for (name, kind) in kinds {
+            let due = schedule(probes, time / 4, Arrivals::Even);
             // Enough work to keep the workers busy for longer than the pushes of the probes take.
-            let fillers = (second.as_nanos() as usize / 4 / 10_000 * workers) * 3 / 2;
-            rounds.push(machine::pinned(-1, || saturated(&default, &due, *kind, fillers, filler)));
+            let fillers = (time.as_nanos() as usize / 4 / 10_000 * workers) * 3 / 2;
+            full.measure(name, || machine::pinned(-1, || saturated(&default, &due, kind, fillers, filler)));
         }
     }
     drop((parking, default));
 
-    let mut successors =
-        Rows::new(["on the same worker", "on another worker, both spin"].map(|name| (name.to_owned(), None)));
+    let (same, another) = ("on the same worker", "on another worker, both spin");
+    let mut successors = Rows::new([same, another].map(str::to_owned));
     let both = engine(EngineKind::Pooled, cores.max(2), IdlePolicy::Spin);
     let count = machine::choose(20_000, 100);
     for _ in 0..rounds {
-        successors.rounds[0].push(chain(&both, count));
+        successors.measure(same, || chain(&both, count));
         if cores > 1 {
-            successors.rounds[1].push(fork(&both, count, iterations(2_000.0)));
+            successors.measure(another, || fork(&both, count, iterations(2_000.0)));
         }
     }
     drop(both);
 
     let note = "The machine without an engine: the same loop without pushes, and a thread that sleeps on a futex on \
                 the first core and is woken by the call alone. What delays these also delays every engine.";
-    report.add(&floor.table("floor", "The machine's own floor", note));
+    floor.report(&mut report, "floor", "The machine's own floor", note);
     let note = "Nothing else runs. The spinning worker belongs to an engine with `IdlePolicy::Spin`, the parked one to \
                 an engine with `IdlePolicy::Park`; under the default policy a worker spins for 50 µs before it parks.";
-    report.add(&idle.table("idle", "Idle: from the due time to the start", note));
-    let ratio = |row: usize, quantile| {
-        let raddle = percentile(&idle.rounds[rates.len() + row], quantile);
-        number(raddle / percentile(&floor.rounds[rates.len() + 1 + row], quantile))
-    };
-    let mut table = Table::new(
-        "parked",
-        "A parked worker compared with the raw futex wake",
-        "Quotients of the percentiles above, at the same rate, in interleaved rounds.",
-        &["per second", "p50", "p90", "p99"],
+    idle.report(&mut report, "idle", "Idle: from the due time to the start", note);
+
+    let note = format!(
+        "The empty loop on the pushing core and the pushes to a spinning worker take turns in {SLICES} slices of each \
+         round, so both see the same disturbances. Each figure compares the two of one round; below are the medians of \
+         the rounds, with the quartiles. A p99 that equals the empty loop's is the machine's and not the engine's."
     );
-    for (row, &rate) in slow.iter().enumerate() {
-        table.row(grouped(rate as f64, 0), [0.5, 0.9, 0.99].map(|quantile| ratio(row, quantile)));
+    let columns = [
+        "what",
+        "p50 less the empty loop's",
+        "p50 by the empty loop's p99",
+        "p99 less the empty loop's",
+        "p99 by the empty loop's p99",
+    ];
+    for state in states(&idle.rounds) {
+        let title = "Idle, compared with the empty loop";
+        let mut table = Table::of_state("disturbance", state, title, &note, &columns);
+        for &rate in &rates {
+            let (without, with) = (floor.of(&at(empty, rate), state), idle.of(&at(spins, rate), state));
+            // The p50 and the p99 of each round.
+            let both = |latencies: &Latencies| [0.5, 0.99].map(|q| latencies.value_at_quantile(q).max(1) as f64);
+            let compare = |of: &dyn Fn([f64; 2], [f64; 2]) -> f64| {
+                let pairs = without.iter().zip(with);
+                spread(&pairs.map(|(without, with)| of(both(without), both(with))).collect::<Vec<_>>())
+            };
+            if !with.is_empty() {
+                let cells = [
+                    compare(&|without, with| with[0] - without[0]),
+                    compare(&|without, with| with[0] / without[1]),
+                    compare(&|without, with| with[1] - without[1]),
+                    compare(&|without, with| with[1] / without[1]),
+                ];
+                table.row(at(spins, rate), cells);
+            }
+        }
+        report.add(&table);
+
+        let note = "Quotients of the percentiles of one round, in which both were measured one right after the other: \
+                    medians of the rounds, with the quartiles.";
+        let title = "A parked worker compared with the raw futex wake";
+        let mut table = Table::of_state("parked", state, title, note, &["what", "p50", "p90", "p99"]);
+        for &rate in &slow {
+            let (raw, parked) = (floor.of(&at(futex, rate), state), idle.of(&at(parks, rate), state));
+            if !parked.is_empty() {
+                table.row(
+                    at(parks, rate),
+                    [0.5, 0.9, 0.99].map(|q| {
+                        let pairs = percentiles(parked, q).into_iter().zip(percentiles(raw, q));
+                        spread(&pairs.map(|(parked, raw)| parked / raw).collect::<Vec<_>>())
+                    }),
+                );
+            }
+        }
+        report.add(&table);
     }
-    report.add(&table);
+
     let note = "From the end of an operation to the start of one that waited for it. Not an open loop: nothing is \
                 pushed during the measurement. The workers spin.";
-    report.add(&successors.table("successor", "Successors", note));
+    successors.report(&mut report, "successor", "Successors", note);
     let note = "Do not compare these with the idle rows: operations of 1 µs arrive at random, and most of the latency \
                 at higher loads is spent in the queue that any single server has.";
-    report.add(&loaded.table("loaded", "Loaded: from the due time to the start", note));
+    loaded.report(&mut report, "loaded", "Loaded: from the due time to the start", note);
     let note = "Each worker has a backlog of operations of 10 µs with priority 0 throughout. The best possible wait \
                 of an operation that interrupts nothing is between 0 and 10 µs.";
-    report.add(&full.table("saturated", "Saturated: from the due time to the start", note));
+    full.report(&mut report, "saturated", "Saturated: from the due time to the start", note);
 
-    let title = "Latency by percentile, idle";
-    let ticks = QUANTILES.iter().map(|&(q, label)| (1.0 / (1.0 - q), label.to_owned())).collect();
-    let x = Axis { label: "percentile", scale: Scale::Log, ticks: Some(ticks) };
-    let mut curves = idle.curves();
-    curves.extend(floor.curves().into_iter().filter(|(name, _)| !name.contains("first core")));
-    report.plot("idle", title, &lines(title, &x, &Axis::new("ns", Scale::Log), &curves));
+    if let Some(state) = preferred(&idle.rounds) {
+        let title = format!("Latency by percentile, idle, {}", state.name());
+        let ticks = QUANTILES.iter().map(|&(q, label)| (1.0 / (1.0 - q), label.to_owned())).collect();
+        let x = Axis { label: "percentile", scale: Scale::Log, ticks: Some(ticks) };
+        let mut curves = idle.curves(state);
+        curves.extend(floor.curves(state).into_iter().filter(|(name, _)| !name.starts_with(first)));
+        report.plot("idle", &title, &lines(&title, &x, &Axis::new("ns", Scale::Log), &curves));
+    }
     report.save();
 }

@@ -12,6 +12,8 @@ use raddle_benches::{
     kernel::{compute, serial_ns},
     machine,
     report::{Report, Table, number, spread},
+    rounds::{self, Row},
+    state::{by_state, preferred},
     stats::median,
     svg::{Axis, Scale, Series, lines},
 };
@@ -95,7 +97,7 @@ fn run(engine: &Engine, operations: usize, iterations: u32) -> f64 {
 
 fn main() {
     let cores = machine::cores();
-    let rounds = machine::rounds(5);
+    let rounds = machine::rounds();
     let operations = machine::choose(100_000, 2_000);
     // One, two, four and so on up to `most`, and the number of cores.
     let counts = |most: usize| {
@@ -112,7 +114,7 @@ fn main() {
         "scaling",
         "More workers, more pushing threads",
         &format!(
-            "Medians of {rounds} interleaved rounds of {operations} operations, with the smallest and the largest in \
+            "Medians of up to {rounds} interleaved rounds of {operations} operations, with the quartiles in \
              brackets. On {cores} cores, a pushing thread takes a core from the workers."
         ),
     );
@@ -129,31 +131,29 @@ fn main() {
     let columns: Vec<&str> = names.iter().map(String::as_str).collect();
     let note =
         "One thread pushes independent operations. The speed-up is over the same work in a loop without an engine.";
-    let mut table = Table::new("workers", "By the number of workers", note, &columns);
-    let mut figures = vec![[const { vec![] }; 3]; engines.len()];
-    for round in 0..=rounds {
-        for ((_, engine), figures) in engines.iter().zip(&mut figures) {
+    let mut rows: Vec<Row<'_>> = vec![];
+    for (workers, engine) in &engines {
+        for size in sizes {
+            let operations = if size > 1_000 { operations / 10 } else { operations };
+            rows.push(Row::new(format!("{workers} workers, {size}"), move || run(engine, operations, size)));
+        }
+    }
+    let samples = rounds::measure(&mut rows, rounds, |_| {});
+    drop(rows);
+    for (state, figures) in by_state(&samples) {
+        let mut table = Table::of_state("workers", state, "By the number of workers", note, &columns);
+        for ((workers, _), figures) in engines.iter().zip(figures.chunks(sizes.len())) {
+            let mut cells = vec![];
             for (&size, figures) in sizes.iter().zip(figures) {
-                machine::settle();
-                let operations = if size > 1_000 { operations / 10 } else { operations };
-                let figure = run(engine, operations, size);
-                if round > 0 {
-                    figures.push(figure);
+                cells.push(spread(figures));
+                if size > 0 {
+                    cells.push(number(serial_ns(Kernel::Compute, size) / median(figures)));
                 }
             }
+            table.row(workers.to_string(), cells);
         }
+        report.add(&table);
     }
-    for ((workers, _), figures) in engines.iter().zip(&figures) {
-        let mut cells = vec![];
-        for (&size, figures) in sizes.iter().zip(figures) {
-            cells.push(spread(figures));
-            if size > 0 {
-                cells.push(number(serial_ns(Kernel::Compute, size) / median(figures)));
-            }
-        }
-        table.row(workers.to_string(), cells);
-    }
-    report.add(&table);
 
     let pushers = counts(cores.max(4));
     let titles: Vec<String> = pushers.iter().map(|n| format!("{n} pushing")).collect();
@@ -161,32 +161,31 @@ fn main() {
     columns.extend(titles.iter().map(String::as_str));
     let note = "ns per operation over all threads: the time from the start of the pushes until all operations are \
                 done, divided by their number. With perfect scaling, twice the threads would halve it.";
-    let mut table = Table::new("pushers", "By the number of pushing threads", note, &columns);
     let (_, engine) = engines.last().expect("an engine");
-    let mut curves: Vec<Series> = vec![];
+    let mut rows: Vec<Row<'_>> = vec![];
     for sharing in Sharing::ALL {
-        let mut figures = vec![vec![]; pushers.len()];
-        for round in 0..=rounds {
-            for (&pushers, figures) in pushers.iter().zip(&mut figures) {
-                machine::settle();
-                let figure = push(engine, pushers, operations, sharing);
-                if round > 0 {
-                    figures.push(figure);
-                }
-            }
+        for &pushers in &pushers {
+            let name = format!("{}, {pushers} pushing", sharing.name());
+            rows.push(Row::new(name, move || push(engine, pushers, operations, sharing)));
         }
-        table.row(sharing.name(), figures.iter().map(|figures| spread(figures)));
-        let points = pushers.iter().zip(&figures).map(|(&n, figures)| (n as f64, 1e3 / median(figures)));
-        curves.push((sharing.name().into(), points.collect()));
     }
-    report.add(&table);
-    let title = "Throughput by the number of pushing threads";
-    let ticks = pushers.iter().map(|&n| (n as f64, n.to_string())).collect();
-    let x = Axis { label: "pushing threads", scale: Scale::Linear, ticks: Some(ticks) };
-    report.plot(
-        "pushers",
-        title,
-        &lines(title, &x, &Axis::new("million operations per second", Scale::Linear), &curves),
-    );
+    let samples = rounds::measure(&mut rows, rounds, |_| {});
+    for (state, figures) in by_state(&samples) {
+        let mut table = Table::of_state("pushers", state, "By the number of pushing threads", note, &columns);
+        let mut curves: Vec<Series> = vec![];
+        for (sharing, figures) in Sharing::ALL.iter().zip(figures.chunks(pushers.len())) {
+            table.row(sharing.name(), figures.iter().map(|figures| spread(figures)));
+            let points = pushers.iter().zip(figures).map(|(&n, figures)| (n as f64, 1e3 / median(figures)));
+            curves.push((sharing.name().into(), points.filter(|point| point.1.is_finite()).collect()));
+        }
+        report.add(&table);
+        if Some(state) == preferred(&samples) {
+            let title = format!("Throughput by the number of pushing threads, {}", state.name());
+            let ticks = pushers.iter().map(|&n| (n as f64, n.to_string())).collect();
+            let x = Axis { label: "pushing threads", scale: Scale::Linear, ticks: Some(ticks) };
+            let y = Axis::new("million operations per second", Scale::Linear);
+            report.plot("pushers", &title, &lines(&title, &x, &y, &curves));
+        }
+    }
     report.save();
 }

@@ -1,11 +1,11 @@
 //! The conditions of a measurement: machine, time, rounds and selected rows.
 
 use std::{
-    env, fs,
+    env, fmt, fs,
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        LazyLock, Mutex, PoisonError,
+        LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -13,7 +13,10 @@ use std::{
 
 use core_affinity::CoreId;
 
-use crate::stats::median;
+use crate::{
+    state::{Flipped, State, Trip, Watch, take},
+    stats::{median, quartiles},
+};
 
 /// Returns the number of cores that this process may use.
 #[must_use]
@@ -34,11 +37,11 @@ pub fn choose<T>(full: T, quick: T) -> T {
     if self::quick() { quick } else { full }
 }
 
-/// Returns the number of interleaved rounds in which each figure is measured.
+/// Returns how many interleaved rounds measure each figure: `RADDLE_BENCH_ROUNDS`, by default twelve.
 #[must_use]
-pub fn rounds(full: usize) -> usize {
+pub fn rounds() -> usize {
     let wanted = env::var("RADDLE_BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    choose(wanted.unwrap_or(full), 1).max(1)
+    choose(wanted.unwrap_or(12), 1).max(1)
 }
 
 /// Returns the arguments that do not begin with a dash. A benchmark with rows shows the rows whose names contain one of
@@ -142,70 +145,241 @@ pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Records the round trip between the cores, then gives the threads of the previous measurement time to go to sleep.
+/// Gives the threads of the previous measurement time to go to sleep.
 pub fn settle() {
-    if let Some(trip) = round_trip() {
-        TRIPS.lock().unwrap_or_else(PoisonError::into_inner).push(trip);
-    }
     std::thread::sleep(choose(Duration::from_millis(20), Duration::from_millis(1)));
 }
 
-/// The round trips recorded so far.
-static TRIPS: Mutex<Vec<f64>> = Mutex::new(vec![]);
+// --------------------------------------------------------------------------------------------- bracketed timings ----
+
+/// How often a timing is tried before its round does without it.
+pub const ATTEMPTS: usize = 10;
+
+/// What has become of the timings of this process.
+#[derive(Debug, Default)]
+struct Log {
+    /// The round trips, in ns.
+    trips: Vec<f64>,
+    kept: usize,
+    dropped: usize,
+    given_up: usize,
+}
+
+static LOG: Mutex<Log> = Mutex::new(Log { trips: vec![], kept: 0, dropped: 0, given_up: 0 });
+
+fn log() -> MutexGuard<'static, Log> {
+    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a timing in one state of the machine: see [`state`](crate::state). Returns `None` if all attempts were in
+/// vain. In a quick run, or if there is only one core, the state is not checked.
+pub fn timed<T>(mut timing: impl FnMut() -> T) -> Option<(State, T)> {
+    steady(|_| Ok(timing()))
+}
+
+/// Like [`timed`], for a timing that takes long and notices flips itself.
+pub fn steady<T>(timing: impl FnMut(&mut Watch<'_>) -> Result<T, Flipped>) -> Option<(State, T)> {
+    let mut trip = || {
+        let trip = round_trip();
+        log().trips.push(trip);
+        trip
+    };
+    let checked = cores() > 1 && !quick();
+    if quick() && cores() > 1 {
+        trip();
+    }
+    let taken = take(ATTEMPTS, settle, checked.then_some(&mut trip as Trip<'_>), timing);
+    let mut log = log();
+    log.dropped += taken.dropped;
+    if taken.kept.is_some() {
+        log.kept += 1;
+    } else {
+        log.given_up += 1;
+    }
+    taken.kept
+}
+
+/// Returns how many timings of this process were kept, dropped and given up.
+#[must_use]
+pub fn counts() -> [usize; 3] {
+    let log = log();
+    [log.kept, log.dropped, log.given_up]
+}
+
+/// Adds the counts of another process.
+pub fn add_counts([kept, dropped, given_up]: [usize; 3]) {
+    let mut log = log();
+    log.kept += kept;
+    log.dropped += dropped;
+    log.given_up += given_up;
+}
 
 /// Measures how long a word takes from the first core to the last one and back, in ns: the cost of a message and an
-/// answer between two threads, which every engine with threads pays. This time varies tenfold with the host's placement
-/// of virtual cores. Returns `None` if there is only one core.
-fn round_trip() -> Option<f64> {
-    const COUNT: u32 = 1000;
-    if cores() < 2 {
-        return None;
-    }
+/// answer between two threads, which every engine with threads pays. Returns the median of several batches, so that a
+/// thread that is interrupted in one of them does not matter.
+fn round_trip() -> f64 {
+    const BATCHES: usize = 15;
+    const COUNT: u32 = 100;
     let word = AtomicU32::new(0);
     let until = |value| {
+        // Relaxed: only the word itself is handed over.
         while word.load(Relaxed) != value {
             std::hint::spin_loop();
         }
     };
     let there_and_back = |trip| {
-        word.store(2 * trip + 1, Relaxed);
+        word.store(2 * trip + 1, Relaxed); // Relaxed: only the word itself is handed over.
         until(2 * trip + 2);
     };
-    let ns = std::thread::scope(|scope| {
+    let batches = std::thread::scope(|scope| {
         scope.spawn(|| {
             pinned(-1, || {
-                for trip in 0..=COUNT {
+                for trip in 0..=COUNT * BATCHES as u32 {
                     until(2 * trip + 1);
-                    word.store(2 * trip + 2, Relaxed);
+                    word.store(2 * trip + 2, Relaxed); // Relaxed: only the word itself is handed over.
                 }
             });
         });
         pinned(0, || {
             // The first exchange waits for the other thread to start.
             there_and_back(0);
-            let begin = Instant::now();
-            (1..=COUNT).for_each(there_and_back);
-            begin.elapsed().as_nanos() as f64 / f64::from(COUNT)
+            let batch = |batch: u32| {
+                let begin = Instant::now();
+                (batch * COUNT + 1..=(batch + 1) * COUNT).for_each(there_and_back);
+                begin.elapsed().as_nanos() as f64 / f64::from(COUNT)
+            };
+            (0..BATCHES as u32).map(batch).collect::<Vec<_>>()
         })
     });
-    Some(ns)
+    median(&batches)
 }
 
-/// Returns the median, the smallest and the largest of the recorded round trips, or `None` if there are none.
-#[must_use]
-pub fn round_trips() -> Option<[f64; 3]> {
-    let trips = TRIPS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let least = trips.iter().copied().reduce(f64::min)?;
-    let largest = trips.iter().copied().reduce(f64::max)?;
-    Some([median(&trips), least, largest])
+/// The conditions of a run: what has become of its timings, the round trips, and the time that the host took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conditions {
+    /// The quartiles of the round trips, in ns; NaN if there are none.
+    pub trips: [f64; 3],
+    /// The number of timings that were kept.
+    pub kept: f64,
+    /// The number of timings that were dropped.
+    pub dropped: f64,
+    /// The number of timings that were never in one state.
+    pub given_up: f64,
+    /// The part of the cores' time that the host gave to others, in %, or NaN if it is unknown.
+    pub steal: f64,
 }
 
-/// Describes the result of [`round_trips`] in a sentence. Returns an empty string if there are no round trips.
-#[must_use]
-pub fn distance(trips: Option<[f64; 3]>) -> String {
-    trips.map_or_else(String::new, |[median, least, largest]| {
-        format!(
-            " During the run, a word took {median:.0} ns ({least:.0}–{largest:.0}) from one core to another and back."
-        )
-    })
+impl Conditions {
+    /// The columns of the row `run` in the table `machine`.
+    pub const COLUMNS: [&'static str; 7] = [
+        "round trip, lower quartile",
+        "round trip, median",
+        "round trip, upper quartile",
+        "timings kept",
+        "timings dropped",
+        "timings given up",
+        "steal, %",
+    ];
+
+    /// Returns the figures in the order of the columns.
+    #[must_use]
+    pub fn figures(&self) -> [f64; 7] {
+        let [lower, median, upper] = self.trips;
+        [lower, median, upper, self.kept, self.dropped, self.given_up, self.steal]
+    }
+
+    /// Creates the conditions from figures in the order of the columns.
+    #[must_use]
+    pub fn from_figures([lower, median, upper, kept, dropped, given_up, steal]: [f64; 7]) -> Self {
+        Self { trips: [lower, median, upper], kept, dropped, given_up, steal }
+    }
+
+    /// Returns the conditions since `begin`.
+    #[must_use]
+    pub fn since(begin: Option<CpuTime>) -> Self {
+        let log = log();
+        let steal = begin.zip(CpuTime::now()).map_or(f64::NAN, |(begin, now)| now.steal_since(begin));
+        let [kept, dropped, given_up] = [log.kept, log.dropped, log.given_up].map(|count| count as f64);
+        Self { trips: quartiles(&log.trips), kept, dropped, given_up, steal }
+    }
+}
+
+impl fmt::Display for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { trips: [lower, median, upper], kept, dropped, given_up, steal } = self;
+        let mut sentences = vec![];
+        if !median.is_nan() {
+            sentences
+                .push(format!("A word took {median:.0} ns ({lower:.0}–{upper:.0}) from one core to another and back."));
+        }
+        if *kept > 0.0 {
+            sentences.push(format!(
+                "{kept} timings were kept; {dropped} across a change of the cores' distance were dropped and taken \
+                 again."
+            ));
+        }
+        if *given_up > 0.0 {
+            sentences.push(format!("{given_up} are missing after {ATTEMPTS} attempts."));
+        }
+        if !steal.is_nan() {
+            sentences.push(format!("The host gave {steal:.2} % of the cores' time to others (steal)."));
+        }
+        f.write_str(&sentences.join(" "))
+    }
+}
+
+/// The time that all cores together have spent since the machine started, in ticks, from `/proc/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuTime {
+    total: u64,
+    steal: u64,
+}
+
+impl CpuTime {
+    /// Returns the time until now, or `None` if the system does not report it.
+    #[must_use]
+    pub fn now() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        // user, nice, system, idle, iowait, irq, softirq, steal; the times of guests after them are part of `user`.
+        let ticks: Vec<u64> = line.split_whitespace().take(8).map(str::parse).collect::<Result<_, _>>().ok()?;
+        Some(Self { total: ticks.iter().sum(), steal: *ticks.get(7)? })
+    }
+
+    /// Returns the part of the time since `begin` that the host gave to others, in %.
+    #[must_use]
+    pub fn steal_since(self, begin: Self) -> f64 {
+        let total = self.total.saturating_sub(begin.total);
+        if total == 0 { 0.0 } else { 100.0 * self.steal.saturating_sub(begin.steal) as f64 / total as f64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steal_is_a_part_of_the_time_of_all_cores() {
+        let begin = CpuTime::parse("cpu  100 0 50 800 10 0 20 20 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n").expect("a line");
+        let now = CpuTime::parse("cpu  150 0 60 930 10 0 20 30 5 0\n").expect("a line");
+        assert_eq!(now.steal_since(begin), 5.0);
+        assert_eq!(begin.steal_since(begin), 0.0);
+        assert_eq!(CpuTime::parse("cpu 1 2 3\n"), None);
+        assert_eq!(CpuTime::parse(""), None);
+    }
+
+    #[test]
+    fn the_conditions_say_what_was_dropped() {
+        let conditions = Conditions::from_figures([60.0, 70.0, 90.0, 100.0, 7.0, 2.0, 0.5]);
+        assert_eq!(Conditions::from_figures(conditions.figures()), conditions);
+        let text = conditions.to_string();
+        for part in ["70 ns (60–90)", "100 timings", "7 across", "2 are missing", "0.50 %"] {
+            assert!(text.contains(part), "`{part}` in {text}");
+        }
+        let nothing = Conditions { trips: [f64::NAN; 3], kept: 0.0, dropped: 0.0, given_up: 0.0, steal: f64::NAN };
+        assert_eq!(nothing.to_string(), "");
+    }
 }

@@ -9,6 +9,7 @@
 use crate::{
     kernel::{Kernel, serial_ns},
     pattern::Pattern,
+    state::{Flipped, Watch},
     workload::Suite,
 };
 
@@ -24,8 +25,18 @@ pub struct Metg {
 /// The serial time of the operations of one size, in ns, from which the number of steps is calculated.
 const BUDGET: f64 = 4e7;
 
-/// Searches for METG(50%) on `cores` cores.
-pub fn metg(suite: &mut dyn Suite, pattern: &Pattern, kernel: Kernel, cores: usize, quick: bool) -> Metg {
+/// Searches for METG(50%) on `cores` cores. A search takes about a second, so each size checks the machine's state.
+///
+/// # Errors
+/// If the machine changes its state.
+pub fn metg(
+    suite: &mut dyn Suite,
+    pattern: &Pattern,
+    kernel: Kernel,
+    cores: usize,
+    quick: bool,
+    watch: &mut Watch<'_>,
+) -> Result<Metg, Flipped> {
     let mut curve: Vec<(f64, f64)> = vec![];
     let mut found: Option<f64> = None;
     // An iteration of the memory-bound kernel takes longer than an iteration of the other kernels.
@@ -35,6 +46,7 @@ pub fn metg(suite: &mut dyn Suite, pattern: &Pattern, kernel: Kernel, cores: usi
         let task = serial_ns(kernel, iterations);
         let steps = ((BUDGET / (task * pattern.width as f64)) as usize).clamp(10, if quick { 20 } else { 2000 });
         let efficiency = task / cores as f64 / suite.graph(pattern, steps, kernel, iterations).each();
+        watch.check()?;
         if efficiency < 0.5 {
             found = None;
         } else if found.is_none() {
@@ -49,5 +61,5 @@ pub fn metg(suite: &mut dyn Suite, pattern: &Pattern, kernel: Kernel, cores: usi
         }
         iterations = if quick { iterations * 8 } else { iterations * 5 / 4 + 1 };
     }
-    Metg { ns: found, curve }
+    Ok(Metg { ns: found, curve })
 }

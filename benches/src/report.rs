@@ -6,24 +6,30 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::machine;
+use crate::{
+    machine::{self, Conditions, CpuTime},
+    state::State,
+    stats::quartiles,
+};
 
 /// A cell of a table.
 #[derive(Clone, Debug)]
 pub struct Cell {
     text: String,
     value: Option<f64>,
+    /// The lower quartile, the upper quartile and the number of samples, if the value is a median.
+    spread: Option<[f64; 3]>,
 }
 
 impl From<&str> for Cell {
     fn from(text: &str) -> Self {
-        Self { text: text.into(), value: None }
+        Self { text: text.into(), value: None, spread: None }
     }
 }
 
 impl From<String> for Cell {
     fn from(text: String) -> Self {
-        Self { text, value: None }
+        Self { text, value: None, spread: None }
     }
 }
 
@@ -46,19 +52,22 @@ pub fn grouped(value: f64, decimals: usize) -> String {
 #[must_use]
 pub fn number(value: f64) -> Cell {
     if value.is_nan() {
-        return Cell { text: "–".into(), value: None };
+        return "–".into();
     }
     let decimals = if value.abs() < 10.0 { 2 } else { 0 };
-    Cell { text: grouped(value, decimals), value: Some(value) }
+    Cell { text: grouped(value, decimals), value: Some(value), spread: None }
 }
 
-/// Returns the median as a cell, followed by the smallest and the largest value.
+/// Returns the median as a cell, followed by the quartiles.
 #[must_use]
 pub fn spread(figures: &[f64]) -> Cell {
-    let mut cell = number(crate::stats::median(figures));
-    if figures.len() > 1 && cell.value.is_some() {
-        let (low, high) = crate::stats::range(figures);
-        _ = write!(cell.text, " ({}–{})", number(low).text, number(high).text);
+    let [lower, median, upper] = quartiles(figures);
+    let mut cell = number(median);
+    if cell.value.is_some() {
+        cell.spread = Some([lower, upper, figures.len() as f64]);
+    }
+    if figures.len() > 1 {
+        _ = write!(cell.text, " ({}–{})", number(lower).text, number(upper).text);
     }
     cell
 }
@@ -66,7 +75,7 @@ pub fn spread(figures: &[f64]) -> Cell {
 /// A table.
 #[derive(Debug)]
 pub struct Table {
-    key: &'static str,
+    key: String,
     title: String,
     note: String,
     columns: Vec<String>,
@@ -76,9 +85,15 @@ pub struct Table {
 impl Table {
     /// Creates a table under the heading `title`, with the text `note` above it. `key` names it in the CSV file.
     #[must_use]
-    pub fn new(key: &'static str, title: &str, note: &str, columns: &[&str]) -> Self {
+    pub fn new(key: &str, title: &str, note: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
-        Self { key, title: title.into(), note: note.into(), columns, rows: vec![] }
+        Self { key: key.into(), title: title.into(), note: note.into(), columns, rows: vec![] }
+    }
+
+    /// Creates a table of the timings in one state, which its heading and its name in the CSV file state.
+    #[must_use]
+    pub fn of_state(key: &str, state: State, title: &str, note: &str, columns: &[&str]) -> Self {
+        Self::new(&self::key(key, state), &format!("{title}: {}", state.name()), note, columns)
     }
 
     /// Adds a row. Missing cells are empty.
@@ -99,9 +114,6 @@ impl Table {
     }
 }
 
-/// The columns of the row `round trip` in the table `machine`.
-pub const TRIPS: [&str; 3] = ["median", "least", "largest"];
-
 /// The results of one benchmark.
 #[derive(Debug)]
 pub struct Report {
@@ -109,6 +121,7 @@ pub struct Report {
     head: String,
     body: String,
     csv: String,
+    begin: Option<CpuTime>,
 }
 
 impl Report {
@@ -117,7 +130,8 @@ impl Report {
     pub fn new(name: &'static str, title: &str, note: &str) -> Self {
         let head = format!("# {title}\n\n{note}\n");
         println!("\n{head}");
-        Self { name, head, body: String::new(), csv: "table,row,column,value\n".into() }
+        let csv = "table,row,column,value,lower quartile,upper quartile,samples\n".into();
+        Self { name, head, body: String::new(), csv, begin: CpuTime::now() }
     }
 
     /// Adds a table, and prints it.
@@ -134,7 +148,8 @@ impl Report {
             for (cell, column) in cells.iter().zip(&table.columns[1..]) {
                 if let Some(value) = cell.value {
                     let (row, column) = (plain(name), plain(column));
-                    _ = writeln!(self.csv, "{},\"{row}\",\"{column}\",{value}", table.key);
+                    let spread = cell.spread.map_or_else(|| ",,".into(), |[low, high, n]| format!("{low},{high},{n}"));
+                    _ = writeln!(self.csv, "{},\"{row}\",\"{column}\",{value},{spread}", table.key);
                 }
             }
         }
@@ -155,12 +170,14 @@ impl Report {
     /// # Panics
     /// If the files cannot be written.
     pub fn save(self) {
-        let Self { name, head, body, mut csv } = self;
-        let trips = machine::round_trips();
-        for (column, ns) in TRIPS.iter().zip(trips.into_iter().flatten()) {
-            _ = writeln!(csv, "machine,\"round trip\",\"{column}\",{ns}");
+        let Self { name, head, body, mut csv, begin } = self;
+        let conditions = Conditions::since(begin);
+        for (column, figure) in Conditions::COLUMNS.iter().zip(conditions.figures()).filter(|(_, f)| !f.is_nan()) {
+            _ = writeln!(csv, "machine,\"run\",\"{column}\",{figure},,,");
         }
-        let origin = format!("{}.{}", machine::provenance(), machine::distance(trips));
+        let origin = format!("{}. {conditions}", machine::provenance());
+        let origin = origin.trim_end();
+        _ = writeln!(csv, "{PROVENANCE}{}", machine::provenance());
         println!("\n{origin}");
         let folder = folder();
         fs::write(folder.join(format!("{name}.md")), format!("{head}\n{origin}\n{body}"))
@@ -175,20 +192,84 @@ fn folder() -> PathBuf {
     folder
 }
 
-/// The figures of a CSV file: table, row, column, value.
-pub type Figures = Vec<(String, String, String, f64)>;
+/// The beginning of the line of a CSV file that says where its figures come from.
+const PROVENANCE: &str = "# ";
 
-/// Returns the figures that a benchmark has written to a folder, or `None` if there are none.
+/// A figure of a CSV file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// The name of the table.
+    pub table: String,
+    /// The name of the row.
+    pub row: String,
+    /// The heading of the column.
+    pub column: String,
+    /// The figure itself.
+    pub value: f64,
+    /// The number of samples of which the value is the median, or 0 if it is not a median.
+    pub samples: usize,
+}
+
+/// The figures of a CSV file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// The figures, in the order of the file.
+    pub all: Vec<Figure>,
+    /// Where they come from, as [`machine::provenance`] describes it.
+    pub provenance: String,
+}
+
+impl Figures {
+    /// Returns the figures that a benchmark has written to a folder, or `None` if there are none.
+    #[must_use]
+    pub fn read(folder: &Path, name: &str) -> Option<Self> {
+        Some(Self::parse(&fs::read_to_string(folder.join(format!("{name}.csv"))).ok()?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let line = |line: &str| {
+            let (table, rest) = line.split_once(",\"")?;
+            let (row, rest) = rest.split_once("\",\"")?;
+            let (column, rest) = rest.rsplit_once("\",")?;
+            let mut fields = rest.split(',');
+            let value = fields.next()?.parse().ok()?;
+            let samples = fields.nth(2).and_then(|field| field.parse().ok()).unwrap_or(0);
+            Some(Figure { table: table.into(), row: row.into(), column: column.into(), value, samples })
+        };
+        let provenance = text.lines().find_map(|line| line.strip_prefix(PROVENANCE)).unwrap_or_default().to_owned();
+        Self { all: text.lines().skip(1).filter_map(line).collect(), provenance }
+    }
+
+    /// Returns the value with this table, row and column, or NaN.
+    #[must_use]
+    pub fn find(&self, table: &str, row: &str, column: &str) -> f64 {
+        let same = |figure: &&Figure| figure.table == table && figure.row == row && figure.column == column;
+        self.all.iter().find(same).map_or(f64::NAN, |figure| figure.value)
+    }
+
+    /// Returns the state to show first of a table that exists for each state, or `None` if there is no such table.
+    #[must_use]
+    pub fn preferred(&self, table: &str) -> Option<State> {
+        State::preferred(|state| {
+            let key = key(table, state);
+            self.all.iter().filter(|figure| figure.table == key).map(|figure| figure.samples).sum()
+        })
+    }
+
+    /// Returns the conditions of the run.
+    #[must_use]
+    pub fn conditions(&self) -> Conditions {
+        let figure = |column| self.find("machine", "run", column);
+        let [lower, median, upper, kept, dropped, given_up, steal] = Conditions::COLUMNS.map(figure);
+        let [kept, dropped, given_up] = [kept, dropped, given_up].map(|count| if count.is_nan() { 0.0 } else { count });
+        Conditions::from_figures([lower, median, upper, kept, dropped, given_up, steal])
+    }
+}
+
+/// Returns the name in CSV files of a table of the timings in one state.
 #[must_use]
-pub fn read(folder: &Path, name: &str) -> Option<Figures> {
-    let text = fs::read_to_string(folder.join(format!("{name}.csv"))).ok()?;
-    let line = |line: &str| {
-        let (table, rest) = line.split_once(",\"")?;
-        let (row, rest) = rest.split_once("\",\"")?;
-        let (column, value) = rest.rsplit_once("\",")?;
-        Some((table.to_owned(), row.to_owned(), column.to_owned(), value.parse().ok()?))
-    };
-    Some(text.lines().skip(1).filter_map(line).collect())
+pub fn key(table: &str, state: State) -> String {
+    format!("{table}_{}", state.key())
 }
 
 #[cfg(test)]
@@ -201,5 +282,33 @@ mod tests {
         assert_eq!(grouped(123.456, 1), "123.5");
         assert_eq!(grouped(-1234.0, 0), "-1,234");
         assert_eq!(grouped(-123.0, 0), "-123");
+    }
+
+    #[test]
+    fn a_median_has_its_quartiles_beside_it() {
+        let cell = spread(&[3.0, 1.0, 2.0, 5.0, 4.0]);
+        assert_eq!((cell.text.as_str(), cell.value), ("3.00 (2.00–4.00)", Some(3.0)));
+        assert_eq!(cell.spread, Some([2.0, 4.0, 5.0]));
+        assert_eq!(spread(&[7.0]).text, "7.00");
+        assert_eq!(spread(&[]).text, "–");
+    }
+
+    #[test]
+    fn figures_with_and_without_quartiles_are_read() {
+        let figures = Figures::parse(
+            "table,row,column,value,lower quartile,upper quartile,samples\n\
+             ns_near,\"raddle\",\"independent, 4,096 variables\",98.5,90,101,11\n\
+             ns_far,\"raddle\",\"chain\",135,130,140,12\n\
+             ns,\"raddle\",\"chain\",55\n\
+             machine,\"run\",\"timings dropped\",3,,,\n\
+             # AMD EPYC; 2 cores\n",
+        );
+        assert_eq!(figures.find("ns_near", "raddle", "independent, 4,096 variables"), 98.5);
+        assert_eq!(figures.find("ns", "raddle", "chain"), 55.0);
+        assert!(figures.find("ns_near", "raddle", "chain").is_nan());
+        assert_eq!(figures.preferred("ns"), Some(State::Near));
+        assert_eq!(figures.preferred("idle"), None);
+        assert_eq!(figures.conditions().dropped, 3.0);
+        assert_eq!((figures.all.len(), figures.provenance.as_str()), (4, "AMD EPYC; 2 cores"));
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::shapes::*;
-use raddle::{Engine, EngineKind, OpContext, Operator, Token};
+use raddle::{Engine, EngineKind, OpContext, Operator, Token, Var};
 use tokio::sync::{mpsc, watch};
 
 use crate::kernel::Work;
@@ -81,6 +81,70 @@ impl Raddle {
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+}
+
+/// raddle with typed variables in place of tokens.
+#[derive(Debug)]
+pub struct RaddleTyped {
+    engine: Engine,
+    variables: Vec<Var<u64>>,
+    operator: Option<Operator>,
+}
+
+impl RaddleTyped {
+    /// Wraps an existing engine, so that tokens and typed variables can be compared on the same workers.
+    #[must_use]
+    pub fn with(engine: Engine) -> Self {
+        Self { engine, variables: vec![], operator: None }
+    }
+}
+
+impl Runtime for RaddleTyped {
+    fn name(&self) -> &'static str {
+        "raddle, typed"
+    }
+
+    fn make_variables(&mut self, count: usize) {
+        self.operator = None;
+        self.variables = (0..count).map(|_| self.engine.var(0)).collect();
+    }
+
+    #[inline]
+    fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>) {
+        let op = self.engine.op("");
+        let variables = &self.variables;
+        let read = |variable: u32| variables[variable as usize].read();
+        let mutate = |variable: u32| variables[variable as usize].write();
+        let pushed = match (reads, write) {
+            (&[], None) => op.push((), move |()| work.run()),
+            (&[], Some(w)) => op.push(mutate(w), move |_| work.run()),
+            (&[a], None) => op.push(read(a), move |_| work.run()),
+            (&[a], Some(w)) => op.push((read(a), mutate(w)), move |_| work.run()),
+            (&[a, b], Some(w)) => op.push((read(a), read(b), mutate(w)), move |_| work.run()),
+            (&[a, b, c], Some(w)) => op.push((read(a), read(b), read(c), mutate(w)), move |_| work.run()),
+            (reads, write) => {
+                let accesses: (Vec<_>, Vec<_>) =
+                    (reads.iter().map(|&v| read(v)).collect(), write.map(mutate).into_iter().collect());
+                op.push(accesses, move |_| work.run())
+            }
+        };
+        pushed.expect("push");
+    }
+
+    fn wait(&mut self) {
+        self.engine.wait_for_all().expect("wait");
+    }
+
+    fn describe_operator(&mut self) -> bool {
+        let op = self.engine.op("chain");
+        self.operator = Some(op.operator(self.variables[0].write(), |value| _ = black_box(value)).expect("operator"));
+        true
+    }
+
+    #[inline]
+    fn push_operator(&mut self) {
+        self.operator.as_ref().expect("an operator").push().expect("push");
     }
 }
 

@@ -6,6 +6,7 @@
 //! program without an engine.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Barrier},
     thread,
     time::{Duration, Instant},
@@ -19,6 +20,8 @@ use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
     report::{Cell, Report, Table, grouped, number, spread},
+    rounds::{self, Row},
+    state::{Samples, State, by_state},
     stats,
 };
 
@@ -120,25 +123,10 @@ fn per(time: Duration, count: usize) -> f64 {
     time.as_secs_f64() * 1e9 / count as f64
 }
 
-/// Measures the figures in turn, for several rounds. The first round is not counted.
-fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<Vec<f64>> {
-    let mut all = vec![vec![]; figures.len()];
-    for round in 0..=rounds {
-        for (figure, all) in figures.iter().zip(&mut all) {
-            machine::settle();
-            let value = figure();
-            if round > 0 {
-                all.push(value);
-            }
-        }
-    }
-    all
-}
-
-/// Returns a quantile of the figures.
-fn quantile(figures: &mut [f64], q: f64) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[((figures.len() - 1) as f64 * q).round() as usize]
+/// Measures the figures in turn, for several rounds. The first round is not counted. Returns the figures by state.
+fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<(State, Vec<Vec<f64>>)> {
+    let mut rows: Vec<Row<'_>> = figures.iter().map(|figure| Row::new("", figure)).collect();
+    by_state(&rounds::measure(&mut rows, rounds, |_| {}))
 }
 
 // ---------------------------------------------------------------------------------------------------- same stream ----
@@ -188,7 +176,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
         let launched = all.expect("push").wait().expect("the launches succeed");
         (per(launched, count), per(start.elapsed(), count))
     };
-    let rounds = machine::rounds(7);
+    let rounds = machine::rounds();
     let mut figures: Vec<&dyn Fn() -> f64> = vec![];
     let (push, lane) = (|| apart().0, || apart().1);
     let (calls, done) = (|| at_once().0, || at_once().1);
@@ -199,24 +187,27 @@ fn same_stream(bed: &Bed, report: &mut Report) {
 
     let note = format!(
         "{count} kernels that do next to nothing, one after the other on one variable: ns per kernel, median \
-         (smallest–largest) of {rounds} rounds."
+         (quartiles) of up to {rounds} rounds."
     );
-    let mut table = Table::new("same_stream", "Operations of one stream", &note, &["", "ns per kernel"]);
-    let names = [
-        "an operation for each, from the first push to the end of all",
-        "a prebuilt operator, from the first push to the end of all",
-        "the pushes alone, while the lane's thread is blocked",
-        "the lane's thread alone, from the last push to the end of all",
-        "all launched by one operation: only the calls",
-        "all launched by one operation: until the end of all",
-    ];
-    let names = names.into_iter().chain(bed.peers.same_stream.iter().map(|peer| peer.0));
-    for (name, figures) in names.zip(&found) {
-        table.row(name, [spread(figures)]);
+    for (state, found) in found {
+        let mut table =
+            Table::of_state("same_stream", state, "Operations of one stream", &note, &["", "ns per kernel"]);
+        let names = [
+            "an operation for each, from the first push to the end of all",
+            "a prebuilt operator, from the first push to the end of all",
+            "the pushes alone, while the lane's thread is blocked",
+            "the lane's thread alone, from the last push to the end of all",
+            "all launched by one operation: only the calls",
+            "all launched by one operation: until the end of all",
+        ];
+        let names = names.into_iter().chain(bed.peers.same_stream.iter().map(|peer| peer.0));
+        for (name, figures) in names.zip(&found) {
+            table.row(name, [spread(figures)]);
+        }
+        let cost = stats::median(&found[3]) - stats::median(&found[5]);
+        table.row("**the engine's cost on the lane's thread**: the fourth row minus the sixth", [number(cost)]);
+        report.add(&table);
     }
-    let cost = stats::median(&found[3]) - stats::median(&found[5]);
-    table.row("**the engine's cost on the lane's thread**: the fourth row minus the sixth", [number(cost)]);
-    report.add(&table);
 }
 
 // --------------------------------------------------------------------------------------------------- cross stream ----
@@ -235,21 +226,24 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
         }
     };
     let (stay, hop) = (hops([Property::Normal; 2]), hops([Property::Normal, Property::GpuPrioritized]));
-    let rounds = machine::rounds(7);
+    let rounds = machine::rounds();
     let mut figures: Vec<&dyn Fn() -> f64> = vec![&stay, &hop];
     let peers: Vec<_> = bed.peers.cross_stream.iter().map(|(_, peer)| move || peer(count)).collect();
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
     let note = format!(
-        "{count} kernels as above, on one stream or alternating between two: ns per kernel, medians of {rounds} rounds."
+        "{count} kernels as above, on one stream or alternating between two: ns per kernel, medians of up \
+         to {rounds} rounds."
     );
-    let mut table = Table::new("cross_stream", "From stream to stream", &note, &["", "ns per kernel"]);
-    let names = ["all on one stream", "alternately on two streams"].into_iter();
-    for (name, figures) in names.chain(bed.peers.cross_stream.iter().map(|peer| peer.0)).zip(&found) {
-        table.row(name, [spread(figures)]);
+    for (state, found) in found {
+        let mut table = Table::of_state("cross_stream", state, "From stream to stream", &note, &["", "ns per kernel"]);
+        let names = ["all on one stream", "alternately on two streams"].into_iter();
+        for (name, figures) in names.chain(bed.peers.cross_stream.iter().map(|peer| peer.0)).zip(&found) {
+            table.row(name, [spread(figures)]);
+        }
+        table.row("**a change of streams**", [number(stats::median(&found[1]) - stats::median(&found[0]))]);
+        report.add(&table);
     }
-    table.row("**a change of streams**", [number(stats::median(&found[1]) - stats::median(&found[0]))]);
-    report.add(&table);
 }
 
 // ------------------------------------------------------------------------------------------- from the device back ----
@@ -282,25 +276,40 @@ fn from_device(bed: &Bed, report: &mut Report) {
          the kernel's time{}, in ns, of {count} samples. The time of the launch itself is included unless it is known.",
         if bed.latency.is_zero() { "" } else { " and the launch's" },
     );
-    let mut table =
-        Table::new("from_device", "From the end of a kernel to the CPU", &note, &["", "p50", "p99", "p99.9"]);
-    let mut row = |name: &str, mut figures: Vec<f64>| {
-        let quantiles = [0.5, 0.99, 0.999].map(|q| number(quantile(&mut figures, q)));
-        table.row(name, quantiles);
+    // In slices, of which only those across a flip are taken again.
+    let slices = machine::choose(10, 1);
+    let mut names = vec![];
+    let mut samples: Vec<Samples> = vec![];
+    let mut row = |name: &'static str, slice: &dyn Fn() -> Vec<f64>| {
+        let mut row = Samples::new();
+        for (state, figures) in (0..slices).filter_map(|_| machine::timed(slice)) {
+            figures.into_iter().for_each(|figure| row.push(state, figure));
+        }
+        names.push(name);
+        samples.push(row);
     };
     for (name, idle) in [
         ("both threads spin", IdlePolicy::Spin),
         ("both spin for 50 µs, then sleep", IdlePolicy::default()),
         ("both sleep immediately", IdlePolicy::Park),
     ] {
-        row(name, ends(bed, &bed.small(EngineKind::Pooled, idle), count));
+        let engine = bed.small(EngineKind::Pooled, idle);
+        row(name, &|| ends(bed, &engine, count / slices));
     }
     let naive = bed.small(EngineKind::Naive, IdlePolicy::default());
-    row("without threads: `Naive`, which spins on the device", ends(bed, &naive, count));
+    row("without threads: `Naive`, which spins on the device", &|| ends(bed, &naive, count / slices));
     for (name, peer) in &bed.peers.end {
-        row(name, (0..count).map(|_| peer(1)).collect());
+        row(name, &|| (0..count / slices).map(|_| peer(1)).collect());
     }
-    report.add(&table);
+    for (state, found) in by_state(&samples) {
+        let columns = ["", "p50", "p99", "p99.9"];
+        let title = "From the end of a kernel to the CPU";
+        let mut table = Table::of_state("from_device", state, title, &note, &columns);
+        for (name, figures) in names.iter().zip(&found) {
+            table.row(*name, [0.5, 0.99, 0.999].map(|q| number(stats::quantile(figures, q))));
+        }
+        report.add(&table);
+    }
 }
 
 // --------------------------------------------------------------------------------------------------- many pushers ----
@@ -331,18 +340,22 @@ fn pushers(bed: &Bed, report: &mut Report) {
         }
     };
     let (one, many) = (rate(1), rate(THREADS));
-    let rounds = machine::rounds(5);
+    let rounds = machine::rounds();
     let mut figures: Vec<&dyn Fn() -> f64> = vec![&one, &many];
     let peers: Vec<_> = bed.peers.threads.iter().map(|(_, peer)| move || 1e9 / peer(count)).collect();
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
-    let note = format!("{count} kernels that do next to nothing, until all are done: medians of {rounds} rounds.");
-    let mut table = Table::new("pushers", "Launches from many threads", &note, &["", "launches per second"]);
-    let names = ["raddle, 1 pusher", "raddle, 16 pushers, a variable each"].into_iter();
-    for (name, figures) in names.chain(bed.peers.threads.iter().map(|peer| peer.0)).zip(&found) {
-        table.row(name, [spread(figures)]);
+    let note =
+        format!("{count} kernels that do next to nothing, until all are done: medians of up to {rounds} rounds.");
+    for (state, found) in found {
+        let mut table =
+            Table::of_state("pushers", state, "Launches from many threads", &note, &["", "launches per second"]);
+        let names = ["raddle, 1 pusher", "raddle, 16 pushers, a variable each"].into_iter();
+        for (name, figures) in names.chain(bed.peers.threads.iter().map(|peer| peer.0)).zip(&found) {
+            table.row(name, [spread(figures)]);
+        }
+        report.add(&table);
     }
-    report.add(&table);
 }
 
 // -------------------------------------------------------------------------------------------------------- overlap ----
@@ -357,14 +370,14 @@ struct Buffers {
 }
 
 fn overlap(bed: &Bed, report: &mut Report) {
-    let rounds = machine::rounds(5);
+    let rounds = machine::rounds();
     let note = format!(
         "Chunks are copied in, processed by two kernels, and copied out; four buffers on the device. Each part alone, \
-         then all parts together; ms, medians of {rounds} rounds. *overlap*: the longest part's time in % of the time \
-         of all."
+         then all parts together; ms, medians of up to {rounds} rounds. *overlap*: the longest part's time in % of the \
+         time of all."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
-    let mut table = Table::new("overlap", "Copies and kernels side by side", &note, &columns);
+    let mut tables = BTreeMap::new();
     for (name, bytes) in [("256 KiB", 256 << 10), ("1 MiB", 1 << 20)] {
         let chunks = machine::choose((256 << 20) / bytes, 6);
         let engine = bed.usual(Pace::Timed);
@@ -400,15 +413,19 @@ fn overlap(bed: &Bed, report: &mut Report) {
             [&|| milliseconds(&copy_in), &|| milliseconds(&kernels), &|| milliseconds(&copy_out), &|| {
                 milliseconds(&all)
             }];
-        let found = in_turns(rounds, &parts);
-        let medians: Vec<f64> = found.iter().map(|figures| stats::median(figures)).collect();
-        let longest = medians[..3].iter().fold(0.0, |a: f64, &b| a.max(b));
-        let mut cells: Vec<Cell> = found.iter().map(|figures| spread(figures)).collect();
-        cells.push(number(medians[..3].iter().sum()));
-        cells.push(percent(longest / medians[3]));
-        table.row(name, cells);
+        for (state, found) in in_turns(rounds, &parts) {
+            let medians: Vec<f64> = found.iter().map(|figures| stats::median(figures)).collect();
+            let longest = medians[..3].iter().fold(0.0, |a: f64, &b| a.max(b));
+            let mut cells: Vec<Cell> = found.iter().map(|figures| spread(figures)).collect();
+            cells.push(number(medians[..3].iter().sum()));
+            cells.push(percent(longest / medians[3]));
+            let table = tables.entry(state).or_insert_with(|| {
+                Table::of_state("overlap", state, "Copies and kernels side by side", &note, &columns)
+            });
+            table.row(name, cells);
+        }
     }
-    report.add(&table);
+    tables.values().for_each(|table| report.add(table));
 }
 
 fn percent(part: f64) -> Cell {
@@ -446,16 +463,21 @@ fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce(
 }
 
 fn fault(bed: &Bed, report: &mut Report) {
-    let rounds = machine::rounds(20);
-    let mut figures: Vec<f64> = (0..rounds).map(|_| (bed.fault)() / 1000.0).collect();
+    let rounds = machine::rounds();
+    let mut samples = Samples::new();
+    for (state, ns) in (0..rounds).filter_map(|_| machine::timed(&bed.fault)) {
+        samples.push(state, ns / 1000.0);
+    }
     let note = format!(
         "{THREADS} threads wait for variables of a device that is lost; the time until the last of them receives \
-         the error, in µs, over {rounds} rounds."
+         the error, in µs, over up to {rounds} rounds."
     );
-    let mut table = Table::new("fault", "From a loss until all waiting threads know", &note, &["", "p50", "longest"]);
-    let cells = [0.5, 1.0].map(|q| number(quantile(&mut figures, q)));
-    table.row("raddle", cells);
-    report.add(&table);
+    for (state, found) in by_state(&[samples]) {
+        let title = "From a loss until all waiting threads know";
+        let mut table = Table::of_state("fault", state, title, &note, &["", "p50", "longest"]);
+        table.row("raddle", [0.5, 1.0].map(|q| number(stats::quantile(&found[0], q))));
+        report.add(&table);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------- chain ----
@@ -480,23 +502,26 @@ fn chain(bed: &Bed, report: &mut Report) {
         wait(&engine);
         per(start.elapsed(), 1000)
     };
-    let rounds = machine::rounds(9);
+    let rounds = machine::rounds();
     let mut figures: Vec<&dyn Fn() -> f64> = vec![&each, &at_once];
     let peers: Vec<_> = bed.peers.chain.iter().map(|(_, peer)| move || peer(COUNT)).collect();
     figures.extend(peers.iter().map(|peer| peer as &dyn Fn() -> f64));
     let found = in_turns(rounds, &figures);
     let note = format!(
         "{COUNT} kernels of {SMALL:?} on one variable, until the host knows that all are done: µs in total, \
-         medians of {rounds} rounds. *ratio*: the time with an operation for each kernel, divided by this row's."
+         medians of up to {rounds} rounds. *ratio*: the time with an operation for each kernel, divided by this row's."
     );
-    let mut table = Table::new("chain", "A chain of small kernels", &note, &["", "µs", "ratio"]);
-    let names = ["an operation for each kernel", "by hand, on one stream: all launched by one operation"].into_iter();
-    for (name, figures) in names.chain(bed.peers.chain.iter().map(|peer| peer.0)).zip(&found) {
-        // For 1000 kernels, ns per kernel equals µs in total.
-        let by = stats::median(&found[0]) / stats::median(figures);
-        table.row(name, [spread(figures), grouped(by, 3).into()]);
+    for (state, found) in found {
+        let mut table = Table::of_state("chain", state, "A chain of small kernels", &note, &["", "µs", "ratio"]);
+        let names =
+            ["an operation for each kernel", "by hand, on one stream: all launched by one operation"].into_iter();
+        for (name, figures) in names.chain(bed.peers.chain.iter().map(|peer| peer.0)).zip(&found) {
+            // For 1000 kernels, ns per kernel equals µs in total.
+            let by = stats::median(&found[0]) / stats::median(figures);
+            table.row(name, [spread(figures), grouped(by, 3).into()]);
+        }
+        report.add(&table);
     }
-    report.add(&table);
 }
 
 // ----------------------------------------------------------------------------------------------- simulated device ----

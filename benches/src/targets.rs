@@ -1,0 +1,147 @@
+//! The targets of the engine, and how far the last full run was from them.
+
+use std::path::Path;
+
+use crate::{
+    report::{Figures, Table, grouped, key, number},
+    state::State,
+};
+
+/// A figure that the engine should reach, with the cores near each other.
+struct Target {
+    name: &'static str,
+    /// In ns, except for the ratio.
+    target: f64,
+    /// The benchmark, table, row and column of the figure.
+    source: [&'static str; 4],
+    /// In ns, except for the ratio.
+    floor: &'static str,
+    distance: &'static str,
+}
+
+const SPINS: &str = "push to start, worker spins, 100,000 a second";
+
+/// The targets, in the order of the table.
+const TARGETS: [Target; 9] = [
+    Target {
+        name: "independent, 4,096 variables",
+        target: 60.0,
+        source: ["push_run", "ns", "raddle", "independent, 4,096 variables"],
+        floor: "24 / 41 / 58 (2 lines)",
+        distance: "Each operation is ready when it is pushed, so it passes through the injector, whose line goes to \
+                   and fro, and the pushing thread looks for sleepers behind a fence. The rest is the instructions of \
+                   a push that is written for any number of variables.",
+    },
+    Target {
+        name: "chain",
+        target: 35.0,
+        source: ["push_run", "ns", "raddle", "chain"],
+        floor: "24 / 41 / 58 (2 lines); 9 / 29 / 39 (1 line)",
+        distance: "The worker waits for most of its time for the first line of the next record, which the pushing core \
+                   still owns; the pushing thread waits where it reads back what it has just written. Below 41, a \
+                   record of one line is needed.",
+    },
+    Target {
+        name: "1 writer + 15 readers",
+        target: 40.0,
+        source: ["push_run", "ns", "raddle", "1 writer + 15 readers"],
+        floor: "24 / 41 / 58 (2 lines)",
+        distance: "Each of the fifteen readers is passed on by an access of its own, and each is announced to the \
+                   workers. A count for the whole group of readers would take one.",
+    },
+    Target {
+        name: "2 reads + 1 write, 1,024 variables",
+        target: 120.0,
+        source: ["push_run", "ns", "raddle", "2 reads + 1 write, 1,024 variables"],
+        floor: "24–45 / 41–50 / 58–72 (3 lines)",
+        distance: "A push over three variables makes 9 to 13 atomic updates. Most of the time of a completion is spent \
+                   on the operation behind the next one, whose line is not in the cache.",
+    },
+    Target {
+        name: "stencil, width 16",
+        target: 120.0,
+        source: ["push_run", "ns", "raddle", "stencil, width 16"],
+        floor: "45 / 50 / 72 (4 lines)",
+        distance: "A push over four variables makes 11 to 16 atomic updates, and a run up to 15. The variables are \
+                   sorted and merged at run time, although their number is known when the program is compiled.",
+    },
+    Target {
+        name: "prebuilt operator, chain",
+        target: 30.0,
+        source: ["push_run", "ns", "raddle", "prebuilt operator, chain"],
+        floor: "24 / 41 / 58 (2 lines); 9 / 29 / 39 (1 line)",
+        distance: "As for the chain. The operator's accesses are known, yet each push writes them into the record.",
+    },
+    Target {
+        name: "METG(50%), stencil",
+        target: 250.0,
+        source: ["push_run", "ns", "raddle", "METG(50%), stencil"],
+        floor: "the stencil's row",
+        distance: "At 50 % efficiency of two cores, an operation takes as long as its kernel, so METG cannot be below \
+                   the cost of an empty operation. The pushing thread takes one of the cores from the workers.",
+    },
+    Target {
+        name: "push to start, p50, worker spins",
+        target: 250.0,
+        source: ["latency", "idle", SPINS, "p50"],
+        floor: "30–45 for the hand-over, and a reading of the clock",
+        distance: "The push itself, the injector's line, which moves to the worker, and the record's lines, which \
+                   follow one after the other.",
+    },
+    Target {
+        name: "push to start, p99 by the empty loop's p99",
+        target: 1.5,
+        source: ["latency", "disturbance", SPINS, "p99 by the empty loop's p99"],
+        floor: "1.00",
+        distance: "A disturbance of the worker's core delays an operation as much as one of the pushing core, but the \
+                   empty loop sees only the latter.",
+    },
+];
+
+/// Returns the table of targets. The measured figures are those that the last full runs have written to `results`.
+#[must_use]
+pub fn table(results: &Path) -> String {
+    render(|bench| Figures::read(results, bench).unwrap_or_default())
+}
+
+fn render(figures: impl Fn(&str) -> Figures) -> String {
+    let columns = ["row", "target, ns", "measured near, median, ns", "floor, ns", "what the distance consists of"];
+    let mut table = Table::new("targets", "", "", &columns);
+    for target in &TARGETS {
+        let [bench, of, row, column] = target.source;
+        let measured = figures(bench).find(&key(of, State::Near), row, column);
+        let wanted = grouped(target.target, if target.target.fract() == 0.0 { 0 } else { 1 });
+        table.row(target.name, [wanted.into(), number(measured), target.floor.into(), target.distance.into()]);
+    }
+    table.markdown()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Figure;
+
+    #[test]
+    fn the_table_has_the_figures_of_the_near_state_and_a_dash_for_others() {
+        let figures = |bench: &str| {
+            let figure = |table: &str, column: &str, value| Figure {
+                table: table.into(),
+                row: "raddle".into(),
+                column: column.into(),
+                value,
+                samples: 12,
+            };
+            match bench {
+                "push_run" => Figures {
+                    all: vec![figure("ns_near", "chain", 37.0), figure("ns_far", "stencil, width 16", 365.0)],
+                    ..Figures::default()
+                },
+                _ => Figures::default(),
+            }
+        };
+        let table = render(figures);
+        assert!(table.contains("| chain | 35 | 37 |"), "{table}");
+        assert!(table.contains("| stencil, width 16 | 120 | – |"), "{table}");
+        assert!(table.contains("p99 by the empty loop's p99 | 1.5 | – |"), "{table}");
+    }
+}
