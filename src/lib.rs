@@ -113,7 +113,7 @@ pub use trace::{
     dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
     event::{AccessMode, OpId, Outcome, Place, VarId},
     history::{Run, Trace, TracedOp},
-    observer::{ObservedOp, Observer},
+    observer::{ObservedAccess, ObservedOp, Observer},
     order::{OrderReport, OrderViolation},
     recorder::Recorder,
     report::CriticalStep,

@@ -86,6 +86,7 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
     let value = engine.var(0);
     engine
         .op("load")
+        .priority(5)
         .try_push(value.write(), |value| {
             *value = 1;
             tracing::info!(target: "program", "loading");
@@ -109,13 +110,15 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
 
     let lines = log.0.lines.lock().unwrap().clone();
     let has = |line: &str| assert!(lines.iter().any(|found| found == line), "no `{line}` in {lines:#?}");
-    has(r#"TRACE message=pushed name="load" in []"#);
-    has(r#"INFO message=loading in ["operation name=\"load\""]"#);
-    has(r#"WARN message=failed name="load" in ["operation name=\"load\""]"#);
+    has(r#"TRACE message=pushed name="load" lane="cpu" priority=5 in []"#);
+    has(r#"INFO message=loading in ["operation name=\"load\" worker=\"cpu 0\" priority=5"]"#);
+    has(r#"WARN message=failed name="load" in ["operation name=\"load\" worker=\"cpu 0\" priority=5"]"#);
     has(r#"INFO message=skipped name="show" in []"#);
-    has(r#"INFO message=inside in ["operation name=\"outer\"", "operation name=\"inner\""]"#);
-    has(r#"INFO message=after in ["operation name=\"outer\""]"#);
-    has(r#"INFO message=asked in ["operation name=\"ask\""]"#);
+    has(
+        r#"INFO message=inside in ["operation name=\"outer\" worker=\"cpu 0\" priority=0", "operation name=\"inner\" worker=\"cpu 0\" priority=0"]"#,
+    );
+    has(r#"INFO message=after in ["operation name=\"outer\" worker=\"cpu 0\" priority=0"]"#);
+    has(r#"INFO message=asked in ["operation name=\"ask\" worker=\"cpu 0\" priority=0"]"#);
     has(r#"DEBUG message=succeeded name="ask" in []"#);
     assert!(!lines.iter().any(|line| line.contains("wait")), "the engine's own operations: {lines:#?}");
 }
@@ -170,7 +173,7 @@ fn metrics_count_and_time_operations_by_name() {
     let engine = Engine::builder().workers(1).observer(MetricsObserver::new()).build().unwrap();
     let value = engine.var(0);
     engine.op("sleep").push(value.write(), |_| thread::sleep(TIME)).unwrap();
-    engine.op("fail").try_push(value.write(), |_| Err("no".into())).unwrap();
+    engine.op("fail").priority(-3).try_push(value.write(), |_| Err("no".into())).unwrap();
     engine.op("skip").push(value.read(), |_| unreachable!("it is skipped")).unwrap();
     engine.wait_for_all().unwrap_err();
     drop(engine);
@@ -184,9 +187,15 @@ fn metrics_count_and_time_operations_by_name() {
     assert_eq!(f64::from_bits(numbers["raddle_operations_pending "]), 0.0);
     let times = metrics.1.lock().unwrap();
     let of = |name: &str| times[name].0.lock().unwrap().clone();
-    let (ran, waited) =
-        (of("raddle_operation_run_seconds operation=sleep"), of("raddle_operation_wait_seconds operation=fail"));
+    let (ran, waited) = (
+        of("raddle_operation_run_seconds operation=sleep worker=cpu 0"),
+        of("raddle_operation_wait_seconds operation=fail priority=-3"),
+    );
     assert!(matches!(ran[..], [seconds] if seconds >= TIME.as_secs_f64() && seconds < 60.0), "{ran:?}");
     assert!(matches!(waited[..], [seconds] if seconds >= TIME.as_secs_f64() * 0.9 && seconds < 60.0), "{waited:?}");
-    assert!(!times.contains_key("raddle_operation_run_seconds operation=skip"));
+    assert!(
+        !times.keys().any(|key| key.starts_with("raddle_operation_run_seconds operation=skip")),
+        "{:?}",
+        times.keys()
+    );
 }

@@ -147,37 +147,59 @@ fn a_wait_inside_a_function_is_part_of_the_chain() {
     });
 }
 
+/// Pushes a ring of `length` operations, each of which waits inside its function for another operation that stands
+/// behind the next one.
+fn push_ring(engine: &Engine, length: usize) {
+    let vars: Vec<_> = (0..length).map(|_| engine.var(0)).collect();
+    let channels: Vec<_> = vars
+        .iter()
+        .map(|own| {
+            let (sender, receiver) = mpsc::channel::<raddle::OpHandle<()>>();
+            // The wait has a time limit, since the engine refuses waits that would never return.
+            let wait = move |_: &mut i32| _ = receiver.recv().unwrap().wait_timeout(Duration::from_secs(2));
+            engine.op("holder").push(own.write(), wait).unwrap();
+            sender
+        })
+        .collect();
+    for (sender, next) in channels.iter().zip(vars.iter().cycle().skip(1)) {
+        sender.send(engine.op("behind").submit(next.write(), |_| {}).unwrap()).unwrap();
+    }
+}
+
+/// Waits until the functions of `count` operations wait, and returns a dump from that time.
+fn dump_of_waits(engine: &Engine, count: usize) -> Dump {
+    let mut dump = engine.dump();
+    eventually("the functions wait", || {
+        dump = engine.dump();
+        dump.ops().iter().filter(|op| op.state == OpState::WaitingInside).count() == count
+    });
+    dump
+}
+
 #[test]
 fn operations_that_wait_for_each_other_are_a_cycle() {
     watched(|| {
-        // The waits have time limits, since the engine refuses waits that would never return.
         let engine = Engine::builder().workers(2).build().unwrap();
-        let (x, y) = (engine.var(0).named("x"), engine.var(0).named("y"));
-        let (go, gone) = (mpsc::channel(), mpsc::channel());
-        let waits = |name: &'static str, own: &raddle::Var<i32>, handle: mpsc::Receiver<raddle::OpHandle<()>>| {
-            engine
-                .op(name)
-                .push(own.write(), move |_| {
-                    let mut handle = handle.recv().unwrap();
-                    let _ = handle.wait_timeout(Duration::from_secs(2));
-                })
-                .unwrap();
-        };
-        waits("first", &x, go.1);
-        waits("second", &y, gone.1);
-        go.0.send(engine.op("behind second").submit(y.write(), |_| {}).unwrap()).unwrap();
-        gone.0.send(engine.op("behind first").submit(x.write(), |_| {}).unwrap()).unwrap();
-        let mut cycle = None;
-        eventually("there is a cycle", || {
-            let dump = engine.dump();
-            cycle = dump.cycle().map(|cycle| (cycle.len(), dump.to_string()));
-            cycle.is_some()
-        });
-        let (len, text) = cycle.unwrap();
-        assert_eq!(len, 4, "{text}");
+        push_ring(&engine, 2);
+        let dump = dump_of_waits(&engine, 2);
+        let text = dump.to_string();
+        assert_eq!(dump.cycle().map(|cycle| cycle.len()), Some(4), "{text}");
         assert!(text.contains("These wait for each other") && text.contains("waits for `behind"), "{text}");
         let _ = engine.wait_for_all();
     });
+}
+
+#[test]
+fn the_shorter_of_two_cycles_is_shown_wherever_it_is_in_the_list() {
+    for lengths in [[3, 2], [2, 3]] {
+        watched(move || {
+            let engine = Engine::builder().workers(5).pin(false).build().unwrap();
+            lengths.iter().for_each(|&length| push_ring(&engine, length));
+            let dump = dump_of_waits(&engine, 5);
+            assert_eq!(dump.cycle().map(|cycle| cycle.len()), Some(4), "{dump}");
+            let _ = engine.wait_for_all();
+        });
+    }
 }
 
 #[test]

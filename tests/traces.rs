@@ -18,7 +18,7 @@ use std::{
 use common::{KINDS, MOMENT, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
     AccessMode, Device, Engine, EngineKind, ObservedOp, Observer, Outcome, Place, PushError, Recorder, SimulatedGpu,
-    Trace, TracedOp, WaitError, cx,
+    Trace, TracedOp, VarId, WaitError, cx,
 };
 
 /// Calls `f` with an engine of each kind and its recorder.
@@ -683,6 +683,119 @@ fn an_observer_is_called_for_each_step() {
             let counts = counts.0.each_ref().map(|count| count.load(Relaxed));
             let ready = if kind == EngineKind::Naive { 0 } else { 101 };
             assert_eq!(counts, [101, ready, 101, 1, 101]);
+        });
+    }
+}
+
+/// What an observer has seen of an operation at one step.
+#[derive(Debug)]
+struct Seen {
+    step: &'static str,
+    name: String,
+    lane: String,
+    place: Place,
+    place_name: String,
+    priority: i32,
+    device: Device,
+    accesses: Vec<(String, AccessMode)>,
+    variables: Vec<VarId>,
+}
+
+struct Noting(mpsc::Sender<Seen>);
+
+impl Noting {
+    fn note(&self, step: &'static str, op: &ObservedOp<'_>) {
+        if op.internal {
+            return;
+        }
+        let accesses = op.accesses();
+        let seen = Seen {
+            step,
+            name: op.name.to_owned(),
+            lane: op.lane(),
+            place: op.place(),
+            place_name: op.place_name(),
+            priority: op.priority,
+            device: op.device,
+            accesses: accesses.iter().map(|access| (access.name.as_str().to_owned(), access.mode)).collect(),
+            variables: accesses.iter().map(|access| access.variable).collect(),
+        };
+        self.0.send(seen).unwrap();
+    }
+}
+
+impl Observer for Noting {
+    fn pushed(&self, op: &ObservedOp<'_>) {
+        self.note("pushed", op);
+    }
+    fn ready(&self, op: &ObservedOp<'_>) {
+        self.note("ready", op);
+    }
+    fn started(&self, op: &ObservedOp<'_>) {
+        self.note("started", op);
+    }
+    fn returned(&self, op: &ObservedOp<'_>) {
+        self.note("returned", op);
+    }
+    fn ended(&self, op: &ObservedOp<'_>, _: Outcome) {
+        self.note("ended", op);
+    }
+}
+
+#[test]
+fn an_observer_sees_what_the_recorder_records() {
+    for kind in KINDS {
+        watched(move || {
+            let ((sender, seen), recorder) = (mpsc::channel(), Recorder::new());
+            let builder = Engine::builder().kind(kind).workers(2).gpu(SimulatedGpu::new()).recorder(&recorder);
+            let engine = builder.observer(Noting(sender)).build().unwrap();
+            let (from, to) = (engine.var(1).named("from"), engine.var(0).named("to"));
+            let on_gpu = engine.device_var::<u64>(Device::Gpu(0), 4).unwrap().named("on gpu");
+            engine.op("copy").priority(100).push((from.read(), to.write()), |(from, to)| *to = *from).unwrap();
+            engine
+                .op("fill")
+                .on(Device::Gpu(0))
+                .try_launch(on_gpu.write(), |stream, value| {
+                    Ok(stream.simulated().unwrap().launch(Duration::ZERO, value, |value| value.fill(1))?)
+                })
+                .unwrap();
+            engine.op("ask").push_async(to.overwrite(), |_, completion| completion.complete()).unwrap();
+            engine.shutdown(raddle::Shutdown::Drain, None).unwrap();
+            let trace = recorder.take();
+            let seen: Vec<Seen> = seen.try_iter().collect();
+            for (name, device, accesses) in [
+                ("copy", Device::Cpu, vec![("from", AccessMode::Read), ("to", AccessMode::Write)]),
+                ("fill", Device::Gpu(0), vec![("on gpu", AccessMode::Write)]),
+                ("ask", Device::Cpu, vec![("to", AccessMode::Overwrite)]),
+            ] {
+                let op = named(&trace, name);
+                let seen: Vec<&Seen> = seen.iter().filter(|seen| seen.name == name).collect();
+                assert!(["pushed", "started", "ended"].iter().all(|step| seen.iter().any(|seen| seen.step == *step)));
+                let run = op.runs[0].place;
+                for seen in &seen {
+                    assert_eq!((seen.priority, seen.device), (op.priority, device), "{kind} {seen:?}");
+                    // The naive engine has no lanes.
+                    let lane = if kind == EngineKind::Naive { "none" } else { trace.lane(op.engine, op.lane) };
+                    assert_eq!(seen.lane, lane, "{kind} {seen:?}");
+                    if seen.step == "started" {
+                        assert_eq!(seen.place, run, "{kind} {seen:?}");
+                        if !matches!(run, Place::Thread(_)) {
+                            assert_eq!(seen.place_name, trace.place(run), "{kind} {seen:?}");
+                        }
+                    }
+                    // An operation of a GPU has released its variables when it ends, and an asynchronous one may have
+                    // done so when its function returns.
+                    let has_released = seen.step == "returned" || seen.step == "ended" && device != Device::Cpu;
+                    if !has_released || !seen.accesses.is_empty() {
+                        let found: Vec<_> = seen.accesses.iter().map(|(name, mode)| (&**name, *mode)).collect();
+                        assert_eq!(found, accesses, "{kind} {seen:?}");
+                        assert_eq!(seen.variables, op.accesses.iter().map(|access| access.0).collect::<Vec<_>>());
+                    }
+                }
+            }
+            assert_eq!(named(&trace, "copy").priority, 64, "the value closest to 0 among those of its band");
+            let on_worker = |seen: &&Seen| seen.step == "started" && matches!(seen.place, Place::Worker { .. });
+            assert_eq!(seen.iter().any(|seen| on_worker(&seen)), kind != EngineKind::Naive);
         });
     }
 }

@@ -27,11 +27,11 @@ use crate::{
     },
     trace::{
         dump::{Dump, OpState, PendingAccess, PendingOp, PendingVar, ThreadWait, WaitKind},
-        event::{AccessMode, OpId},
+        event::OpId,
         history::priority_of,
         recorder::Recorded,
     },
-    tracker::{Mode, Op, Standing, each_marked, each_waiting},
+    tracker::{Op, Standing, each_marked, each_waiting},
     values::name::Name,
 };
 
@@ -151,11 +151,7 @@ impl Core {
         let in_use = op.accesses().iter().zip(&standings).filter(|&(_, &standing)| standing != Standing::Done);
         let accesses = in_use.map(|(access, &standing)| PendingAccess {
             variable: name_of(VarCell::of(access)),
-            mode: match access.mode() {
-                Mode::Write => AccessMode::Write,
-                Mode::Overwrite => AccessMode::Overwrite,
-                Mode::Read | Mode::Await => AccessMode::Read,
-            },
+            mode: access.mode().into(),
             waits: standing == Standing::Waits,
         });
         PendingOp {
@@ -190,7 +186,8 @@ impl Core {
         ready
     }
 
-    fn lane_name(&self, lane: u8) -> String {
+    /// Returns the name of a lane.
+    pub(super) fn lane_name(&self, lane: u8) -> String {
         match lane.checked_sub(FIRST_LANE).and_then(|lane| self.gpus.lanes().get(usize::from(lane))) {
             Some(lane) => format!("gpu({}) {}", lane.gpu, lane.lane.name()),
             None => self.threads.lanes().get(usize::from(lane)).map_or("none", |lane| lane.name()).to_owned(),

@@ -3,7 +3,7 @@
 //! An engine that records sets a flag on its operations. A run tests this flag together with the flags of operations
 //! that are not plain. An engine that does not record pays for little more than one test in each push.
 
-use std::{collections::HashMap, io, sync::Arc, time::Duration};
+use std::{collections::HashMap, io, sync::Arc, thread, time::Duration};
 
 use crate::{
     device::gpus::FIRST_LANE,
@@ -16,14 +16,16 @@ use crate::{
         watch,
         worker_thread::{self, Runner},
     },
+    memory::epoch,
     trace::{
         event::{AccessMode, AccessWord, OpId, Outcome, Place, PushHead, Short, VarId},
-        observer::{ObservedOp, Observer},
+        history::priority_of,
+        observer::{Details, ObservedAccess, ObservedOp, Observer},
         recorder::EngineInfo,
         stats::{LaneStats, Stats, WorkerStats},
         watchdog::Watchdog,
     },
-    tracker::{Mode, Op, OpRef},
+    tracker::{Access, Mode, Op, OpRef, Standing},
     values::name::Name,
 };
 
@@ -130,14 +132,8 @@ impl Core {
                 lane: task.lane,
                 internal: task.has(flag::INTERNAL),
             };
-            let accesses = op.accesses().iter().map(|access| {
-                let mode = match access.mode() {
-                    Mode::Write => AccessMode::Write,
-                    Mode::Overwrite => AccessMode::Overwrite,
-                    _ => AccessMode::Read,
-                };
-                AccessWord::new(VarId::new(recording.engine, VarCell::of(access).queue().id()), mode)
-            });
+            let accesses =
+                op.accesses().iter().map(|access| AccessWord::new(recording.id_of(access), access.mode().into()));
             recording.recorder.push(&head, task.name(), accesses)
         } else {
             recording.recorder.next_op()
@@ -220,9 +216,17 @@ impl Core {
     fn tell(&self, recording: &Recording, op: &Op<Task>, id: OpId, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
         if recording.is_observed() {
             let task = op.task();
-            let (name, internal) = (task.name().as_str(), task.has(flag::INTERNAL));
-            let (location, recorder) = (task.location(), &recording.recorder);
-            recording.tell(&ObservedOp { id, name, location, internal, recorder }, tell);
+            let observed = ObservedOp {
+                id,
+                name: task.name().as_str(),
+                location: task.location(),
+                internal: task.has(flag::INTERNAL),
+                priority: priority_of(op.band),
+                device: self.gpus.device_of(task.lane),
+                recorder: &recording.recorder,
+                details: &Observed { core: self, recording, op },
+            };
+            recording.tell(&observed, tell);
         }
     }
 
@@ -233,5 +237,60 @@ impl Core {
             Runner::Device if lane >= FIRST_LANE => Place::Gpu { engine: recording.engine, lane },
             Runner::Device | Runner::Other => Place::Thread(recording.recorder.thread()),
         }
+    }
+}
+
+impl Recording {
+    /// Returns the identity of the variable of an access that has not been released.
+    fn id_of(&self, access: &Access<Task>) -> VarId {
+        VarId::new(self.engine, VarCell::of(access).queue().id())
+    }
+}
+
+impl From<Mode> for AccessMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Write => Self::Write,
+            Mode::Overwrite => Self::Overwrite,
+            Mode::Read | Mode::Await => Self::Read,
+        }
+    }
+}
+
+/// An operation that observers are told about.
+struct Observed<'a> {
+    core: &'a Core,
+    recording: &'a Recording,
+    op: &'a Op<Task>,
+}
+
+impl Details for Observed<'_> {
+    fn lane(&self) -> String {
+        self.core.lane_name(self.op.task().lane)
+    }
+
+    fn place(&self) -> Place {
+        self.core.place(self.recording, self.op.task().lane)
+    }
+
+    fn place_name(&self) -> String {
+        match self.place() {
+            Place::Worker { lane, worker, .. } => format!("{} {worker}", self.core.lane_name(lane)),
+            Place::Gpu { lane, .. } => self.core.lane_name(lane),
+            Place::Thread(_) => thread::current().name().unwrap_or_default().to_owned(),
+        }
+    }
+
+    fn accesses(&self) -> Vec<ObservedAccess> {
+        // A variable that the operation has released may be freed once this thread is unpinned, or was freed before it
+        // was pinned. One that the operation releases from now on stays valid.
+        let _pinned = epoch::pin();
+        let held = self.op.accesses().iter().filter(|access| access.standing() != Standing::Done);
+        let describe = |access: &Access<Task>| ObservedAccess {
+            variable: self.recording.id_of(access),
+            name: VarCell::of(access).name().cloned().unwrap_or(Name::EMPTY),
+            mode: access.mode().into(),
+        };
+        held.map(describe).collect()
     }
 }

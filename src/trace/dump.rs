@@ -10,7 +10,7 @@ use std::{
 use super::{
     chrome::Json,
     event::{AccessMode, OpId},
-    graph::{find_cycle, nearest},
+    graph::{nearest, short_cycle},
 };
 use crate::values::{device::Device, name::Name};
 
@@ -206,17 +206,12 @@ impl Dump {
 
     /// Returns a cycle of operations, by their indices in [`ops`](Self::ops): each waits for the next one, and the last
     /// one for the first. Operations can form a cycle only if functions wait.
+    ///
+    /// The cycle is a shortest one, unless there are many: the search begins at no more than 64 operations, and passes
+    /// over each wait at most once from each of them.
     #[must_use]
     pub fn cycle(&self) -> Option<Vec<usize>> {
-        let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
-        let found = find_cycle(self.ops.len(), waits_for)?;
-        // A shorter cycle through one of these operations is easier to understand.
-        let shorter = found.iter().take(MAX_STARTS).filter_map(|&start| {
-            let rest = nearest(self.ops.len(), waits_for(start), waits_for, |op| op == start)?;
-            // The path comes back to where it began.
-            Some([&[start], &rest[..rest.len() - 1]].concat())
-        });
-        shorter.min_by_key(Vec::len).or(Some(found))
+        short_cycle(self.ops.len(), |op| self.ops[op].waits_for.as_slice(), MAX_STARTS)
     }
 
     /// Returns a shortest chain of operations, by their indices, from `op` to one that waits for none. Each waits for

@@ -1,24 +1,35 @@
 //! Searches in graphs of operations.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::ControlFlow,
+};
 
-/// Returns the nodes of a cycle, in order, if there is one. `edges` returns the nodes to which the edges of a node
-/// lead. Visits each edge at most once.
-pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize]) -> Option<Vec<usize>> {
-    #[derive(Clone, Copy, PartialEq)]
+/// Walks through a graph depth first, and calls `found` with each cycle that an edge back to the walk's own path closes:
+/// the nodes of the path from the head, to which that edge leads, to the last one. `edges` returns the nodes to which
+/// the edges of a node lead. Visits each edge at most once. Returns what `found` breaks with.
+///
+/// Every cycle contains a head: the node of the cycle that the walk reaches first.
+fn each_loop<'g, B>(
+    nodes: usize,
+    edges: impl Fn(usize) -> &'g [usize],
+    mut found: impl FnMut(&[(usize, usize)]) -> ControlFlow<B>,
+) -> Option<B> {
+    #[derive(Clone, Copy)]
     enum State {
         New,
-        Open,
+        /// On the path, behind this many nodes.
+        Open(usize),
         Done,
     }
     let mut states = vec![State::New; nodes];
     for first in 0..nodes {
-        if states[first] != State::New {
+        if !matches!(states[first], State::New) {
             continue;
         }
         // The walk has its own stack, since a chain may be long: each entry is a node and the number of its next edge.
         let mut path = vec![(first, 0)];
-        states[first] = State::Open;
+        states[first] = State::Open(0);
         while let Some((node, edge)) = path.last_mut() {
             let Some(&next) = edges(*node).get(*edge) else {
                 states[*node] = State::Done;
@@ -28,18 +39,53 @@ pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize])
             *edge += 1;
             match states[next] {
                 State::New => {
-                    states[next] = State::Open;
+                    states[next] = State::Open(path.len());
                     path.push((next, 0));
                 }
-                State::Open => {
-                    let start = path.iter().position(|&(node, _)| node == next)?;
-                    return Some(path[start..].iter().map(|&(node, _)| node).collect());
+                State::Open(start) => {
+                    if let ControlFlow::Break(result) = found(&path[start..]) {
+                        return Some(result);
+                    }
                 }
                 State::Done => {}
             }
         }
     }
     None
+}
+
+/// Returns the nodes of a cycle, in order, if there is one. `edges` returns the nodes to which the edges of a node
+/// lead. Visits each edge at most once.
+pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize]) -> Option<Vec<usize>> {
+    each_loop(nodes, edges, |path| ControlFlow::Break(path.iter().map(|&(node, _)| node).collect()))
+}
+
+/// Returns the nodes of a short cycle, in order, if there is a cycle. `edges` returns the nodes to which the edges of a
+/// node lead.
+///
+/// The cycle is a shortest one if a depth-first walk finds at most `max_heads` nodes at which a cycle begins. If there
+/// are more, the search is limited to those with the shortest cycles in the walk. It visits each edge at most
+/// `max_heads + 1` times.
+pub(super) fn short_cycle<'g>(
+    nodes: usize,
+    edges: impl Fn(usize) -> &'g [usize],
+    max_heads: usize,
+) -> Option<Vec<usize>> {
+    // For each head, the length of the shortest cycle that the walk has found there.
+    let mut lengths: HashMap<usize, usize> = HashMap::new();
+    let _: Option<()> = each_loop(nodes, &edges, |path| {
+        let length = lengths.entry(path[0].0).or_insert(usize::MAX);
+        *length = path.len().min(*length);
+        ControlFlow::Continue(())
+    });
+    let mut heads: Vec<(usize, usize)> = lengths.into_iter().map(|(head, length)| (length, head)).collect();
+    heads.sort_unstable();
+    let cycles = heads.iter().take(max_heads).filter_map(|&(_, head)| {
+        let back = nearest(nodes, edges(head), &edges, |node| node == head)?;
+        // The path comes back to where it began.
+        Some([&[head], &back[..back.len() - 1]].concat())
+    });
+    cycles.min_by_key(Vec::len)
 }
 
 /// Returns a shortest path from one of `starts` to a node that is `wanted`, including both ends, if there is one.
@@ -100,6 +146,22 @@ mod tests {
     }
 
     #[test]
+    fn the_shortest_of_several_cycles_is_found() {
+        let shortest = |graph: &[Vec<usize>], max| short_cycle(graph.len(), edges(graph), max);
+        assert_eq!(shortest(&[vec![1], vec![]], 64), None);
+        // The walk finds the cycle of four nodes first, and comes to the others later.
+        let apart = [vec![1], vec![2], vec![3], vec![0], vec![5], vec![4], vec![7], vec![8], vec![6]];
+        assert_eq!(shortest(&apart, 64), Some(vec![4, 5]));
+        assert_eq!(shortest(&apart, 1), Some(vec![4, 5]), "the head of the shortest known cycle is searched first");
+        // The edge from 3 to 1 closes a cycle of three nodes; a shorter one through 1 uses the edge from 1 to 3, which
+        // the walk finds only after 3 is done.
+        let nested = [vec![1], vec![2, 3], vec![3], vec![1, 0]];
+        assert_eq!(shortest(&nested, 64), Some(vec![1, 3]));
+        let itself = [vec![1], vec![0, 1]];
+        assert_eq!(shortest(&itself, 64), Some(vec![1]));
+    }
+
+    #[test]
     fn the_nearest_node_is_found_by_a_shortest_path() {
         let graph = vec![vec![1, 4], vec![2], vec![3], vec![], vec![3]];
         assert_eq!(nearest(5, &[0], edges(&graph), |node| node == 3), Some(vec![0, 4, 3]));
@@ -115,6 +177,7 @@ mod tests {
         let graph: Vec<Vec<usize>> =
             (0..nodes).map(|node| if node + 1 < nodes { vec![node + 1] } else { vec![] }).collect();
         assert_eq!(find_cycle(nodes, edges(&graph)), None);
+        assert_eq!(short_cycle(nodes, edges(&graph), 64), None);
         assert_eq!(nearest(nodes, &[0], edges(&graph), |node| node + 1 == nodes).map(|path| path.len()), Some(nodes));
     }
 }

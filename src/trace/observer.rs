@@ -1,11 +1,12 @@
 //! Observers: program code that an engine calls while operations are pushed and run.
 
-use std::{panic::Location, time::Duration};
+use std::{fmt, panic::Location, time::Duration};
 
 use super::{
-    event::{OpId, Outcome},
+    event::{AccessMode, OpId, Outcome, Place, VarId},
     recorder::Recorder,
 };
+use crate::values::{device::Device, name::Name};
 
 /// Program code that an engine calls at each step of an operation, on the thread that takes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
@@ -69,8 +70,8 @@ pub trait Observer: Send + Sync + 'static {
     }
 }
 
-/// An operation, as an [`Observer`] sees it.
-#[derive(Clone, Copy, Debug)]
+/// An operation, as an [`Observer`] sees it. What is not in a field is looked up when it is asked for.
+#[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct ObservedOp<'a> {
     /// Identifies the operation within its engine, and in traces of the engine's recorder.
@@ -81,7 +82,39 @@ pub struct ObservedOp<'a> {
     pub location: &'static Location<'static>,
     /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
+    /// The priority closest to 0 among those that the engine treats as equal to the operation's.
+    pub priority: i32,
+    /// The device on which the operation runs.
+    pub device: Device,
     pub(crate) recorder: &'a Recorder,
+    pub(crate) details: &'a dyn Details,
+}
+
+/// What an engine looks up about an operation for an [`ObservedOp`].
+pub(crate) trait Details {
+    /// Returns the name of the operation's lane.
+    fn lane(&self) -> String;
+
+    /// Returns where the calling thread runs operations of this lane.
+    fn place(&self) -> Place;
+
+    /// Returns a name for [`place`](Self::place).
+    fn place_name(&self) -> String;
+
+    /// Returns the variables that the operation names and has not released.
+    fn accesses(&self) -> Vec<ObservedAccess>;
+}
+
+/// A variable that an operation names, as an [`Observer`] sees it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ObservedAccess {
+    /// Identifies the variable within its engine, and in traces of the engine's recorder.
+    pub variable: VarId,
+    /// The variable's name, which is empty if it has none.
+    pub name: Name,
+    /// How the operation uses the variable.
+    pub mode: AccessMode,
 }
 
 impl ObservedOp<'_> {
@@ -90,5 +123,75 @@ impl ObservedOp<'_> {
     #[must_use]
     pub fn age(&self) -> Duration {
         self.recorder.age(self.id)
+    }
+
+    /// Returns the name of the operation's lane, such as `cpu` or `gpu(0) compute`, or `none` on the naive engine,
+    /// which has no lanes.
+    #[must_use]
+    pub fn lane(&self) -> String {
+        self.details.lane()
+    }
+
+    /// Returns where the calling thread takes this step of the operation: on which worker of the engine, on the thread
+    /// of which GPU's lane, or on another thread. In [`started`](Observer::started) this is where the function runs.
+    ///
+    /// The number of another thread counts the threads of the engine's recorder, as in its traces.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.details.place()
+    }
+
+    /// Returns a name for the [place](Self::place): `cpu 0` for the first worker of the lane `cpu`, the name of a GPU's
+    /// lane, or the name of another thread, which is empty if the thread has none.
+    #[must_use]
+    pub fn place_name(&self) -> String {
+        self.details.place_name()
+    }
+
+    /// Returns the variables that the operation reads and mutates, each once. From them follow the operations that it
+    /// depends on: on each variable, an operation that reads it waits for the last one before it that mutates it, and
+    /// one that mutates it waits for all readers since then as well.
+    ///
+    /// The list is complete when the operation is [pushed](Observer::pushed), and when its function
+    /// [starts](Observer::started). Variables that the operation has released are missing from it: an operation of a
+    /// GPU releases its variables when it is issued, and any other releases them as soon as it has
+    /// [ended](Observer::ended).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use raddle::{Engine, ObservedOp, Observer};
+    ///
+    /// struct Edges;
+    /// impl Observer for Edges {
+    ///     fn pushed(&self, op: &ObservedOp<'_>) {
+    ///         for access in op.accesses() {
+    ///             println!("{} (priority {}): {:?} of {}", op.name, op.priority, access.mode, access.name.as_str());
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let engine = Engine::builder().workers(1).observer(Edges).build()?;
+    /// let image = engine.var(0).named("image");
+    /// engine.op("load").priority(5).push(image.write(), |image| *image = 7)?; // load (priority 5): Write of image
+    /// engine.wait_for_all()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn accesses(&self) -> Vec<ObservedAccess> {
+        self.details.accesses()
+    }
+}
+
+impl fmt::Debug for ObservedOp<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObservedOp")
+            .field("id", &self.id)
+            .field("name", &self.name)
+            .field("location", &self.location)
+            .field("internal", &self.internal)
+            .field("priority", &self.priority)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
     }
 }

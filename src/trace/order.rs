@@ -1,10 +1,22 @@
 //! The order checker: proves from a trace that an engine has run conflicting operations one after the other, in push
-//! order.
+//! order, and that it has not held readers back for other readers.
 //!
 //! The checker does not look at queues. It takes the times at which functions ran, and asks whether they can be
 //! explained: whether there is an order of all pushes, consistent with each thread's own order and with real time, in
 //! which each operation ran after all earlier ones that it conflicts with. There is such an order if no two conflicting
 //! operations overlapped, and if the order of the pushes and the order of the runs together have no cycle.
+//!
+//! # Readers
+//!
+//! Consecutive readers of a variable need not overlap: there may be too few workers, for instance. But none of them may
+//! have to wait for the end of another before it is ready. Readiness has the time of the event that caused it. So a
+//! reader is late if it became ready at the very time at which an earlier reader ended, and nothing that it had to wait
+//! for, on any of its variables, ended at that time or later. Its wait for a worker, which comes after that, does not
+//! matter.
+//!
+//! Some operations are not checked in this way, since the recorded cause of their readiness need not be the true one:
+//! the engine's own operations, of which waits may stand behind readers, and those of GPUs, several of which may end in
+//! one step. The naive engine does not record when an operation becomes ready.
 
 use std::{collections::HashMap, error::Error, fmt, time::Duration};
 
@@ -29,7 +41,8 @@ pub struct OrderReport {
     pub separate_readers: usize,
 }
 
-/// How a trace breaks the rule that conflicting operations run one after the other, in push order.
+/// How a trace breaks the rule that conflicting operations run one after the other, in push order, while consecutive
+/// readers of a variable may overlap.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum OrderViolation {
@@ -40,6 +53,17 @@ pub enum OrderViolation {
         /// The operation that started first.
         first: Box<TracedOp>,
         /// The operation that started second.
+        second: Box<TracedOp>,
+    },
+    /// An operation that reads a variable became ready only when an earlier reader of the variable ended, although
+    /// nothing else held it back: the engine has kept readers apart that could have overlapped. Operations of GPUs, and
+    /// the engine's own operations, are not checked for this.
+    LateReader {
+        /// The variable.
+        variable: String,
+        /// The reader that ended.
+        first: Box<TracedOp>,
+        /// The reader that became ready at that time.
         second: Box<TracedOp>,
     },
     /// No order of pushes explains the order in which operations ran: each of these came before the next one, and the
@@ -60,6 +84,10 @@ impl fmt::Display for OrderViolation {
             Self::Overlap { variable, first, second } => {
                 write!(f, "{} and {} conflict on `{variable}` and ran at the same time", op(first), op(second))
             }
+            Self::LateReader { variable, first, second } => {
+                write!(f, "{} became ready only when {} ended, ", op(second), op(first))?;
+                write!(f, "although both read `{variable}` and nothing else held it back")
+            }
             Self::Cycle(ops) => {
                 f.write_str("no order of the pushes explains the order of the runs: each of these came before the next one, and the last one before the first:")?;
                 ops.iter().try_for_each(|one| write!(f, " {};", op(one)))
@@ -73,6 +101,10 @@ impl fmt::Display for OrderViolation {
 
 impl Error for OrderViolation {}
 
+/// The longest time after its push at which an operation may count as ready because of the push alone. The recorder
+/// rounds the time of a push, by less than a tenth of this.
+const PUSH: Duration = Duration::from_micros(1);
+
 /// The use of a variable by an operation.
 struct Use<'t> {
     index: usize,
@@ -84,7 +116,8 @@ struct Use<'t> {
 impl Trace {
     /// Checks that the engine has kept its rule: operations that conflict on a variable run one after the other, in
     /// push order. The check does not look at the engine's queues: it asks whether the recorded times of pushes and
-    /// runs can be explained by one order of all pushes. Operations that have not ended are not checked.
+    /// runs can be explained by one order of all pushes. It also checks that no reader of a variable waited for another
+    /// reader. Operations that have not ended are not checked.
     ///
     /// A program's tests can end with this check, as many of raddle's own do.
     ///
@@ -129,6 +162,10 @@ impl Trace {
         report: &mut OrderReport,
     ) -> Result<(), OrderViolation> {
         let mut uses: HashMap<VarId, Vec<Use<'_>>> = HashMap::new();
+        // For each operation, when the last one ended that it had to wait for.
+        let mut held: Vec<Duration> = ops.iter().map(|op| op.pushed + PUSH).collect();
+        // Pairs of readers of a variable, of which the second became ready when the first ended.
+        let mut late = Vec::new();
         for (index, &op) in ops.iter().enumerate() {
             // A skipped operation counts as having started when it ended.
             let Some(from) = op.started.or(op.ended) else { continue };
@@ -139,11 +176,18 @@ impl Trace {
         for (variable, mut uses) in uses {
             uses.sort_by_key(|one| (one.from, one.op.ended));
             let (mut writer, mut readers): (Option<&Use<'_>>, Vec<&Use<'_>>) = (None, Vec::new());
+            // The readers that are checked, by the times at which they ended.
+            let mut reader_ended: HashMap<Duration, usize> = HashMap::new();
             for one in &uses {
                 let before: Vec<&Use<'_>> = if !one.is_write {
                     if let Some(last) = readers.last() {
                         let overlap = last.op.ended.is_some_and(|ended| ended > one.from);
                         *if overlap { &mut report.overlapping_readers } else { &mut report.separate_readers } += 1;
+                    }
+                    if self.has_exact_times(one.op) {
+                        let cause = one.op.ready.and_then(|ready| reader_ended.get(&ready));
+                        late.extend(cause.map(|&first| (variable, first, one.index)));
+                        reader_ended.extend(one.op.ended.map(|ended| (ended, one.index)));
                     }
                     readers.push(one);
                     writer.into_iter().collect()
@@ -151,6 +195,7 @@ impl Trace {
                     let before =
                         if readers.is_empty() { writer.into_iter().collect() } else { std::mem::take(&mut readers) };
                     writer = Some(one);
+                    reader_ended.clear();
                     before
                 };
                 for earlier in before {
@@ -163,10 +208,26 @@ impl Trace {
                     }
                     report.conflicts += 1;
                     after[earlier.index].push(one.index);
+                    held[one.index] = held[one.index].max(earlier.op.ended.unwrap_or(Duration::MAX));
                 }
             }
         }
-        Ok(())
+        let is_late = |&&(_, _, second): &&(_, _, usize)| ops[second].ready.is_some_and(|ready| held[second] < ready);
+        match late.iter().find(is_late) {
+            None => Ok(()),
+            Some(&(variable, first, second)) => Err(OrderViolation::LateReader {
+                variable: self.variable(variable),
+                first: Box::new(ops[first].clone()),
+                second: Box::new(ops[second].clone()),
+            }),
+        }
+    }
+
+    /// Whether the time at which `op` became ready is that of the event that caused it, and the time at which it ended
+    /// is that at which it made others ready: see the head of this module.
+    fn has_exact_times(&self, op: &TracedOp) -> bool {
+        let engine = self.engines.iter().find(|engine| engine.number == op.engine);
+        !op.internal && engine.is_some_and(|engine| op.lane < engine.first_gpu_lane)
     }
 }
 
@@ -264,6 +325,70 @@ mod tests {
         trace.ops[second].ended = trace.ops[third].ended;
         let violation = trace.check_order().expect_err("it is out of order");
         assert!(matches!(violation, OrderViolation::Overlap { .. }), "{violation}");
+    }
+
+    /// Returns a trace of three readers that wait for an operation, which mutates what all of them read and what only
+    /// the third reads.
+    fn trace_of_readers() -> (Trace, [usize; 4]) {
+        let recorder = Recorder::new();
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().expect("it is built");
+        let (x, y) = (engine.var(0).named("x"), engine.var(0));
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        engine.op("write").push((x.write(), y.write()), move |_| _ = gone.recv()).expect("it is open");
+        engine.op("first").push(x.read(), |_| {}).expect("it is open");
+        engine.op("second").push(x.read(), |_| {}).expect("it is open");
+        engine.op("third").push((x.read(), y.read()), |_| {}).expect("it is open");
+        std::thread::sleep(2 * PUSH);
+        drop(go);
+        engine.wait_for_all().expect("nothing fails");
+        let trace = recorder.take();
+        let places = ["write", "first", "second", "third"].map(|name| indices(&trace, name)[0]);
+        (trace, places)
+    }
+
+    #[test]
+    fn a_reader_that_waited_for_another_reader_is_found() {
+        let (trace, [write, first, second, third]) = trace_of_readers();
+        // A single worker runs the readers one after the other, but all of them were ready at the same time.
+        let report = trace.check_order().expect("it is in order");
+        assert_eq!((report.separate_readers, report.overlapping_readers), (2, 0));
+        assert!([first, second, third].iter().all(|&reader| trace.ops[reader].ready == trace.ops[write].ended));
+        for late in [second, third] {
+            let mut trace = trace.clone();
+            trace.ops[late].ready = trace.ops[first].ended;
+            let violation = trace.check_order().expect_err("a reader was late");
+            let text = violation.to_string();
+            let OrderViolation::LateReader { variable, first: cause, second: found } = violation else {
+                panic!("{text}")
+            };
+            assert_eq!((&*variable, cause.id, found.id), ("x", trace.ops[first].id, trace.ops[late].id), "{text}");
+            assert!(text.contains("became ready only when `first` pushed at src/trace/order.rs:"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_something_else_held_back_is_not_late() {
+        let (trace, [_, first, second, third]) = trace_of_readers();
+        // The first reader also mutates another variable, which the third one reads.
+        let mut other = trace.clone();
+        let variable = VarId(u64::MAX >> 2);
+        other.ops[first].accesses.push((variable, crate::AccessMode::Write));
+        other.ops[third].accesses.push((variable, crate::AccessMode::Read));
+        other.ops[third].ready = other.ops[first].ended;
+        other.check_order().expect("the third reader waited for the other variable");
+        // The second reader was pushed when the first one ended.
+        let mut pushed = trace.clone();
+        pushed.ops[second].pushed = pushed.ops[first].ended.expect("it has ended");
+        pushed.ops[second].ready = pushed.ops[first].ended;
+        pushed.ops[third].pushed = pushed.ops[second].pushed;
+        pushed.check_order().expect("the second reader was ready when it was pushed");
+        // Waits for a variable are recorded as readers, but wait for readers.
+        for internal in [first, second] {
+            let mut wait = trace.clone();
+            wait.ops[second].ready = wait.ops[first].ended;
+            wait.ops[internal].internal = true;
+            wait.check_order().expect("an internal operation is not checked");
+        }
     }
 
     #[test]

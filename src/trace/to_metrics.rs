@@ -18,11 +18,11 @@ use super::{
 /// |---|---|---|
 /// | `raddle_operations_total` | counter of operations that have ended | `operation`: the name; `outcome`: `succeeded`, `failed` or `skipped` |
 /// | `raddle_operations_pending` | gauge of operations that were pushed and have not ended | |
-/// | `raddle_operation_wait_seconds` | histogram of the time from the push to the start | `operation` |
-/// | `raddle_operation_run_seconds` | histogram of the time from the start until the function returned | `operation` |
+/// | `raddle_operation_wait_seconds` | histogram of the time from the push to the start | `operation`; `priority` |
+/// | `raddle_operation_run_seconds` | histogram of the time from the start until the function returned | `operation`; `worker`, such as `cpu 0`: see [`ObservedOp::place_name`] |
 ///
 /// The engine's own operations, such as waits, are not reported. Each name is a label, so a program should use few
-/// names. The recorder of `metrics` is called inside an [`Observer`], so it must neither push to an engine nor wait for
+/// names. Priorities that the engine treats as equal have one label. The recorder of `metrics` is called inside an [`Observer`], so it must neither push to an engine nor wait for
 /// one.
 ///
 /// ```
@@ -65,7 +65,8 @@ fn leave(op: OpId) -> Option<Duration> {
 
 fn record_run(op: &ObservedOp<'_>) {
     if let Some(time) = leave(op.id) {
-        histogram!("raddle_operation_run_seconds", "operation" => op.name.to_owned()).record(time);
+        let (name, worker) = (op.name.to_owned(), op.place_name());
+        histogram!("raddle_operation_run_seconds", "operation" => name, "worker" => worker).record(time);
     }
 }
 
@@ -78,7 +79,8 @@ impl Observer for MetricsObserver {
 
     fn started(&self, op: &ObservedOp<'_>) {
         if !op.internal {
-            histogram!("raddle_operation_wait_seconds", "operation" => op.name.to_owned()).record(op.age());
+            let (name, priority) = (op.name.to_owned(), op.priority.to_string());
+            histogram!("raddle_operation_wait_seconds", "operation" => name, "priority" => priority).record(op.age());
             let _ = RUNNING.try_with(|running| running.borrow_mut().push((op.id, Instant::now())));
         }
     }

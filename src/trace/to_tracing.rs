@@ -11,10 +11,11 @@ use super::{
 
 /// An observer that reports the operations of an engine to the crate [`tracing`](https://docs.rs/tracing).
 ///
-/// While the function of an operation runs, its thread is in a span `operation` with the fields `name` and `pushed_at`,
-/// so events and spans of the function belong to the operation. The end of an operation is an event. Its level is
-/// `DEBUG` if the operation has succeeded, `WARN` if it has failed, and `INFO` if it was skipped. Pushes have the level
-/// `TRACE`. The target is `raddle`.
+/// While the function of an operation runs, its thread is in a span `operation` with the fields `name`, `pushed_at`,
+/// `worker` (such as `cpu 0`, see [`ObservedOp::place_name`]) and `priority`, so events and spans of the function belong
+/// to the operation. The end of an operation is an event. Its level is `DEBUG` if the operation has succeeded, `WARN` if
+/// it has failed, and `INFO` if it was skipped. Pushes have the level `TRACE`, and the fields `lane` and `priority`. The
+/// target is `raddle`.
 ///
 /// The engine's own operations, such as waits, are not reported. The subscriber is called inside an [`Observer`], so it
 /// must neither push to an engine nor wait for one.
@@ -22,7 +23,7 @@ use super::{
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let engine = raddle::Engine::builder().workers(1).observer(raddle::TracingObserver::new()).build()?;
-/// engine.op("load").push((), |()| tracing::info!("loading"))?; // in the span `operation{name="load"}`
+/// engine.op("load").push((), |()| tracing::info!("loading"))?; // in the span `operation{name="load" worker="cpu 0" …}`
 /// engine.wait_for_all()?;
 /// # Ok(())
 /// # }
@@ -61,7 +62,15 @@ fn leave(op: OpId) {
 impl Observer for TracingObserver {
     fn pushed(&self, op: &ObservedOp<'_>) {
         if !op.internal {
-            tracing::event!(target: TARGET, Level::TRACE, name = op.name, pushed_at = %op.location, "pushed");
+            tracing::event!(
+                target: TARGET,
+                Level::TRACE,
+                name = op.name,
+                pushed_at = %op.location,
+                lane = op.lane(),
+                priority = op.priority,
+                "pushed"
+            );
         }
     }
 
@@ -69,7 +78,15 @@ impl Observer for TracingObserver {
         if op.internal {
             return;
         }
-        let span = tracing::info_span!(target: TARGET, "operation", name = op.name, pushed_at = %op.location).entered();
+        let span = tracing::info_span!(
+            target: TARGET,
+            "operation",
+            name = op.name,
+            pushed_at = %op.location,
+            worker = op.place_name(),
+            priority = op.priority,
+        );
+        let span = span.entered();
         // If the thread is ending and its thread-locals are gone, the span is left immediately.
         let _ = RUNNING.try_with(|running| running.borrow_mut().push((op.id, span)));
     }
