@@ -15,10 +15,10 @@ use std::{
     time::Duration,
 };
 
-use common::{KINDS, MOMENT, THREADED, eventually, on_kinds, watched, watched_for};
+use common::{Gate, KINDS, MOMENT, THREADED, eventually, on_kinds, watched, watched_for};
 use raddle::{
-    AccessMode, Device, Engine, EngineKind, ObservedOp, Observer, Outcome, Place, PushError, Recorder, SimulatedGpu,
-    Trace, TracedOp, VarId, WaitError, cx,
+    AccessMode, Device, Engine, EngineKind, IdlePolicy, LaneStats, ObservedOp, Observer, Outcome, Place, PushError,
+    Recorder, SimulatedGpu, Trace, TracedOp, VarId, WaitError, cx,
 };
 
 /// Calls `f` with an engine of each kind and its recorder.
@@ -1000,6 +1000,43 @@ fn statistics_count_what_was_pushed_and_ended() {
             assert_eq!(engine.stats().helped, 1, "{}", engine.stats());
         }
     });
+}
+
+#[test]
+fn statistics_count_queues_steals_parks_and_wake_ups() {
+    for kind in THREADED {
+        watched(move || {
+            let engine = Engine::builder().kind(kind).workers(2).idle(IdlePolicy::Park).build().unwrap();
+            let lane = || engine.stats().lanes.swap_remove(0);
+            let parks = |lane: &LaneStats| lane.workers.iter().map(|worker| worker.parks).sum::<u64>();
+            eventually("both workers have parked", || lane().workers.iter().all(|worker| worker.parks > 0));
+            let before = lane();
+            assert!(before.workers.iter().all(|worker| (worker.queued, worker.steals) == (0, 0)), "{before:?}");
+
+            // One worker makes ten operations ready, and the first of them occupies it. The others stay in its deque
+            // until the second worker is free.
+            let x = engine.token();
+            let second = common::occupy(&engine, 1);
+            let (written, run) = (Gate::new(), Gate::new());
+            let passes = written.clone();
+            engine.op("writes").writes([&x]).push((), move |()| passes.pass()).unwrap();
+            for _ in 0..10 {
+                let run = run.clone();
+                engine.op("reads").reads([&x]).push((), move |()| run.pass()).unwrap();
+            }
+            written.open();
+            eventually("readers are in a deque", || lane().workers.iter().any(|worker| worker.queued > 5));
+            assert!(lane().workers.iter().all(|worker| worker.steals == 0));
+            second.open();
+            eventually("the second worker steals", || lane().workers.iter().any(|worker| worker.steals > 0));
+            assert!(lane().wakes > before.wakes, "{before:?}");
+            run.open();
+            engine.wait_for_all().unwrap();
+            eventually("the workers have parked again", || parks(&lane()) > parks(&before));
+            let text = engine.stats().to_string();
+            assert!(["queued", "steals", "parks"].iter().all(|word| text.contains(word)), "{text}");
+        });
+    }
 }
 
 #[test]

@@ -5,12 +5,15 @@
 use raddle_testkit as common;
 
 use std::{
-    sync::mpsc::{self, Receiver},
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Receiver},
+    },
     thread,
     time::Duration,
 };
 
-use common::{KINDS, THREADED, watched};
+use common::{KINDS, THREADED, logger::log_to, watched};
 use raddle::{Device, Engine, EngineBuilder, EngineKind, Problem, Shutdown, SimulatedGpu, Watchdog, WatchdogReport};
 
 const LIMIT: Duration = Duration::from_millis(40);
@@ -53,6 +56,29 @@ fn an_operation_that_runs_for_too_long_is_reported_once() {
         drop(sender);
         engine.wait_for_all().unwrap();
     });
+}
+
+#[test]
+fn reports_are_logged_if_no_function_receives_them() {
+    let (sender, reports) = mpsc::channel();
+    log_to(move |message| {
+        if message.contains("`logged` pushed at tests/watchdog.rs:") {
+            let _ = sender.send(message.to_owned());
+        }
+    });
+    let reports = Arc::new(Mutex::new(reports));
+    for kind in THREADED {
+        let reports = Arc::clone(&reports);
+        watched(move || {
+            let watchdog = Watchdog::new().running(LIMIT);
+            let engine = Engine::builder().kind(kind).workers(2).watchdog(watchdog).build().unwrap();
+            let (leave, left) = mpsc::channel::<()>();
+            engine.op("logged").push((), move |()| _ = left.recv()).unwrap();
+            let report = common::lock(&reports).recv().unwrap();
+            assert!(report.contains("has been running for"), "{report}");
+            drop(leave);
+        });
+    }
 }
 
 #[test]
@@ -162,7 +188,7 @@ fn the_receiver_of_reports_may_panic_and_may_shut_the_engine_down() {
     watched(|| {
         let (sender, receiver) = mpsc::channel();
         let (engine_sender, engine_receiver) = mpsc::channel::<Engine>();
-        let engine_receiver = std::sync::Mutex::new(engine_receiver);
+        let engine_receiver = Mutex::new(engine_receiver);
         let watchdog = Watchdog::new().running(LIMIT).report_to(move |_| {
             let engine = engine_receiver.lock().unwrap().recv().unwrap();
             sender.send(engine.shutdown(Shutdown::Cancel, Some(Duration::from_millis(10)))).unwrap();

@@ -97,7 +97,7 @@ struct Options {
     #[arg(long)]
     no_compare: bool,
 
-    /// Record one more pass, and write an HTML page about it
+    /// Record one more pass, and write an HTML page about it, and beside it a trace for Perfetto (`.pftrace`)
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 }
@@ -200,20 +200,28 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
     let mut page = None;
     if let Some(path) = &options.report {
-        // Created before the pass, so that no time is lost if the file cannot be written.
-        let file = File::create(path).map_err(|e| format!("cannot write to {}: {e}", path.display()))?;
+        let trace_path = path.with_extension("pftrace");
+        if trace_path == *path {
+            return Err(format!("{} is the name of the trace; name the page `.html`", path.display()).into());
+        }
+        // Created before the pass, so that no time is lost if a file cannot be written.
+        let create = |path: &Path| File::create(path).map_err(|e| format!("cannot write to {}: {e}", path.display()));
+        let (file, trace_file) = (create(path)?, create(&trace_path)?);
         let recorder = Recorder::with_capacity(RECORDED_BYTES);
         let recorded = Setup { recorder: Some(recorder.clone()), ..setup };
         let label = format!("at {rate:.1} fps with statistics, recorded");
         reference.check(&recorded.pass(&label, kind, Some(rate), all)?)?;
         passes += 1;
-        recorder.take().write_report(&format!("frames {label}"), &mut BufWriter::new(file))?;
-        page = Some(path);
+        let trace = recorder.take();
+        trace.write_report(&format!("frames {label}"), &mut BufWriter::new(file))?;
+        trace.write_perfetto(&mut BufWriter::new(trace_file))?;
+        page = Some((path, trace_path));
     }
 
     report(&reference, naive.as_ref(), passes)?;
-    if let Some(path) = page {
+    if let Some((path, trace_path)) = page {
         say(format_args!("What ran where, and what it waited for: {}", path.display()))?;
+        say(format_args!("The same as a trace, for ui.perfetto.dev: {}", trace_path.display()))?;
     }
     if let Some((before, after)) = &reference.pictures {
         let path = options.output.display();

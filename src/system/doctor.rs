@@ -53,8 +53,9 @@ impl fmt::Display for Diagnosis {
 }
 
 /// Checks what the machine grants a latency-sensitive program: cores, pinning, the quota of the control group, the
-/// clock, timers, wake-ups, frequencies, huge pages, and GPUs. The checks take some 20 ms, change nothing, and need no
-/// privileges. Checks that the system does not support are left out; some work only on Linux.
+/// priorities of threads, the clock, timers, wake-ups, frequencies, huge pages, and GPUs. The checks take some 20 ms,
+/// change nothing, and need no privileges. Checks that the system does not support are left out; some work only on
+/// Linux.
 ///
 /// `cargo run --release --example doctor` prints the diagnosis.
 ///
@@ -66,10 +67,11 @@ impl fmt::Display for Diagnosis {
 /// ```
 #[must_use]
 pub fn doctor() -> Diagnosis {
-    let looks: [fn() -> Option<Finding>; 12] = [
+    let looks: [fn() -> Option<Finding>; 13] = [
         cores,
         quota,
         pinning,
+        priority,
         isolation,
         siblings,
         frequency,
@@ -122,6 +124,40 @@ fn pinning() -> Option<Finding> {
     }
     let found = format!("refused for the cores {refused:?}");
     finding("pinning", found, Some("workers run unpinned there; check the cpuset of the container"))
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+fn priority() -> Option<Finding> {
+    // SAFETY: the calls change nothing, and `limit` is a place for the result.
+    let (policy, nice, realtime) = unsafe {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let known = libc::getrlimit(libc::RLIMIT_RTPRIO, &mut limit) == 0;
+        (libc::sched_getscheduler(0), libc::getpriority(libc::PRIO_PROCESS, 0), known.then_some(limit.rlim_cur))
+    };
+    let policy = match policy {
+        libc::SCHED_OTHER => "SCHED_OTHER",
+        libc::SCHED_FIFO => "SCHED_FIFO",
+        libc::SCHED_RR => "SCHED_RR",
+        libc::SCHED_BATCH => "SCHED_BATCH",
+        libc::SCHED_IDLE => "SCHED_IDLE",
+        _ => "an unknown policy",
+    };
+    let allowed = match realtime {
+        Some(0) | None => "no real-time priority is allowed".to_owned(),
+        Some(libc::RLIM_INFINITY) => "every real-time priority is allowed".to_owned(),
+        Some(most) => format!("real-time priorities up to {most} are allowed"),
+    };
+    let advice = if matches!(policy, "SCHED_BATCH" | "SCHED_IDLE") {
+        Some("the kernel delays this program for others; start it with `chrt --other 0`")
+    } else {
+        (nice > 0).then_some("other programs go first; start this one with nice 0")
+    };
+    finding("priority", format!("{policy}, nice {nice}, which threads of engines inherit; {allowed}"), advice)
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+fn priority() -> Option<Finding> {
+    None
 }
 
 fn isolation() -> Option<Finding> {
@@ -228,6 +264,10 @@ fn huge_pages() -> Option<Finding> {
 
 fn gpus() -> Option<Finding> {
     let driver = read("/proc/driver/nvidia/version").and_then(|text| text.lines().next().map(str::to_owned));
+    let driver = driver.map(|driver| match models() {
+        models if models.is_empty() => format!("none is listed; {driver}"),
+        models => format!("{}; {driver}", models.join(", ")),
+    });
     let built = cfg!(feature = "cuda");
     match (driver, built) {
         (Some(driver), true) => finding("GPUs", driver, None),
@@ -237,6 +277,16 @@ fn gpus() -> Option<Finding> {
         (None, true) => finding("GPUs", "no NVIDIA driver", Some("install the driver; see the guide on GPUs")),
         (None, false) => finding("GPUs", "no NVIDIA driver, and built without the feature `cuda`", None),
     }
+}
+
+/// Returns the models of the GPUs that the driver lists.
+fn models() -> Vec<String> {
+    let gpus = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let model = |text: String| text.lines().find_map(|line| Some(line.strip_prefix("Model:")?.trim().to_owned()));
+    let mut models: Vec<String> =
+        gpus.filter_map(|gpu| fs::read_to_string(gpu.path().join("information")).ok().and_then(model)).collect();
+    models.sort_unstable();
+    models
 }
 
 #[cfg(test)]
@@ -249,6 +299,17 @@ mod tests {
         let about: Vec<_> = diagnosis.findings().iter().map(|finding| finding.about).collect();
         for expected in ["cores", "quota", "pinning", "clock", "waking a thread", "sleeping", "GPUs"] {
             assert!(about.contains(&expected), "{expected} is not in {about:?}");
+        }
+        #[cfg(all(target_os = "linux", not(miri)))]
+        for (expected, source) in [
+            ("priority", "/proc/self/sched"),
+            ("timer slack", "/proc/self/sched"),
+            ("isolated cores", "/sys/devices/system/cpu/isolated"),
+            ("hyperthreads", "/sys/devices/system/cpu/smt/active"),
+            ("frequency governor", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            ("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled"),
+        ] {
+            assert_eq!(about.contains(&expected), fs::metadata(source).is_ok(), "{expected} in {about:?}");
         }
         let text = diagnosis.to_string();
         assert_eq!(text.lines().filter(|line| line.starts_with('!')).count() == 0, diagnosis.is_sound(), "{text}");
