@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use raddle::{Engine, Recorder, Token};
+use raddle::{Engine, OpHandle, PushError, Recorder, Token};
 use raddle_benches::shapes::*;
 use raddle_benches::{
     machine,
@@ -67,6 +67,21 @@ fn calls(count: u64, step: &dyn Fn()) -> f64 {
 
 fn each(time: Duration, count: u64) -> f64 {
     time.as_nanos() as f64 / count as f64
+}
+
+/// The argument of the recursion that waits, and how many operations it has.
+const RECURSION: (u64, u64) = (18, 8_361);
+
+/// Pushes an operation that computes a Fibonacci number by pushing two others and waiting for both.
+fn fibonacci(engine: &Engine, n: u64) -> Result<OpHandle<u64>, PushError> {
+    let inner = engine.downgrade();
+    engine.op("fibonacci").try_submit((), move |()| {
+        if n < 2 {
+            return Ok(n);
+        }
+        let (a, b) = (fibonacci(&inner, n - 1)?, fibonacci(&inner, n - 2)?);
+        Ok(a.wait()? + b.wait()?)
+    })
 }
 
 /// A step that is measured without and with a recorder.
@@ -189,6 +204,13 @@ fn main() {
     steps.other("get a typed value, nothing pending", 1_000, || _ = engine.get(var(0)).expect("get"));
     steps.other("push, and wait for its handle", 100, || {
         engine.op("get").submit(var(0).read(), |a| _ = black_box(*a)).expect("push").wait().expect("wait");
+    });
+    steps.row("other/an operation of a recursion that waits".to_owned(), move || {
+        let (n, operations) = RECURSION;
+        let start = Instant::now();
+        let result = fibonacci(engine, n).expect("push").wait().expect("wait");
+        assert_eq!(result, 2_584, "the Fibonacci number");
+        each(start.elapsed(), operations)
     });
     steps.other("push and run on `Naive`, 1 write", 1_000, || {
         naive.push_sync(|_| {}, [], [&token]).expect("push");

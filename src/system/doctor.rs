@@ -128,12 +128,13 @@ fn pinning() -> Option<Finding> {
 
 #[cfg(all(target_os = "linux", not(miri)))]
 fn priority() -> Option<Finding> {
-    // SAFETY: the calls change nothing, and `limit` is a place for the result.
-    let (policy, nice, realtime) = unsafe {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        let known = libc::getrlimit(libc::RLIMIT_RTPRIO, &mut limit) == 0;
-        (libc::sched_getscheduler(0), libc::getpriority(libc::PRIO_PROCESS, 0), known.then_some(limit.rlim_cur))
-    };
+    // SAFETY: the call changes nothing.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    // SAFETY: as above.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call only writes to `limit`.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_RTPRIO, &raw mut limit) } == 0;
     let policy = match policy {
         libc::SCHED_OTHER => "SCHED_OTHER",
         libc::SCHED_FIFO => "SCHED_FIFO",
@@ -142,10 +143,11 @@ fn priority() -> Option<Finding> {
         libc::SCHED_IDLE => "SCHED_IDLE",
         _ => "an unknown policy",
     };
-    let allowed = match realtime {
-        Some(0) | None => "no real-time priority is allowed".to_owned(),
-        Some(libc::RLIM_INFINITY) => "every real-time priority is allowed".to_owned(),
-        Some(most) => format!("real-time priorities up to {most} are allowed"),
+    let allowed = match limit.rlim_cur {
+        _ if !is_known => "the limit of real-time priorities is unknown".to_owned(),
+        0 => "no real-time priority is allowed".to_owned(),
+        libc::RLIM_INFINITY => "every real-time priority is allowed".to_owned(),
+        most => format!("real-time priorities up to {most} are allowed"),
     };
     let advice = if matches!(policy, "SCHED_BATCH" | "SCHED_IDLE") {
         Some("the kernel delays this program for others; start it with `chrt --other 0`")
