@@ -1,17 +1,20 @@
 //! Random programs on every kind of engine, checked against the rule that conflicting operations run in push order.
 //!
-//! With one pushing thread the results must equal those of a serial run. With several threads, they must equal those of
-//! *some* serial run that is consistent with every variable, every thread and the clock; see `common::program` for the
-//! check.
+//! With one pushing thread, the results must equal those of a serial run. With several, they must equal those of *some*
+//! serial run consistent with every variable, every thread and the clock; see `common::program` for the check.
 
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use common::{
-    KINDS, all_engines, engine,
+    KINDS, THREADED, all_engines, engine,
     program::{Finish, How, Program, Random, Shape, Step, Watch, check_serial, check_some_order, explain, fewer, run},
     watched,
 };
@@ -26,7 +29,7 @@ fn serial(engine: &Engine, label: &str, shape: &Shape, seed: u64, watch: Watch) 
     }
 }
 
-/// Runs a program on engines that record what they do, and checks the order of the recorded runs as well.
+/// Runs a program on engines that record traces, and also checks the order of the recorded runs.
 fn check_recorded(shape: &Shape, seed: u64, plan: EngineBuilder) {
     let recorder = Recorder::with_capacity(64 << 20);
     let engine = plan.pin(false).recorder(&recorder).build().expect("the engine is built");
@@ -52,6 +55,29 @@ fn recorded_runs_are_in_the_order_of_the_pushes() {
     });
 }
 
+/// Two acquisitions that have been dropped end one after the other, before the operation that the first holds back is
+/// recorded as ready.
+#[test]
+fn a_reader_behind_a_dropped_acquisition_is_not_late() {
+    for kind in THREADED {
+        watched(move || {
+            let recorder = Recorder::new();
+            let engine = Engine::builder().kind(kind).workers(1).recorder(&recorder).build().unwrap();
+            let (x, y) = (engine.var(0), engine.var(0));
+            let (go, gone) = mpsc::channel::<()>();
+            engine.op("write").push((x.write(), y.write()), move |_| _ = gone.recv()).unwrap();
+            let acquisitions = (engine.acquire(x.write()), engine.acquire(y.read()));
+            engine.op("read").push((x.read(), y.read()), |_| {}).unwrap();
+            drop(acquisitions);
+            // Readiness within a microsecond of the push is not checked.
+            thread::sleep(Duration::from_millis(1));
+            drop(go);
+            engine.wait_for_all().unwrap();
+            recorder.take().check_order().unwrap();
+        });
+    }
+}
+
 #[test]
 fn shuffled_runs_are_in_the_order_of_the_pushes() {
     watched(|| {
@@ -68,7 +94,7 @@ fn check_order(program: &Program, history: &common::program::History, label: &st
     check_some_order(program, history).unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
 }
 
-/// The program is as large as the one with which `MXNet` compares its engine with a serial run: 10,000 operations on
+/// The program is as large as the one that `MXNet` uses to compare its engine with a serial run: 10,000 operations on
 /// 100 variables.
 #[test]
 fn ten_thousand_operations_over_a_hundred_variables_equal_the_serial_run() {
@@ -97,7 +123,7 @@ fn many_seeds_equal_the_serial_run() {
 fn programs_that_fail_equal_the_serial_run() {
     watched(|| {
         for seed in 0..fewer(60) as u64 {
-            // Each seed has new engines, since an engine would report the failures that an earlier seed has left.
+            // Each seed gets new engines, since an engine would report failures left over from an earlier seed.
             let engines = all_engines();
             let (label, engine) = &engines[seed as usize % engines.len()];
             let shape = Shape {
@@ -177,7 +203,7 @@ fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
     });
 }
 
-/// All operations name the same few variables, so that nearly every push overlaps another.
+/// All operations access the same few variables, so nearly every push overlaps another.
 #[test]
 fn pushes_that_always_conflict_are_explained_by_some_order() {
     watched(|| {
@@ -224,7 +250,7 @@ fn generated_programs_cover_every_kind_of_operation() {
     }
 }
 
-/// Without this test, a checker that accepts every history would go unnoticed.
+/// Without this test, a checker that accepted every history would go unnoticed.
 #[test]
 fn the_checker_rejects_tampered_histories() {
     let shape = Shape { variables: 6, operations: 300, threads: 2, waits: false, ..Shape::default() };

@@ -16,7 +16,9 @@
 //!
 //! Some operations are not checked in this way, since the recorded cause of their readiness need not be the true one:
 //! the engine's own operations, of which waits may stand behind readers, and those of GPUs, several of which may end in
-//! one step. The naive engine does not record when an operation becomes ready.
+//! one step. Of the earlier readers, only those that end with their functions count: a thread may end another one between
+//! the completion of an operation and the readiness that this causes. The naive engine does not record when an operation
+//! becomes ready.
 
 use std::{collections::HashMap, error::Error, fmt, time::Duration};
 
@@ -187,7 +189,9 @@ impl Trace {
                     if self.has_exact_times(one.op) {
                         let cause = one.op.ready.and_then(|ready| reader_ended.get(&ready));
                         late.extend(cause.map(|&first| (variable, first, one.index)));
-                        reader_ended.extend(one.op.ended.map(|ended| (ended, one.index)));
+                        if one.op.started.is_some() && one.op.returned == one.op.ended {
+                            reader_ended.extend(one.op.ended.map(|ended| (ended, one.index)));
+                        }
                     }
                     readers.push(one);
                     writer.into_iter().collect()
