@@ -1,4 +1,4 @@
-//! Asynchronous operations, and how failures propagate.
+//! Asynchronous operations and the propagation of failures.
 //!
 //! ```text
 //! cargo run --example async_and_failures
@@ -6,12 +6,11 @@
 //!
 //! The program prints and asserts each result. It shows
 //!
-//! * an operation that another thread completes, and that occupies no worker until then;
-//! * operations that fail: through an error that they return, a panic, asynchronous I/O that fails, or a completion
-//!   that is dropped;
+//! * an operation that another thread completes and that occupies no worker until then;
+//! * operations that fail through a returned error, a panic, failed asynchronous I/O, or a dropped completion;
 //! * the propagation of a failure: operations that depend on a failed one are skipped, all others run, and waits return
 //!   the original error;
-//! * two ways to make a failed variable usable again: `clear_error` and `overwrite`;
+//! * two ways of making a failed variable usable again: `clear_error` and `overwrite`;
 //! * waiting with a time limit.
 
 #![forbid(unsafe_code)]
@@ -40,8 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The function of an asynchronous operation starts work and returns. The operation keeps its variables until its
-/// `Completion` is completed, which any thread may do at any time.
+/// An asynchronous operation's function starts work and returns. The operation keeps its variables until its
+/// `Completion` is completed, by any thread at any time.
 fn reading_a_file() -> Result<(), Box<dyn Error>> {
     println!("# An asynchronous read");
     let path = env::temp_dir().join(format!("raddle-example-{}.txt", process::id()));
@@ -50,8 +49,8 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     // With a single worker, the program would hang if the read occupied it.
     let engine = Engine::builder().workers(1).build()?;
 
-    // A token is a variable without a value. It can stand for anything, here for the text in the mutex. The mutex
-    // satisfies the compiler; it is never contended, since the engine orders the accesses.
+    // A token is a variable without a value. It can represent anything; here, the text in the mutex. The mutex only
+    // satisfies the compiler: it is never contended, since the engine orders the accesses.
     let loaded = engine.token();
     let text = Arc::new(Mutex::new(String::new()));
 
@@ -60,7 +59,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
         let (text, path) = (Arc::clone(&text), path.clone());
         move |(), done| {
             thread::spawn(move || {
-                // The disk is slow: it answers only after the computation below has run on the only worker.
+                // The disk is slow: it responds only after the only worker has run the computation below.
                 let content = going.recv().map_err(io::Error::other).and_then(|sum: u64| {
                     println!("  the disk answers after the computation of {sum}");
                     fs::read_to_string(path)
@@ -90,7 +89,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     let sum = engine.var(0_u64);
     engine.op("compute").push(sum.write(), move |sum| {
         *sum = (1..=1000).sum();
-        // The send fails only if the reading thread has ended. In that case there is nothing to do.
+        // The send fails only if the reading thread has ended, and then there is nothing to do.
         let _ = go.send(*sum);
     })?;
 
@@ -103,7 +102,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// When the I/O fails, the completion fails the operation with the error, and waits return the same error.
+/// If the I/O fails, the completion fails the operation with the error, and waits return the same error.
 fn a_missing_file() -> Result<(), Box<dyn Error>> {
     println!("\n# An asynchronous read that fails");
     let engine = Engine::builder().build()?;
@@ -127,8 +126,8 @@ fn a_missing_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An operation may return a `Result`. An error fails the variables that the operation mutates, and dependent
-/// operations are skipped.
+/// An operation may return a `Result`. An error fails the variables mutated by the operation, and dependent operations
+/// are skipped.
 fn an_error() -> Result<(), Box<dyn Error>> {
     println!("\n# An operation that returns an error");
     let engine = Engine::builder().workers(2).build()?;
@@ -166,7 +165,7 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     // A wait for all operations succeeds: it returns only failures that no other wait has returned.
     engine.wait_for_all()?;
 
-    // `multiply` was skipped. The operations before it, and those that do not depend on the width, were not.
+    // `multiply` was skipped. The operations before it and those independent of the width were not.
     assert!(!ran.load(Ordering::Relaxed));
     assert_eq!(double.wait()?, 0);
     assert_eq!(engine.get(&colour)?, "red");
@@ -197,8 +196,7 @@ fn a_panic() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A completion that is dropped without being used, perhaps because its thread died, fails the operation. No wait
-/// hangs.
+/// Dropping an unused completion, perhaps because its thread died, fails the operation. No wait hangs.
 fn a_lost_completion() -> Result<(), Box<dyn Error>> {
     println!("\n# A completion that is dropped");
     let engine = Engine::builder().build()?;
@@ -228,7 +226,7 @@ fn recovery() -> Result<(), Box<dyn Error>> {
         })
     };
 
-    // `clear_error` keeps the value that the failed operation left.
+    // `clear_error` keeps the value left by the failed operation.
     withdraw_too_much()?;
     let error = failure(engine.get(&balance));
     println!("  {error}");
@@ -273,7 +271,7 @@ fn waiting_with_a_limit() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns the failure that a wait returned; panics on any other result.
+/// Extracts the failure from a wait's result; panics on any other result.
 fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     match result {
         Err(WaitError::Failed(error)) => error,
@@ -281,8 +279,8 @@ fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     }
 }
 
-/// Prints one line for each panic that this program causes on purpose; such panics occur on workers. A panic on the
-/// main thread is a failed assertion and goes to the default hook.
+/// Prints one line for each intended panic, which occurs on a worker. A panic on the main thread is a failed assertion
+/// and goes to the default hook.
 fn announce_panics() {
     let default = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

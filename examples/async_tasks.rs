@@ -5,7 +5,7 @@
 //! cargo run --release --example async_tasks
 //! ```
 //!
-//! Look at `transfer`: it acquires both accounts in one call, and keeps the guards across an await. Tasks on one thread
+//! Look at `transfer`: it acquires both accounts in one call and keeps the guards across an await. Tasks on one thread
 //! and operations on the workers use the same variables, in one order, without a lock. Look at `audit` too: it is an
 //! operation whose function returns a future. It holds all accounts while it waits for an auditor, and occupies no
 //! worker.
@@ -17,7 +17,7 @@ const ACCOUNTS: usize = 4;
 const TRANSFERS: usize = 200;
 const START: i64 = 100;
 
-/// Moves `amount`, or the whole balance if that is less. Returns the amount moved.
+/// Moves `amount`, or the whole balance if less. Returns the amount moved.
 async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> Result<i64, WaitError> {
     let (mut from, mut to) = engine.acquire((from.write(), to.write())).await?;
     let moved = amount.min(*from);
@@ -47,7 +47,7 @@ async fn serve(engine: &Engine, accounts: &[Var<i64>]) -> Result<(), BoxError> {
     });
     let tasks: Vec<_> = tasks.collect();
 
-    // The transfers wait for the audit, which was pushed before them.
+    // The transfers wait for the audit, which was pushed first.
     answers.send(question.await? == START * ACCOUNTS as i64).map_err(|_| "the audit is gone")?;
     println!("the audit: {}", audit.await?);
     let mut moved = 0;

@@ -1,13 +1,13 @@
-//! A build graph that grows as it runs: an operation finds out what else must be built, and pushes it.
+//! A build graph that grows as it runs: an operation discovers what else must be built and pushes it.
 //!
 //! ```text
 //! cargo run --example build_graph
 //! ```
 //!
-//! Look at `build`. Its operation reads the source of a module and, through `cx().engine()`, pushes the builds of the
-//! modules that the source declares. The operation is asynchronous: it holds its token until `compile` uses the
-//! completion. So a wait for the token of `main` covers operations that did not exist when the wait began, and no
-//! operation blocks a worker to wait for another.
+//! Look at `build`. Its operation reads a module's source and, through `cx().engine()`, pushes the builds of the
+//! modules declared there. The operation is asynchronous: it holds its token until `compile` uses the completion. So a
+//! wait for the token of `main` covers operations that did not exist when the wait began, and no operation blocks a
+//! worker to wait for another.
 
 use std::error::Error;
 use std::sync::OnceLock;
@@ -27,7 +27,7 @@ static MODULES: [Module; 7] = [
 struct Module {
     name: &'static str,
     source: &'static str,
-    /// The result of `compile`: the number of functions in this module and in those below it. A token stands for this
+    /// The result of `compile`: the number of functions in this module and those below it. A token represents this
     /// result.
     functions: OnceLock<usize>,
 }
@@ -37,7 +37,7 @@ impl Module {
         Self { name, source, functions: OnceLock::new() }
     }
 
-    /// Returns the modules that the source declares.
+    /// Returns the modules declared by the source.
     fn children(&self) -> Vec<&'static Self> {
         let names = self.source.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
         names.filter_map(|name| MODULES.iter().find(|module| module.name == name)).collect()
@@ -51,7 +51,7 @@ impl Module {
     }
 }
 
-/// Pushes the build of a module. Returns the token that the build holds.
+/// Pushes the build of a module. Returns the token held by the build.
 fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
     let built = engine.token();
     engine.op("build").writes([&built]).try_push_async(cx(), move |cx, done| {
@@ -69,7 +69,7 @@ fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
-    // This is the only push from outside. The other operations are pushed by operations.
+    // This is the only push from outside. Operations push all others.
     let built = build(&engine, &MODULES[0])?;
     engine.wait_for_var(&built)?;
 

@@ -1,13 +1,13 @@
-//! Children: each frame of a pipeline is processed in tiles, by children of one operation per stage.
+//! Children: each frame in a pipeline is processed in tiles, by the children of one operation per stage.
 //!
 //! ```text
 //! cargo run --release --example children
 //! ```
 //!
-//! A stage declares the tiles of its frame, and each of its children declares one tile. A stage is complete when its
-//! last tile is, so the stages of one frame follow each other, while the tiles of a stage, and the stages of different
-//! frames, run in parallel. The last stage needs the brightest pixel of the frame, which its children pass to each
-//! other in variables of their own. No thread waits for a stage or a tile.
+//! A stage declares its frame's tiles, and each of its children declares one tile. A stage is complete when its last
+//! tile is, so one frame's stages run in sequence, while a stage's tiles and different frames' stages run in parallel.
+//! The last stage needs the frame's brightest pixel, which its children pass on in their own variables. No thread waits
+//! for a stage or a tile.
 
 use std::error::Error;
 
@@ -32,14 +32,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         shown.push(engine.op("show").submit(tiles, |tiles| tiles.iter().map(|tile| tile[0]).sum::<f32>())?);
     }
     for frame in shown {
-        // All pixels of a frame are equal, so each is as bright as the brightest.
+        // All pixels of a frame are equal, so each is the brightest.
         assert!((frame.wait()? - TILES as f32).abs() < 1e-3);
     }
     println!("{FRAMES} frames of {TILES} tiles in {:.1?}", start.elapsed());
     Ok(())
 }
 
-/// Pushes a stage: an operation over all tiles of the frame, with a child for each tile.
+/// Pushes a stage: an operation over all the frame's tiles, with one child per tile.
 fn stage(engine: &Engine, name: &'static str, frame: &[Tile], f: fn(f32) -> f32) -> Result<(), PushError> {
     let inside = frame.to_vec();
     let tiles = each(frame.iter().map(|tile| tile.write()));
@@ -51,12 +51,12 @@ fn stage(engine: &Engine, name: &'static str, frame: &[Tile], f: fn(f32) -> f32)
     })
 }
 
-/// Pushes a stage that divides each pixel of the frame by the brightest one.
+/// Pushes a stage that divides each pixel by the frame's brightest one.
 fn level(engine: &Engine, frame: &[Tile]) -> Result<(), PushError> {
     let inside = frame.to_vec();
     let tiles = each(frame.iter().map(|tile| tile.write()));
     engine.op("level").with_children().try_push((cx(), tiles), move |(cx, _)| {
-        // These variables end with the stage, and no operation outside it sees them.
+        // These variables end with the stage, and operations outside it cannot see them.
         let in_tiles = inside.iter().map(|_| cx.child_var(0.0_f32)).collect::<Result<Vec<_>, _>>()?;
         let brightest = cx.child_var(0.0_f32)?;
         for (tile, in_tile) in inside.iter().zip(&in_tiles) {

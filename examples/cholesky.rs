@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Look at the loops in `main`: they push the operations in textbook order, and each operation names its tiles. The
-//! engine finds which of them can run in parallel, and starts the next column while updates from the current one are
-//! still running.
+//! engine finds those that can run in parallel, and starts the next column while updates from the current one are still
+//! running.
 
 use std::error::Error;
 

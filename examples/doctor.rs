@@ -1,4 +1,4 @@
-//! Prints what this machine grants a latency-sensitive program, and what an engine obtained.
+//! Prints what this machine grants a latency-sensitive program and what an engine obtained.
 //!
 //! ```text
 //! cargo run --release --example doctor

@@ -1,11 +1,11 @@
-//! Fork and join: operations that push their parts, wait for them, and combine the results.
+//! Fork and join: operations that push their parts, wait for them and combine the results.
 //!
 //! ```text
 //! cargo run --release --example fork_join
 //! ```
 //!
-//! The example is a merge sort: each operation halves its numbers, submits both halves, and merges the results. A wait
-//! for a part that has not started runs it in place, so the recursion needs no more threads than the engine has.
+//! The example is a merge sort: each operation halves its numbers, submits both halves, and merges the results. Waiting
+//! for a part that has not started runs it in place, so the recursion needs no additional threads.
 
 use std::error::Error;
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Pushes an operation that sorts the numbers. The function's handle to the engine must not keep the engine open.
+/// Pushes an operation that sorts the numbers. The function's handle must not keep the engine open.
 fn sort(engine: &Engine, mut numbers: Vec<u64>) -> Result<OpHandle<Vec<u64>>, PushError> {
     let inside = engine.downgrade();
     engine.op("sort").try_submit((), move |()| {

@@ -1,12 +1,12 @@
-//! Three producers that are faster than the workers, and a limit that keeps memory use low.
+//! Three producers that outrun the workers, and a limit that keeps memory use low.
 //!
 //! ```text
 //! cargo run --release --example full_engine
 //! ```
 //!
-//! Look at the three pushes. An archive must have every quote, so its producer waits: `push` runs operations on the
-//! producer's thread while the engine is full. A trader must not wait, so it uses `if_room`, and leaves out quotes for
-//! which there is no room. A task shares its thread with other tasks, so it awaits room with `when_room`.
+//! Look at the three pushes. An archive needs every quote, so its producer waits: `push` runs operations on the
+//! producer's thread while the engine is full. A trader must not wait, so it uses `if_room` and skips quotes for which
+//! there is no room. A task shares its thread with others, so it awaits room with `when_room`.
 
 use std::error::Error;
 use std::thread;
@@ -30,7 +30,7 @@ fn archive(engine: &Engine, sums: &[Var<u64>]) -> Result<(), PushError> {
     Ok(())
 }
 
-/// Pushes the quotes for which there is room, and returns how many it left out.
+/// Pushes the quotes for which there is room, and returns the number skipped.
 fn trade(engine: &Engine, sum: &Var<u64>) -> Result<u64, PushError> {
     let mut left_out = 0;
     for quote in 0..QUOTES {

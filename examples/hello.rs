@@ -4,9 +4,9 @@
 //! cargo run --example hello
 //! ```
 //!
-//! Look at the accesses, such as `(text.read(), words.write())`: they are all that the engine knows. The two
-//! counts both read `text`, so they may run in parallel. `report` reads what both write, so it runs after them.
-//! `replace` writes `text`, so it runs after the two readers that were pushed before it.
+//! Look at the accesses, such as `(text.read(), words.write())`: the engine knows nothing else. The two counts both
+//! read `text`, so they may run in parallel. `report` reads what both write, so it runs after them. `replace` writes
+//! `text`, so it runs after the two readers pushed before it.
 
 use std::error::Error;
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     engine.op("replace").push(text.write(), |text| *text = "heddle".to_owned())?;
 
-    // `submit` pushes an operation that returns a value, and returns a handle to that value.
+    // `submit` pushes an operation that returns a value, and returns a handle to the value.
     let report = engine
         .op("report")
         .submit((letters.read(), words.read()), |(letters, words)| format!("{letters} letters in {words} words"))?;

@@ -1,12 +1,12 @@
-//! Operators: operations that are created once and pushed often, here the steps of a simulation.
+//! Operators: operations created once and pushed often, here the steps of a simulation.
 //!
 //! ```text
 //! cargo run --release --example operators
 //! ```
 //!
 //! Look at `operator` and `push`. Creating an operator sorts its variables and stores its function; each push only
-//! enqueues one more run, which is cheaper than pushing a new operation. Runs are ordered by their variables like other
-//! operations, so all steps can be pushed in advance, and distant blocks may be several steps apart.
+//! enqueues one more run, which is cheaper than pushing a new operation. Like other operations, runs are ordered by
+//! their variables, so all steps can be pushed in advance, and distant blocks may be several steps apart.
 
 use std::error::Error;
 
@@ -30,7 +30,7 @@ fn initial(i: usize) -> f64 {
 fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
 
-    // Two states of the ring: even steps read the first and write the second, odd steps do the opposite.
+    // Two states of the ring: even steps read the first and write the second; odd steps do the opposite.
     let block = |block| engine.var((0..SIDE).map(|i| initial(block * SIDE + i)).collect::<Vec<_>>());
     let states = [0, 1].map(|_| (0..BLOCKS).map(block).collect::<Vec<_>>());
 

@@ -1,13 +1,13 @@
-//! Failures and recovery: what a failure does to variables, and two ways to make them usable again.
+//! Failures and recovery: the effect of a failure on variables, and two ways of making them usable again.
 //!
 //! ```text
 //! cargo run --example recovery
 //! ```
 //!
-//! The example follows one error. `parse` fails, so the variable that it writes has failed. `scale` reads that
-//! variable, so it is skipped and its own variable fails with the same error. `count` uses neither variable, so it
-//! runs. Later, `overwrite` replaces a value regardless of its state, and `clear_error` keeps the value that the failed
-//! operation left.
+//! The example follows one error. `parse` fails, and so does the variable that it writes. `scale` reads that variable,
+//! so it is skipped and its own variable fails with the same error. `count` uses neither variable, so it runs. Later,
+//! `overwrite` replaces a value regardless of its state, and `clear_error` keeps the value left by the failed
+//! operation.
 
 use std::error::Error;
 use std::num::ParseIntError;
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text = engine.var("12 apples");
     let (number, scaled, words) = (engine.var(1), engine.var(10), engine.var(0));
 
-    // The function of `try_push` may return any error. An error fails the variables that the operation writes.
+    // The function of `try_push` may return any error. An error fails the variables written by the operation.
     let parse = || {
         engine.op("parse").try_push((text.read(), number.write()), |(text, number)| {
             *number = text.parse::<i32>()?;
@@ -39,24 +39,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert!(failure(engine.get(&scaled)).ptr_eq(&error));
     assert_eq!(engine.get(&words)?, 2);
 
-    // An operation that is marked `run_always` is not skipped, but does not clear the error.
+    // An operation marked `run_always` is not skipped, but does not clear the error.
     let seen = engine.op("log").run_always().submit(scaled.read(), |scaled| *scaled)?;
     assert_eq!(seen.wait()?, 10);
 
-    // `overwrite` runs although the variables have failed, and clears their errors. A plain `write` would be skipped.
+    // `overwrite` runs despite the variables' failures and clears their errors. A plain `write` would be skipped.
     engine
         .op("default")
         .push((number.overwrite(), scaled.overwrite()), |(number, scaled)| (*number, *scaled) = (0, 0))?;
     println!("after `overwrite`: {} and {}", engine.get(&number)?, engine.get(&scaled)?);
     assert_eq!((engine.get(&number)?, engine.get(&scaled)?), (0, 0));
 
-    // With valid input the same operations succeed.
+    // With valid input, the same operations succeed.
     engine.op("edit").push(text.write(), |text| *text = "12")?;
     parse()?;
     scale()?;
     assert_eq!(engine.get(&scaled)?, 120);
 
-    // A panic is a failure as well. `clear_error` makes the variable usable with the value that it has.
+    // A panic is also a failure. `clear_error` makes the variable usable with its present value.
     engine.op("index").push(number.write(), |number| {
         *number = 7;
         panic!("this panic is part of the example");
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Extracts the failure from the result of a wait.
+/// Extracts the failure from a wait's result.
 fn failure<T>(result: Result<T, WaitError>) -> OpError {
     match result {
         Err(WaitError::Failed(error)) => error,

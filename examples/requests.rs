@@ -1,11 +1,11 @@
-//! Requests that are abandoned: groups, time limits, and functions that check whether they should stop.
+//! Abandoned requests: groups, time limits, and functions that check whether they should stop.
 //!
 //! ```text
 //! cargo run --release --example requests
 //! ```
 //!
-//! Each request is a group of operations. A client that has no answer after 20 ms cancels its request: operations that
-//! have not started never start, and a running search stops early. Other requests are not affected.
+//! Each request is a group of operations. A client without an answer after 20 ms cancels its request: operations that
+//! have not started never start, and a running search stops early. Other requests are unaffected.
 
 use std::{
     error::Error,
@@ -27,13 +27,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             Err(error) => println!("{client}: {error}"),
         }
     }
-    // The naive engine searches inside the push, so its clients wait as long as the search takes.
+    // The naive engine searches inside the push, so clients wait for the whole search.
     assert_eq!(answered, if engine.kind() == EngineKind::Naive { 2 } else { 1 });
     engine.wait_for_all()?; // the failures of the request were returned to its client
     Ok(())
 }
 
-/// Searches for the time `effort`, and then reports.
+/// Searches for the time `effort`, then reports.
 fn request(engine: &Engine, answer: &Var<u64>, effort: Duration) -> Result<(), WaitError> {
     let request = engine.group();
     request.op("search").try_push((cx(), answer.write()), move |(cx, steps)| {

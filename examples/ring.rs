@@ -1,4 +1,4 @@
-//! A ring of frame buffers: any number of frames passes through it, and at most `SLOTS` of them are in flight.
+//! A ring of frame buffers: any number of frames pass through it, at most `SLOTS` of them in flight.
 //!
 //! ```text
 //! cargo run --release --example ring
@@ -6,7 +6,7 @@
 //!
 //! Look at `slot.overwrite()`. Frame 3 writes the buffer that frame 0 used, so the engine starts it after the last
 //! reader of frame 0. This order alone bounds the memory and the frames in progress, without a semaphore or a channel.
-//! The line with `wait_for_var` bounds something else: how far the loop that pushes runs ahead of the workers.
+//! The line with `wait_for_var` bounds something else: how far the pushing loop runs ahead of the workers.
 
 use std::error::Error;
 use std::f64::consts::TAU;
@@ -32,7 +32,7 @@ fn render(frame: usize, image: &mut Vec<bool>) {
     }));
 }
 
-/// Returns how many pixels belong to the set.
+/// Returns the number of pixels in the set.
 fn measure(image: &[bool]) -> usize {
     image.iter().filter(|&&inside| inside).count()
 }
@@ -42,13 +42,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ring: Vec<_> = (0..SLOTS).map(|_| engine.var(Vec::new())).collect();
     let areas = engine.var(Vec::new());
 
-    // These counters only observe the engine: how many frames are in flight, and the largest number so far.
+    // These counters only observe the engine: the current and the largest number of frames in flight.
     let (in_flight, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
 
     for frame in 0..FRAMES {
         let slot = &ring[frame % SLOTS];
         // Waits until the buffer's previous frame has been measured, so at most 2 * SLOTS operations are pending.
-        // Without this line the result would be the same, and so would the memory for frames.
+        // Without this line, the result and the memory for frames would be the same.
         engine.wait_for_var(slot)?;
 
         let (started, peak) = (Arc::clone(&in_flight), Arc::clone(&most));

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The example blurs an image in two passes. Each pass reads one buffer and writes another, row by row, in operations
-//! that borrow both buffers. An operation of the second pass needs three rows of the first, and starts when these are
+//! that borrow both buffers. An operation of the second pass needs three rows of the first, and starts when they are
 //! done.
 
 use std::error::Error;

@@ -6,7 +6,7 @@
 //!
 //! Look at `count_primes`: a push does not block, and the handle to an operation is a future, so tokio's only thread
 //! serves all requests while the workers compute. Each request writes its buffer, so a buffer has one user at a time,
-//! without a lock or a list of free buffers. A request that fails does not spoil its buffer, because the next one
+//! without a lock or a list of free buffers. A failed request does not spoil its buffer, because the next one
 //! overwrites it.
 
 use std::error::Error;
@@ -29,7 +29,7 @@ struct Service {
 }
 
 impl Service {
-    /// Returns how many primes are below `n`.
+    /// Returns the number of primes below `n`.
     async fn count_primes(&self, n: usize) -> Result<usize, BoxError> {
         let buffer = &self.buffers[self.requests.fetch_add(1, Relaxed) % BUFFERS];
         let count = self.engine.op("count primes").try_submit(buffer.overwrite(), move |composite| {
@@ -44,7 +44,7 @@ impl Service {
     }
 }
 
-/// Marks the composite numbers, and returns the number of primes.
+/// Marks the composite numbers and returns the number of primes.
 fn sieve(composite: &mut [bool]) -> usize {
     let mut primes = 0;
     for n in 2..composite.len() {

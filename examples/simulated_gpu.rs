@@ -4,9 +4,9 @@
 //! cargo run --example simulated_gpu
 //! ```
 //!
-//! Look at what is missing: streams and events. Host and device buffers are variables, so the engine orders the copies
-//! and the kernel of a chunk, and the chunks in different slots overlap: one is copied while another is computed. No
-//! CPU worker waits for a copy or a kernel.
+//! Look at what is missing: streams and events. Host and device buffers are variables, so the engine orders each
+//! chunk's copies and kernel, and chunks in different slots overlap: one is copied while another is computed. No CPU
+//! worker waits for a copy or a kernel.
 
 use std::error::Error;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gpu = SimulatedGpu::default();
     let engine = Engine::builder().gpu(gpu.clone()).build()?;
 
-    // A slot has a buffer in host memory that the device can copy from and to, and one in device memory.
+    // A slot has one buffer in host memory accessible to the device's copies, and one in device memory.
     let mut slots = Vec::new();
     for _ in 0..SLOTS {
         slots.push((engine.pinned_var::<f32>(GPU, LEN)?, engine.device_var::<f32>(GPU, LEN)?));
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?;
         engine.op("copy in").on(GPU).copy_to_device(host, device)?;
         engine.op("double").on(GPU).try_launch(device.write(), |stream, device| {
-            // The function runs when the kernel can be issued; the operation is complete when the device has run the
+            // The function runs when the kernel can be issued; the operation completes when the device has run the
             // kernel.
             let mut gpu = stream.simulated().ok_or("the GPU is not simulated")?;
             gpu.launch(Duration::from_micros(20), device, |values| values.iter_mut().for_each(|v| *v *= 2.0))?;

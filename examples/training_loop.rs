@@ -1,13 +1,12 @@
-//! A training loop whose result has the same bits for any number of workers.
+//! A training loop whose result has the same bits with any number of workers.
 //!
 //! ```text
 //! cargo run --release --example training_loop
 //! ```
 //!
-//! Look at `sample`: the random generator is a variable, so the operations that draw from it run in push order,
-//! and each shard receives the same examples in every run. `step` adds the gradients up in the order of its
-//! accesses, not in the order in which they were computed. In between, the gradients of all shards are computed in
-//! parallel.
+//! Look at `sample`: the random generator is a variable, so the operations that draw from it run in push order, and
+//! each shard receives the same examples in every run. `step` sums the gradients in the order of its accesses, not in
+//! the order of their computation. In between, all shards' gradients are computed in parallel.
 
 use std::error::Error;
 
@@ -66,8 +65,7 @@ fn train(workers: usize) -> Result<[f64; 3], Box<dyn Error>> {
             }
         })?;
     }
-    // The samples of a step do not depend on its weights: they may be drawn while the previous step is still being
-    // computed.
+    // A step's samples do not depend on its weights: they may be drawn while the previous step is being computed.
     Ok(engine.get(&weights)?)
 }
 

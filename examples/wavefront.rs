@@ -4,21 +4,21 @@
 //! cargo run --release --example wavefront
 //! ```
 //!
-//! Look at the push in `tiled`. A tile of the table needs the lower edge of the tile above it and the right edge of the
+//! Look at the push in `tiled`. A tile of the table needs the lower edge of the tile above and the right edge of the
 //! tile to its left. Each row of tiles has a variable for its right edge, each column has one for its lower edge, and a
-//! tile writes the two of its row and column. From these accesses the engine finds the wavefront: the tiles of a
-//! diagonal run in parallel, and no tile waits for a whole diagonal.
+//! tile writes both. From these accesses, the engine finds the wavefront: a diagonal's tiles run in parallel, and no
+//! tile waits for a whole diagonal.
 
 use std::error::Error;
 
 use raddle::Engine;
 
-/// The rows and columns of a tile.
+/// The number of rows, and of columns, in a tile.
 const SIDE: usize = 128;
 const TILES: usize = 12;
 
-/// Computes a part of the table. On entry `left` is the column to the left of the part, and `top` is the row above it,
-/// which begins with the corner. On return, they contain the last column and the last row of the part.
+/// Computes a part of the table. On entry, `left` is the column to the left of the part, and `top` is the row above it,
+/// beginning with the corner. On return, they contain the part's last column and row.
 fn compute(a: &[u8], b: &[u8], left: &mut [usize], top: &mut [usize]) {
     for (a, left) in a.iter().zip(left) {
         let mut diagonal = std::mem::replace(&mut top[0], *left);
@@ -51,7 +51,7 @@ fn tiled(a: &'static [u8], b: &'static [u8]) -> Result<usize, Box<dyn Error>> {
     Ok(engine.get(&top[TILES - 1])?[SIDE])
 }
 
-/// Returns a sequence of bases that is the same in every run.
+/// Returns a sequence of bases, the same in every run.
 fn sequence(mut seed: u64) -> &'static [u8] {
     let mut base = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

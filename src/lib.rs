@@ -28,23 +28,23 @@
 //!
 //! * Two operations that name the same variable run one after the other, in push order, if at least one mutates it.
 //! * Any number of threads may push concurrently, even inside operations. A push is atomic over all its variables: all
-//!   variables agree on one order of all pushes, which respects the order of each thread's pushes and real time. No set
-//!   of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) lists the exceptions.
-//! * The writes of an operation are visible to every operation that must run after it, and to every thread that has
-//!   waited for it.
+//!   variables agree on a single order of pushes, consistent with real time and with each thread's own push order. No
+//!   set of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) lists the exceptions.
+//! * An operation's writes are visible to every operation that must run after it and to every thread that has waited
+//!   for it.
 //! * An operation that fails, for example with an error, a panic or a lost [`Completion`], marks the variables that it
-//!   mutates as *failed*. Later operations that name a failed variable are skipped by default, and pass the same
-//!   [`OpError`] on, until [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for
-//!   such a variable returns the error.
-//! * Each pushed function either runs once, or is dropped once without running.
+//!   mutates as *failed*. Later operations that name a failed variable are skipped by default and propagate the same
+//!   [`OpError`], until [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for such
+//!   a variable returns the error.
+//! * Each pushed function either runs once or is dropped once without running.
 //!
 //! # Overview
 //!
-//! Through [`Var`]s, operations receive references to values, and the compiler checks how the references are used.
-//! [`Token`]s order operations on things outside the engine. One operation may name both. The function of an operation
-//! that declares [`cx()`] receives the operation's [`OpContext`]. [`OpBuilder`] has a table of the calls that push.
-//! [`Operator`]s are created once and pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] are for operations on
-//! GPUs, over [`DeviceVec`] and [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
+//! With [`Var`]s, operations receive references to values, and the compiler checks how these are used. [`Token`]s order
+//! operations on things outside the engine. An operation may name both. If an operation declares [`cx()`], its function
+//! receives the operation's [`OpContext`]. [`OpBuilder`] has a table of all push methods. [`Operator`]s are created
+//! once and pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] push GPU operations over [`DeviceVec`] and
+//! [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
 
 mod api;
 mod device;
@@ -84,8 +84,8 @@ pub use api::{
 };
 /// The version of cudarc that [`CudaGpu`] is built on.
 ///
-/// cudarc is a 0.x crate: a new minor version can break programs that use this re-export, so an update to one is a
-/// breaking change of this crate as well. A program that needs another version must depend on cudarc itself.
+/// cudarc is a 0.x crate: a new minor version can break programs that use this re-export, so updating to one is a
+/// breaking change of this crate too. A program that needs another version must depend on cudarc itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]
@@ -134,14 +134,14 @@ pub use trace::to_metrics::MetricsObserver;
 #[cfg(feature = "tracing")]
 pub use trace::to_tracing::TracingObserver;
 
-/// The items that the expansion of `#[derive(Accesses)]` names. Programs must not use them.
+/// Items used by the expansion of `#[derive(Accesses)]`. Programs must not use them directly.
 #[cfg(feature = "derive")]
 #[doc(hidden)]
 pub mod __derive {
     pub use crate::api::accesses::sealed::{Derived, List, Share};
 }
 
-/// The guide: one page for each topic that is too long for the documentation of one item.
+/// The guide: a page for each topic that is too long for the documentation of a single item.
 #[cfg(any(doc, doctest))]
 pub mod guide {
     #[doc = include_str!("guide/first_steps.md")]
@@ -191,8 +191,8 @@ pub mod guide {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Items for the models of `loom-tests` and for the tests in `tests/faults.rs`. The module exists only in the builds of
-/// these models and tests.
+/// Items for the models in `loom-tests` and the tests in `tests/faults.rs`. The module exists only in builds for these
+/// models and tests.
 #[cfg(any(raddle_loom, raddle_shuttle, raddle_pause))]
 #[doc(hidden)]
 #[allow(missing_docs)]

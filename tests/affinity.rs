@@ -1,4 +1,4 @@
-//! Core affinity: the cores that an engine's threads stay on, and the cores that threads started by operations may use.
+//! Core affinity: the cores of an engine's threads, and the cores available to threads started by operations.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -72,7 +72,7 @@ fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
 }
 
 /// A thread hands its worker to another thread when an operation waits. Afterwards, each thread runs on the core of its
-/// worker, if that worker is pinned.
+/// worker, if the worker is pinned.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
@@ -81,7 +81,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
         let count = cores.len() + 1;
         let engine = Engine::builder().workers(count).build().expect("the engine is built");
         for round in 0..20 {
-            // Each worker runs an operation that records its cores and then waits, which hands the worker over.
+            // Each worker runs an operation that records its cores and then waits, handing over the worker.
             let (meeting, found) = (Meeting::new(count), Arc::new(Mutex::new(Vec::new())));
             let token = engine.token();
             let gate = common::hold(&engine, &token);
@@ -190,11 +190,11 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
         let again = build(1);
         assert_eq!(places(&again), cores[..1]);
         drop(again);
-        // An engine that has ended releases its cores, even while a handle to it exists.
+        // An ended engine has released its cores even if handles to it exist.
         let kept = engines.pop().expect("there is at least one core");
         kept.shutdown(raddle::Shutdown::Drain, None).expect("the shutdown ends");
         assert_eq!(places(&build(1)), cores[cores.len() - 1..]);
-        // An engine with a worker for each core takes each core once.
+        // An engine with one worker per core uses each core once.
         assert_eq!(places(&build(cores.len())), cores);
     });
 }
@@ -249,11 +249,11 @@ fn a_wait_inside_unpinned_leaves_every_thread_on_its_own_cores() {
             let waits = engine.op("waits").submit((), move |()| {
                 unpinned(|| {
                     let mut other = inside.op("other").submit((), |()| allowed_cores()).expect("the engine is open");
-                    // `busy` occupies the worker when the wait ends, so the function queues for the worker.
+                    // When the wait ends, `busy` occupies the worker, so the function queues for it.
                     let busy = inside.op("busy").push((), |()| thread::sleep(Duration::from_millis(2)));
                     busy.expect("the engine is open");
                     open.open();
-                    // This wait has a time limit, since it would otherwise run the operation in place.
+                    // This wait has a time limit, since it could otherwise run the operation in place.
                     (other.wait_timeout(PATIENCE).expect("no operation fails"), allowed_cores())
                 })
             });

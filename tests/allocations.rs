@@ -1,7 +1,7 @@
-//! In steady state an operation allocates nothing: its record, its accesses and its function come from the pool.
+//! In steady state, an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
-//! The epoch allocates bags for retired objects, one for every 1,250 operations; the test allows little more than that.
-//! This is a separate binary, because the test counts every allocation of the process.
+//! The epoch allocates bags for retired objects, one per 1,250 operations; the test allows only slightly more. It is a
+//! separate binary because it counts every allocation of the process.
 
 use raddle_testkit::shapes;
 
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The number of operations in a round: `MANY` for the common ways to push, and `SOME` for the others.
+/// The number of operations per round: `MANY` for the common ways to push, `SOME` for the others.
 const MANY: usize = 200_000;
 const SOME: usize = 50_000;
 
@@ -43,7 +43,8 @@ const SOME: usize = 50_000;
 const BURST: usize = 500;
 
 /// Repeats rounds of `OPERATIONS` pushes until two consecutive rounds each make at most one allocation per thousand
-/// operations. Each operation mutates one of `variables`. Their versions show the progress, since a wait may allocate.
+/// operations. Each operation mutates one of `variables`. Progress is read from their versions, since a wait may
+/// allocate.
 fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&Token], push: impl Fn(usize)) {
     let done = || variables.iter().map(|variable| variable.version()).sum::<u64>();
     let run = || {
@@ -61,7 +62,7 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
         }
     };
     let mut history = Vec::new();
-    // The pool grows until it holds as many records as are in use at a time. Two rounds without growth show that it
+    // The pool grows until it holds as many records as are ever in use at once. Two rounds without growth show that it
     // has stopped growing.
     while history.len() < 20 {
         let before = ALLOCATIONS.load(Relaxed);
@@ -77,7 +78,7 @@ fn assert_allocates_nothing<const OPERATIONS: usize>(what: &str, variables: &[&T
     panic!("{what}: rounds of {OPERATIONS} operations keep allocating: {history:?}");
 }
 
-/// This is a single test, since the counts cover the whole process.
+/// All cases share one test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "a steady state takes too many operations")]
 fn operations_in_steady_state_allocate_nothing() {
@@ -115,7 +116,7 @@ fn operations_in_steady_state_allocate_nothing() {
     }
 }
 
-/// Pushes operations on an engine whose recorder has room for all their events.
+/// Pushes operations on an engine whose recorder has room for all of their events.
 fn recorded(kind: EngineKind) {
     let recorder = Recorder::with_capacity(256 << 20);
     let builder = Engine::builder().kind(kind).workers(2).pin(false).recorder(&recorder);
@@ -129,8 +130,8 @@ fn recorded(kind: EngineKind) {
     assert_eq!(recorder.take().lost(), 0, "lost events would allocate nothing");
 }
 
-/// Pushes operations of a device, and operations of the CPU that depend on them. The simulated device boxes kernels and
-/// events, but not copies.
+/// Pushes device operations, and CPU operations that depend on them. The simulated device boxes kernels and events, but
+/// not copies.
 fn devices(kind: EngineKind) {
     let gpu = Device::Gpu(0);
     let device = SimulatedGpu::builder().clock(Clock::Instantly).build();

@@ -1,4 +1,4 @@
-//! The edges of the public interface: the context as a parameter, handles that do not keep an engine open, typed
+//! Edge cases of the public interface: the context as a parameter, handles that do not keep an engine open, typed
 //! asynchronous operations, and handles to variables.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -152,7 +152,7 @@ fn operations_pushed_through_the_context_run_before_main_ends() {
     for kind in KINDS {
         let (success, text) =
             child("in_a_child_operations_push_by_their_context", &[("RADDLE_ENGINE", &kind.to_string())]);
-        // The process ends before the result of the test can be printed.
+        // The process ends before the test's result can be printed.
         assert!(
             !success && text.starts_with("exit status: 0") && text.contains("the last of 100 has run"),
             "{kind}: {text}"
@@ -182,7 +182,7 @@ fn in_a_child_operations_push_by_their_context() {
     }
 }
 
-/// A wait inside the function runs what the thread has deferred, but must not complete the operation before its
+/// A wait inside the function runs the thread's deferred operations, but must not complete this operation before its
 /// function has ended.
 #[test]
 fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {

@@ -48,7 +48,7 @@ fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Eng
     }
 }
 
-/// A waker that counts its wakes.
+/// A waker that counts its wake-ups.
 #[derive(Default)]
 struct CountWakes(AtomicUsize);
 
@@ -64,15 +64,15 @@ impl Wake for CountWakes {
     }
 }
 
-/// Pushes an asynchronous operation, and returns its completion once the operation has started.
+/// Pushes an asynchronous operation and returns its completion once it has started.
 fn open_ended(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
     engine.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
     receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-/// Fills an engine with operations that wait for the returned completion. None of them is ready or running once the
-/// function of the first one has returned.
+/// Fills an engine with operations that wait for the returned completion. Once the first one's function has returned,
+/// none is ready or running.
 fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
     let token = engine.token();
     let (sender, receiver) = mpsc::channel();
@@ -122,15 +122,14 @@ fn several_producers_exceed_the_limit_by_at_most_what_is_documented() {
     for limit in [1u64, 50, 400] {
         on_limited(&THREADED, 2, limit as usize, move |engine| {
             let vars: Vec<_> = (0..8).map(|_| engine.var(0u64)).collect();
-            // `Engine::pending` returns too large a number if its thread is preempted while it adds up the counts.
+            // `Engine::pending` overestimates if its thread is preempted while summing the counts.
             let (most, pending) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
             thread::scope(|scope| {
                 for producer in 0..PRODUCERS as usize {
                     let (engine, vars, most, pending) = (&engine, &vars, &most, Arc::clone(&pending));
                     scope.spawn(move || {
                         for n in 0..fewer(4_000) {
-                            // The operation is counted before its push, so it is counted even while the push is held
-                            // back.
+                            // The operation is counted before its push, so the count includes held-back pushes.
                             most.fetch_max(pending.fetch_add(1, Relaxed) + 1, Relaxed);
                             let pending = Arc::clone(&pending);
                             let add = move |value: &mut u64| {
@@ -270,7 +269,7 @@ fn a_push_passes_if_the_running_operation_waits_for_the_pushing_thread() {
         let (inner, waited) = (engine.downgrade(), token.clone());
         let started = Gate::new();
         let begins = started.clone();
-        // The operation waits inside its function, on a thread that has no worker.
+        // The operation waits inside its function, on a thread without a worker.
         engine
             .op("waits")
             .push((), move |()| {
@@ -318,7 +317,7 @@ fn operations_that_block_count_as_running() {
             pushed.pass();
         });
         engine.wait_for_all().unwrap();
-        // The operation that has blocked no longer counts as running.
+        // The blocked operation no longer counts as running.
         let (done, token) = fill(&engine, 3);
         engine.op("passes").writes([&token]).push((), |()| {}).unwrap();
         done.complete();
@@ -394,7 +393,7 @@ fn an_operation_that_runs_in_a_push_may_wait_push_and_panic() {
                 .push((), move |()| {
                     assert_ne!(n, 7, "as planned");
                     let added = inner.op("add").submit(its.write(), |value| *value += 1).unwrap();
-                    // This does not wait for `add`: the worker that is to run it may be busy until the gate opens.
+                    // This does not wait for `add`: the worker that would run it may be busy until the gate opens.
                     drop(added);
                 })
                 .unwrap();
@@ -500,7 +499,7 @@ fn reads_waits_and_acquisitions_are_not_held_back() {
         drop(guard);
         engine.wait_for_var(&value).unwrap();
         drop(value);
-        assert!(engine.pending() >= 2, "the operation that is ready has not run here");
+        assert!(engine.pending() >= 2, "the ready operation has not run here");
         gate.open();
         engine.wait_for_all().unwrap();
     });
@@ -544,7 +543,7 @@ fn room_in_one_engine_is_no_room_in_another() {
         let pushed = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
-                // This thread may push some more operations on the first engine without counting them.
+                // This thread may push a few more operations on the first engine without counting them.
                 roomy.op("first").push((), |()| ()).unwrap();
                 full.op("held back").push((), |()| ()).unwrap();
                 pushed.store(true, SeqCst);
@@ -825,7 +824,7 @@ fn futures_that_are_dropped_at_any_time_lose_no_room() {
                             match random % 3 {
                                 0 => _ = room.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready(),
                                 1 => _ = block_on_within(room, Duration::from_micros(random % 200)).is_ok(),
-                                // Waits until there is room, and hangs if a wake-up is lost.
+                                // Waits for room, and hangs if a wake-up is lost.
                                 _ => block_on(room).unwrap().push((), |()| {}).unwrap(),
                             }
                         }
@@ -1127,7 +1126,7 @@ fn a_push_that_is_held_back_does_not_prolong_a_wait_for_all() {
         thread::scope(|scope| {
             let pusher = scope.spawn(|| engine.op("held back").push((), |()| {}).unwrap());
             thread::sleep(MOMENT);
-            assert_eq!(engine.pending(), 1, "a push that is held back is not counted");
+            assert_eq!(engine.pending(), 1, "a held-back push is not counted");
             gate.open();
             engine.wait_for_all().unwrap();
             pusher.join().unwrap();
@@ -1141,7 +1140,7 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
         let gate = occupy(&engine, 1);
         let inner = engine.downgrade();
         // This push is not held back, since it is made inside a call to the engine. So one operation is ready while
-        // another one runs.
+        // another runs.
         let pushed = engine.with(&engine.var(1), |_| {
             let stops = inner.clone();
             inner.op("stops").push((), move |()| stops.notify_shutdown())
@@ -1155,7 +1154,7 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// Pushes an operation that works for a millisecond with its own 32 KiB.
+/// Pushes an operation that works on its own 32 KiB for a millisecond.
 fn push_work(op: OpBuilder<'_>, sum: &Var<usize>) {
     let data = vec![1u8; 32 << 10];
     op.push(sum.write(), move |sum| {
@@ -1168,8 +1167,8 @@ fn push_work(op: OpBuilder<'_>, sum: &Var<usize>) {
     .unwrap();
 }
 
-/// Returns how many operations a second a thread pushes if nothing holds its pushes back. The workers are as busy as
-/// they are with a limit.
+/// Returns the rate, in operations per second, at which a thread pushes when nothing holds it back. The workers are as
+/// busy as with a limit.
 fn unlimited_rate(kind: EngineKind) -> f64 {
     let rate = |_| {
         let engine = common::engine(kind, 2);
@@ -1180,12 +1179,12 @@ fn unlimited_rate(kind: EngineKind) -> f64 {
         engine.shutdown(Shutdown::Cancel, None).unwrap();
         rate
     };
-    // The best of three, since this thread may be preempted.
+    // Takes the best of three, since this thread may be preempted.
     (0..3).map(rate).fold(0.0, f64::max)
 }
 
-/// Pushes work as fast as possible for `time`, ten times faster than it is done. A naive engine runs each operation
-/// inside its push, so there no producer is faster than the consumer.
+/// Pushes work as fast as possible for `time`, ten times faster than it is processed. On a naive engine, which runs
+/// each operation inside its push, no producer outruns the consumer.
 fn overload(kind: EngineKind, is_group_limited: bool, time: Duration) {
     const LIMIT: usize = 500;
     let possible = unlimited_rate(kind);

@@ -17,7 +17,7 @@ use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Sh
 use raddle::{Engine, MetricsObserver, TracingObserver};
 use tracing::{Event, Subscriber, field::Visit, span};
 
-/// A subscriber that records each event with the spans around it.
+/// A subscriber that records each event with its enclosing spans.
 #[derive(Clone, Default)]
 struct Log(Arc<LogState>);
 
@@ -123,7 +123,7 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
     assert!(!lines.iter().any(|line| line.contains("wait")), "the engine's own operations: {lines:#?}");
 }
 
-/// A recorder that keeps every metric by its key.
+/// A recorder that stores every metric under its key.
 #[derive(Clone, Default)]
 struct Metrics(Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>, Arc<Mutex<BTreeMap<String, Arc<Values>>>>);
 

@@ -126,7 +126,7 @@ fn a_wait_for_all_reports_only_a_loud_cancellation_that_no_wait_has_returned() {
 fn a_running_operation_is_not_cancelled_but_can_ask_whether_it_should_be() {
     let test = |engine: Engine| {
         let value = engine.var(0);
-        // On a naive engine, the operation runs on the thread that ends this one, and is cancelled from another.
+        // On a naive engine, the operation runs on the thread that ends this operation, and another thread cancels it.
         let gate = hold(&engine, value.as_ref());
         let (sender, receiver) = mpsc::channel();
         let handle = engine
@@ -148,8 +148,8 @@ fn a_running_operation_is_not_cancelled_but_can_ask_whether_it_should_be() {
     on_kinds(&KINDS, 2, test);
 }
 
-/// Reports that the operation runs, and returns once it is cancelled, or after a while. Returns whether it is
-/// cancelled.
+/// Reports that the operation is running, then returns once it is cancelled or a while has passed. Returns whether it
+/// was cancelled.
 fn asks_until_cancelled(cx: &OpContext<'_>, runs: &mpsc::Sender<()>) -> bool {
     assert!(!cx.is_cancelled());
     runs.send(()).unwrap();
@@ -190,7 +190,7 @@ fn a_clean_up_cannot_be_cancelled() {
     });
 }
 
-/// In both cases, the function is dropped once, and the handle has the matching result.
+/// Either way, the function is dropped once, and the handle has the matching result.
 #[test]
 fn either_a_cancellation_or_the_start_of_the_operation_wins() {
     on_kinds(&THREADED, 2, |engine| {
@@ -234,7 +234,7 @@ fn a_cancelled_handle_wakes_its_waiters() {
     });
 }
 
-/// The drop of the function may use the engine. If the drop panics, `cancel` first completes its work and then panics.
+/// Dropping the function may use the engine. If the drop panics, `cancel` first completes its work and then panics.
 #[test]
 fn the_drop_of_a_cancelled_function_is_program_code() {
     struct Uses(Engine);
@@ -469,7 +469,7 @@ fn a_group_keeps_the_earliest_of_thousands_of_failures() {
     });
 }
 
-/// A failure from outside the group counts as reported only if the group has returned it.
+/// A failure from outside the group counts as reported only once the group has returned it.
 #[test]
 fn a_failure_from_outside_that_a_group_has_not_returned_is_not_lost() {
     on_kinds(&KINDS, 1, |engine| {
@@ -629,7 +629,7 @@ fn asynchronous_members_are_counted_until_their_completion() {
     });
 }
 
-/// A wait for a group returns only after the captures and the results of its operations have been dropped.
+/// A wait for a group returns only after the captures and the results of its operations are dropped.
 #[test]
 fn a_member_is_counted_until_its_result_was_dropped() {
     on_kinds(&KINDS, 2, |engine| {
@@ -660,7 +660,7 @@ fn a_refused_push_leaves_the_group() {
     });
 }
 
-/// The push is refused late, when the operation is already in a queue.
+/// The push is refused late: the operation is already in a queue.
 #[test]
 fn a_member_that_is_refused_late_leaves_its_group_even_if_the_drop_of_its_function_panics() {
     on_kinds(&THREADED, 2, |engine| {
@@ -771,7 +771,7 @@ fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
             let _: &raddle::OpHandle<()> = &handle;
             assert!(engine.shutdown(Shutdown::Cancel, Some(Duration::ZERO)).is_err(), "{kind}: an operation runs");
             let ending = thread::spawn(move || drop(engine));
-            // The drop starts a drain, and waits for the operation that runs.
+            // The drop starts a drain and waits for the running operation.
             thread::sleep(MOMENT);
             gate.open();
             assert!(is_cancelled(&failure(handle.wait())), "{kind}");

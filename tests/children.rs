@@ -236,7 +236,7 @@ fn an_operation_without_children_refuses_them() {
     on_kinds(&KINDS, 1, |engine| {
         let refused = engine.op("childless").submit(cx(), |cx| cx.child("").push((), |()| unreachable!()));
         assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::NotAParent)));
-        // A child cannot have children either, unless it was pushed with `with_children`.
+        // Likewise, a child cannot have children unless it was pushed with `with_children`.
         let refused = engine.op("parent").with_children().submit(cx(), |cx| {
             cx.child("child").submit(raddle::cx(), |cx| cx.child("").push((), |()| unreachable!())).unwrap()
         });
@@ -396,7 +396,7 @@ fn the_value_of_a_variable_of_a_family_is_dropped_before_a_wait_for_the_parent_r
             });
             assert_eq!(parent.unwrap().wait().is_err(), fails);
             drops.assert_all_gone();
-            // The handle still exists, but is refused.
+            // The handle still exists but is refused.
             let var = lock(&kept).take().unwrap();
             assert!(matches!(engine.wait_for_var(&var), Err(WaitError::Refused(PushError::FamilyVariable(_)))));
             let pushed = engine.op("late").push(var.write(), |_| unreachable!());
@@ -481,7 +481,7 @@ fn children_of_children_name_a_variable_of_the_family_if_their_parent_does() {
         let (refused, own) = parent.wait().unwrap().wait().unwrap();
         assert!(matches!(refused, Err(PushError::NotHeld(_))), "{refused:?}");
         assert_eq!(engine.get(&seen).unwrap(), 12);
-        // The children of another parent cannot name this variable either.
+        // Nor can the children of another parent name this variable.
         let refused = engine.op("parent").with_children().submit(cx(), move |cx| cx.child("").push(own.read(), |_| ()));
         assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::FamilyVariable(_))));
     });
@@ -647,8 +647,8 @@ fn an_asynchronous_parent_ends_with_its_completion_and_its_children() {
 #[test]
 fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_children() {
     on_kinds(&KINDS, 2, |engine| {
-        // Each case says how the function ends, how the completion is used, what the parent fails with, and how often
-        // the child runs.
+        // Each case gives how the function ends, how the completion is used, the parent's failure, and how often the
+        // child runs.
         let cases = [
             ("well", "complete", "by a child", 1),
             ("well", "fail", "by the completion", 1),
@@ -688,7 +688,7 @@ fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_c
             let failed = failure(engine.wait_for_var(&token)).to_string();
             assert!(failed.contains(expected), "{function}, {completion}: {failed}");
             assert_eq!((ran.load(Relaxed), token.version()), (runs, 0), "{function}, {completion}");
-            // No failure is lost, neither that of the child nor the second one of the parent.
+            // Neither the child's failure nor the parent's second failure is lost.
             let left = engine.wait_for_all();
             let another = match (function, completion) {
                 ("well", "complete") => None,
@@ -725,7 +725,7 @@ fn children_of_a_future_start_when_it_has_ended_and_its_guards_are_gone() {
                     yield_now().await;
                     *other += 1;
                 })?;
-                // The test's thread keeps a guard for a while.
+                // The test's thread holds a guard for a while.
                 *lock(&out) = Some((cx.clone(), other));
                 Ok("the value")
             })
@@ -736,7 +736,7 @@ fn children_of_a_future_start_when_it_has_ended_and_its_guards_are_gone() {
             }
             thread::yield_now();
         };
-        // The guard is alive, so the parent's own work has not ended, and more children may be pushed.
+        // The guard is alive, so the parent's own work has not ended and more children may be pushed.
         thread::sleep(MOMENT / 10);
         assert!(!parent.is_done());
         let more = value.clone();
@@ -854,7 +854,7 @@ fn each_run_of_an_operator_has_its_own_children() {
         double.submit().unwrap().wait().unwrap();
         slow.submit().unwrap().wait().unwrap();
         group.wait().unwrap();
-        // The value starts at 1. Each of five rounds makes it 2n + 1; then it becomes 2n, and then n + 1.
+        // The value starts at 1. Each of five rounds turns n into 2n + 1; then it is doubled and incremented.
         assert_eq!((engine.get(&value).unwrap(), value.version()), (63 * 2 + 1, 12));
         fails.store(true, Relaxed);
         assert_eq!(failure(slow.submit().unwrap().wait()).name(), "add");
@@ -913,7 +913,7 @@ fn a_parent_fails_with_the_child_that_was_pushed_first_among_those_that_failed()
             assert_eq!(failure(engine.wait_for_var(var)).name(), "early");
             assert_eq!(var.version(), 0);
         }
-        // Only this wait reports the failure of the second child.
+        // Only this wait reports the second child's failure.
         assert_eq!(failure(engine.wait_for_all()).name(), "late");
         engine.wait_for_all().unwrap();
     });

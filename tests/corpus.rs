@@ -1,6 +1,6 @@
 //! Runs the fuzz targets on their committed corpora and on inputs generated from seeds; see `harness`.
 //!
-//! The corpora are in `fuzz/corpus`, which the published package does not contain.
+//! The corpora are in `fuzz/corpus`, which the published package omits.
 
 #![forbid(unsafe_code)]
 

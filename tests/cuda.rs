@@ -1,8 +1,8 @@
-//! Tests of operations on a real GPU: the properties that `tests/devices` checks on the simulated GPU, as far as
+//! Tests of operations on a real GPU: the properties checked by `tests/devices` on the simulated GPU, as far as
 //! hardware allows.
 //!
 //! Without a GPU, most of these tests print that they were skipped; with `RADDLE_REQUIRE_GPU` set, they fail instead.
-//! The library built from `stand_in/cuda.c` can be used in place of a GPU.
+//! The library built from `stand_in/cuda.c` can stand in for a GPU.
 
 #![cfg(feature = "cuda")]
 
@@ -33,10 +33,10 @@ use raddle::{
 
 const GPU: Device = Device::Gpu(0);
 
-/// The number of threads per block, which is not tuned.
+/// The number of threads per block, not tuned.
 const BLOCK: u32 = 256;
 
-/// The time that a slow kernel takes.
+/// The duration of a slow kernel.
 const AWHILE: Duration = Duration::from_micros(200);
 
 /// Opens the first GPU. Returns `None` if it cannot be opened and the tests may be skipped.
@@ -101,8 +101,7 @@ impl Kernels {
         unsafe { arguments.launch(LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 }) }.map(drop)
     }
 
-    /// Applies `factor` and `term` as [`affine`](Self::affine) does, but to the first value only, and after
-    /// [`AWHILE`].
+    /// Applies `factor` and `term` like [`affine`](Self::affine), but to the first value only and after [`AWHILE`].
     fn late(
         &self,
         stream: &mut GpuStream,
@@ -134,18 +133,18 @@ impl Kernels {
     /// Launches a kernel whose invalid write makes the device unusable for this process.
     fn poison(&self, stream: &mut GpuStream) -> Result<(), DriverError> {
         let stream = stream.cuda().expect("a stream of a CUDA device");
-        // SAFETY: the kernel has no parameters. It writes to an unmapped address: the device reports a fault, and no
+        // SAFETY: the kernel has no parameters. It writes to an unmapped address: the device reports a fault and no
         // memory changes.
         unsafe { stream.launch_builder(&self.poison).launch(one_thread()) }.map(drop)
     }
 }
 
-/// Returns the configuration of a launch with a single thread.
+/// Returns a launch configuration with a single thread.
 fn one_thread() -> LaunchConfig {
     LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Creates a device vector, and pushes an operation that copies `len` zeros to it from pinned memory.
+/// Creates a device vector and pushes an operation that copies `len` zeros to it from pinned memory.
 fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     let device = engine.device_var::<u32>(GPU, len).expect("device memory");
@@ -153,7 +152,7 @@ fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     device
 }
 
-/// Pushes an operation that copies the device's values to the host, and returns the values.
+/// Pushes an operation that copies the device's values to the host, and returns them.
 fn values(engine: &Engine, device: &Var<DeviceVec<u32>>, len: usize) -> Vec<u32> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     engine.op("out").on(GPU).copy_from_device(device, &host).expect("pushed");
@@ -265,7 +264,7 @@ fn operations_of_several_streams_take_effect_in_push_order() {
                 .unwrap();
                 expected[to] = expected[to].wrapping_mul(factor).wrapping_add(term);
                 if step % 100 == 99 {
-                    // In the middle of the run, the host waits for the device and checks a value.
+                    // Mid-run, the host waits for the device and checks a value.
                     assert_eq!(values(&engine, &vars[to], 1), [expected[to]], "{kind}, seed {seed}, step {step}");
                 }
             }
@@ -344,7 +343,7 @@ fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     });
 }
 
-/// The driver's own functions, and libraries that call them, use the context that is current on the thread.
+/// The driver's own functions, and libraries that call them, use the thread's current context.
 #[test]
 fn functions_find_the_context_of_their_device_and_the_same_stream_after_a_stop_and_on_every_thread() {
     watched(|| {
@@ -399,8 +398,8 @@ fn two_engines_use_one_gpu_side_by_side() {
     });
 }
 
-/// Captures the work that `f` issues on a stream into a graph, without launching it. The capture has ended when this
-/// returns.
+/// Captures the work that `f` issues on a stream into a graph, without launching the graph. The capture has ended by
+/// the time this returns.
 fn recorded(
     stream: &Arc<CudaStream>,
     mode: CUstreamCaptureMode,
@@ -413,8 +412,8 @@ fn recorded(
     Ok(graph?.expect("the graph has nodes"))
 }
 
-/// Captures a graph that applies `factor` and `term` to the values three times, and launches it twice. Calls `during`
-/// in the middle of the capture.
+/// Captures a graph that applies `factor` and `term` to the values three times, calling `during` midway through the
+/// capture, and launches the graph twice.
 fn six_by_graph(
     kernels: &Kernels,
     mode: CUstreamCaptureMode,
@@ -430,7 +429,7 @@ fn six_by_graph(
         kernels.affine(stream, values, factor, term)?;
         kernels.affine(stream, values, factor, term)
     })?;
-    // A graph that is destroyed while it runs is freed once it has completed.
+    // A graph destroyed while it runs is freed once it has completed.
     graph.launch()?;
     graph.launch()
 }
@@ -465,7 +464,7 @@ fn graphs_that_operations_record_take_effect_in_push_order() {
     });
 }
 
-/// Makes an engine call the driver in many ways while another thread captures: it allocates device and pinned memory,
+/// Makes an engine call the driver in many ways during another thread's capture: it allocates device and pinned memory,
 /// opens lanes, copies, launches kernels that the host waits for, and queries busy streams.
 fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: usize) {
     let var = zeros(engine, len);
@@ -479,8 +478,8 @@ fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: 
     }
 }
 
-/// Runs in a child process, since such a capture forbids some driver calls in the whole process, and other tests make
-/// those calls. The capture lasts until the other lanes have completed their work.
+/// Runs in a child process, since such a capture forbids, for the whole process, driver calls that other tests make.
+/// The capture lasts until the other lanes have completed their work.
 #[test]
 fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if has_gpu_for_a_child() {
@@ -564,7 +563,7 @@ fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_dis
                 });
                 has_begun.recv().expect("the recording begins");
                 let done = done;
-                // The streams of this engine are created and destroyed while the other thread captures.
+                // This engine's streams are created and destroyed during the other thread's capture.
                 let engine = engine(kind, gpu);
                 make_every_kind_of_driver_call(&engine, kernels, len);
                 drop(engine);
@@ -599,7 +598,7 @@ fn an_operation_whose_recording_is_refused_fails_alone() {
     });
 }
 
-/// The driver's queue for a stream holds about a thousand commands; a launch blocks while the queue is full.
+/// A stream's queue in the driver holds about a thousand commands; a launch blocks while the queue is full.
 #[test]
 fn more_kernels_than_a_queue_holds_take_effect_in_order_and_no_push_blocks() {
     const EACH: u32 = 8;
@@ -672,7 +671,7 @@ fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_on_its_gpu_an
         return;
     }
     for kind in ["naive", "pooled", "perdevice"] {
-        // This runs in a child process, since the fault makes the GPU unusable for the whole process.
+        // This runs in a child process, since the fault makes the GPU unusable for its process.
         let (success, text) = child("in_a_child_a_kernel_writes_to_an_invalid_address", &[("RADDLE_ENGINE", kind)]);
         assert!(success, "{kind}: {text}");
     }
@@ -716,14 +715,14 @@ fn in_a_child_a_kernel_writes_to_an_invalid_address() {
             }
         });
         assert_eq!(engine.get(&cpu).unwrap(), 1);
-        // Later operations fail as well, and do not hang.
+        // Later operations fail as well instead of hanging.
         for var in &untouched {
             let again = Arc::clone(&kernels);
             let step = move |stream: &mut GpuStream, values: &mut _| again.affine(stream, values, 3, 1);
             engine.op("again").on(GPU).launch_any(var.write(), step).unwrap();
         }
         failure(engine.wait_for_var(&untouched[0]));
-        // No wait has returned the failure of the other variable yet.
+        // No wait has yet returned the other variable's failure.
         failure(engine.wait_for_all());
     });
 }

@@ -1,5 +1,4 @@
-//! Cycles of waits through groups, through the ends of scopes, and through several engines: one of the waits is
-//! refused.
+//! Cycles of waits through groups, ends of scopes and several engines: one of the waits is refused.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 #![forbid(unsafe_code)]
@@ -26,7 +25,7 @@ use raddle::{Engine, EngineKind, OpHandle, Var, WaitError};
 /// The time within which a wait that would never return must be refused.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
 
-/// Returns the names of the waiting and the awaited operation, as given by the error of a refused wait.
+/// Returns the names of the waiting and the awaited operation, taken from a refused wait's error.
 #[track_caller]
 fn deadlock<T: Debug>(result: Result<T, WaitError>) -> (String, String) {
     match result {
@@ -118,7 +117,7 @@ fn a_wait_for_a_group_is_not_refused_because_of_members_that_it_does_not_cover()
                 .op("pushes")
                 .push((), move |()| {
                     thread::sleep(Duration::from_millis(20));
-                    // This member stands behind the waiting operation, but is pushed after the wait has begun.
+                    // This member stands behind the waiting operation but is pushed after the wait began.
                     beside.op("later").push(blocked.read(), |_| ()).unwrap();
                 })
                 .unwrap();
@@ -147,7 +146,7 @@ fn a_wait_for_a_group_whose_members_can_start_is_not_refused() {
     });
 }
 
-/// `waiter` waits for the group of `member`, which waits for an operation that stands behind `waiter`.
+/// `waiter` waits for the group of `member`, and `member` waits for an operation behind `waiter`.
 #[test]
 fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_wait_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -179,7 +178,7 @@ fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_wait_is_refused(
     });
 }
 
-/// A value whose drop pushes an operation that reads `value`, and waits for it.
+/// A value that, when dropped, pushes an operation that reads `value` and waits for it.
 struct WaitsOnDrop {
     meeting: Meeting,
     engine: Engine,
@@ -201,7 +200,7 @@ impl Drop for WaitsOnDrop {
 fn a_cycle_through_the_epilogue_of_a_member_is_found() {
     on_kinds(&THREADED, 2, |engine| {
         for of_all in [false, true] {
-            // Inside an operation, a wait for all operations is allowed only on another engine.
+            // Inside an operation, only another engine allows a wait for all operations.
             let other = common::engine(engine.kind(), 2);
             let (value, group, signal, meeting) = (engine.var(0), other.group(), other.token(), Meeting::new(2));
             let (sender, dropped) = mpsc::channel();
@@ -225,7 +224,7 @@ fn a_cycle_through_the_epilogue_of_a_member_is_found() {
     });
 }
 
-/// The waker of a future that waits for a group is called after the member has left the group.
+/// When a future waits for a group, its waker is called after the member has left the group.
 #[test]
 fn a_waker_of_a_group_may_wait_for_an_operation_that_waits_for_the_group() {
     type Wait = (OpHandle<()>, mpsc::Sender<Result<(), WaitError>>);
@@ -299,8 +298,8 @@ fn a_cycle_through_a_child_that_is_held_back_is_found() {
 
 // -------------------------------------------------------------------------------------------------------- scopes ----
 
-/// The wait at the end of a scope must not return early, so the other operation's wait is refused, even if that wait
-/// began first.
+/// The wait at the end of a scope must not return early, so the other operation's wait is refused even if it began
+/// first.
 #[test]
 fn a_cycle_through_the_end_of_a_scope_ends_because_the_other_wait_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -333,7 +332,7 @@ fn a_cycle_through_the_end_of_a_scope_ends_because_the_other_wait_is_refused() {
     });
 }
 
-/// Counts its drop in the number that it borrows.
+/// Increments the borrowed number when dropped.
 struct Borrows<'b>(&'b Mutex<usize>);
 
 impl Drop for Borrows<'_> {
@@ -342,7 +341,7 @@ impl Drop for Borrows<'_> {
     }
 }
 
-/// The operations of the scope stand behind the operation that has opened it, with another one in between.
+/// The scope's operations stand behind the operation that opened it, with a third operation in between.
 #[test]
 fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
@@ -380,8 +379,7 @@ fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     });
 }
 
-/// Each of several operations holds a variable, and opens a scope with an operation on the variable that the next one
-/// holds.
+/// Each of several operations holds a variable and opens a scope with an operation on the next one's variable.
 #[test]
 fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
     on_kinds(&THREADED, 3, |engine| {
@@ -395,7 +393,7 @@ fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
                     let outer = move |_: &mut i32| {
                         let mut seen = -1;
                         meeting.join();
-                        // The scopes open one after another if `round` is 0, and otherwise all at once.
+                        // The scopes open one after another in round 0, and all at once otherwise.
                         thread::sleep(index as u32 * (1 - round) * MOMENT);
                         let result = inner.scope(|s| {
                             let seen = s.lend(&mut seen);
@@ -577,8 +575,8 @@ fn a_wait_for_another_engine_with_an_operation_that_waits_for_the_caller_is_refu
     });
 }
 
-/// The outer operation waits for an operation of the other engine, which waits for an operation that stands behind the
-/// outer one.
+/// The outer operation waits for the other engine's operation, which in turn waits for one that stands behind the outer
+/// one.
 #[test]
 fn a_cycle_that_leaves_an_engine_and_comes_back_is_found() {
     on_kinds(&KINDS, 2, |one| {
@@ -592,7 +590,7 @@ fn a_cycle_that_leaves_an_engine_and_comes_back_is_found() {
         });
         match outer.unwrap().wait().unwrap() {
             Ok(refused) => assert_eq!(deadlock(refused), names("there", "behind")),
-            // The outer operation began to wait last.
+            // The outer operation was the last to begin waiting.
             refused => assert_eq!(deadlock(refused.map(drop)), names("outer", "there")),
         }
         one.wait_for_all().unwrap();

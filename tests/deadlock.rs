@@ -29,7 +29,7 @@ use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Token
 
 // ---------------------------------------------------------------------------------------- pushes that cross ----
 
-/// Lets eight threads push `pushes` operations in total. `pick` returns the variables that each operation reads and
+/// Pushes `pushes` operations in total from eight threads. `pick` returns the variables that each operation reads and
 /// mutates. Asserts that every operation has run and that the versions count every mutation.
 fn cross(
     engine: &Engine,
@@ -78,7 +78,7 @@ fn pushes_on_two_variables_in_opposite_orders_do_not_deadlock() {
     });
 }
 
-/// `R(b) W(a)` against `R(a) W(b)`: an engine that locks one variable after the other would deadlock.
+/// `R(b) W(a)` against `R(a) W(b)`: an engine that locked the variables one by one would deadlock.
 #[test]
 fn a_read_and_a_mutation_in_opposite_orders_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -104,7 +104,7 @@ fn pushes_in_cycles_of_three_to_six_variables_do_not_deadlock() {
     });
 }
 
-/// The threads push in every permutation of five variables, and mutate them all.
+/// The threads push on five variables in every permutation, mutating them all.
 #[test]
 fn pushes_on_five_variables_in_every_order_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -120,7 +120,7 @@ fn pushes_on_five_variables_in_every_order_do_not_deadlock() {
     });
 }
 
-/// Operations push on variables, some of which they hold themselves.
+/// Operations push on variables, some of which they hold.
 #[test]
 fn operations_may_push_on_variables_that_they_hold() {
     on_kinds(&KINDS, 2, |engine| {
@@ -153,7 +153,7 @@ fn operations_may_push_on_variables_that_they_hold() {
     });
 }
 
-/// The threads also drop variables with pending operations, and push on deleted variables.
+/// The threads also drop variables with pending operations, and push on deleted ones.
 #[test]
 fn variables_may_be_created_and_deleted_while_pushes_cross() {
     on_kinds(&KINDS, 2, |engine| {
@@ -211,7 +211,7 @@ fn an_operation_may_wait_for_one_that_it_pushed_on_a_single_worker() {
     });
 }
 
-/// Pushes an operation that pushes another one and waits for it, and so on, `depth` operations deep.
+/// Pushes an operation that pushes another operation and waits for it, and so on, `depth` levels deep.
 fn descend(engine: &Engine, depth: usize) -> OpHandle<usize> {
     let inner = engine.clone();
     engine
@@ -233,7 +233,7 @@ fn waits_may_nest_a_hundred_deep_on_a_single_worker() {
 #[test]
 fn waits_may_nest_three_hundred_deep_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
-        // The naive engine nests the functions, which need more stack than the thread of a test has.
+        // The naive engine nests the functions, which need more stack than a test's thread has.
         let deep = thread::Builder::new().stack_size(64 << 20).spawn(move || {
             assert_eq!(descend(&engine, 300).wait().expect("no operation fails"), 300);
         });
@@ -241,7 +241,7 @@ fn waits_may_nest_three_hundred_deep_on_a_single_worker() {
     });
 }
 
-/// Each operation waits for a variable that the next one mutates, and the next one waits in the same way.
+/// Each operation waits for a variable mutated by the next operation, which waits in the same way.
 #[test]
 fn waits_for_variables_may_nest_on_a_single_worker() {
     fn descend(engine: &Engine, depth: usize) -> usize {
@@ -295,7 +295,7 @@ fn every_form_of_wait_works_inside_an_operation() {
     });
 }
 
-/// Fifty operations wait concurrently, and the only worker still runs another one.
+/// Fifty operations wait concurrently while the only worker runs another.
 #[test]
 fn fifty_operations_may_wait_concurrently_on_a_single_worker() {
     on_kinds(&THREADED, 1, |engine| {
@@ -345,7 +345,7 @@ fn operations_of_two_engines_may_wait_for_each_other() {
     }
 }
 
-/// More operations wait than there can be spare threads. Each wait succeeds, or returns an error immediately.
+/// More operations wait than spare threads can exist. Each wait succeeds or returns an error immediately.
 #[test]
 #[cfg_attr(miri, ignore = "starts 1,024 threads")]
 fn too_many_concurrent_waits_return_an_error() {
@@ -418,8 +418,8 @@ fn waiting_for_a_variable_that_the_operation_reads_would_deadlock() {
     });
 }
 
-/// A reader may get the value that it reads, unless a mutation has been pushed behind it. In that case, the value is
-/// not available before the reader completes.
+/// A reader may get the value that it reads, unless a mutation has been pushed behind it; then the value is unavailable
+/// until the reader completes.
 #[test]
 fn get_of_a_variable_that_the_operation_reads_does_not_hang() {
     on_kinds(&KINDS, 1, |engine| {
@@ -432,7 +432,7 @@ fn get_of_a_variable_that_the_operation_reads_does_not_hang() {
                 let pushed = pushed.clone();
                 move |_| {
                     if inner.kind() == EngineKind::Naive {
-                        // The naive engine runs the reader inside its push, so the reader pushes the mutation.
+                        // The naive engine runs the reader inside its push, so the reader itself pushes the mutation.
                         inner.op("mutation").push(own.write(), |value| *value += 1).expect("the engine is open");
                     } else {
                         pushed.pass();
@@ -475,7 +475,7 @@ fn waiting_for_its_own_handle_would_deadlock_an_operation() {
     });
 }
 
-/// The operation that waits runs inside a push of the operation that holds the variable.
+/// The waiting operation runs inside a push by the operation that holds the variable.
 #[test]
 fn waiting_for_a_variable_of_an_outer_operation_would_deadlock() {
     on_kinds(&KINDS, 1, |engine| {
@@ -518,7 +518,7 @@ fn waiting_for_all_inside_an_operation_would_deadlock() {
     });
 }
 
-/// The operations of another engine do not include the one that waits.
+/// Another engine's operations do not include the waiting one.
 #[test]
 fn an_operation_may_wait_for_all_operations_of_another_engine() {
     on_kinds(&KINDS, 1, |here| {
@@ -537,13 +537,13 @@ fn an_operation_may_wait_for_all_operations_of_another_engine() {
     });
 }
 
-/// While an operation shuts down another engine, its worker must run other operations: the other engine may need them.
+/// While an operation shuts down another engine, its worker must run other operations, which the other engine may need.
 #[test]
 fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
     watched(|| {
         let (here, there) = (engine(EngineKind::Pooled, 1), engine(EngineKind::Pooled, 1));
         let (queued, shutdown_started) = (Gate::new(), Gate::new());
-        // An operation of `there` needs one of `here`, which is queued behind the operation that shuts `there` down.
+        // An operation of `there` needs one of `here`, queued behind the operation that shuts `there` down.
         let (inner_queued, inner_here) = (queued.clone(), here.clone());
         there
             .op("needs")
@@ -571,7 +571,7 @@ fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
     });
 }
 
-/// Four threads push and wait, all on the same three variables.
+/// Four threads push and wait on the same three variables.
 #[test]
 fn pushes_and_waits_of_every_form_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -604,7 +604,7 @@ fn pushes_and_waits_of_every_form_do_not_deadlock() {
     });
 }
 
-/// Two operations wait. Two others can meet only if spare threads run both workers.
+/// While two operations wait, two others can meet only if spare threads run both workers.
 #[test]
 fn workers_whose_operations_wait_are_replaced() {
     on_kinds(&THREADED, 2, |engine| {
@@ -636,8 +636,8 @@ fn workers_whose_operations_wait_are_replaced() {
     });
 }
 
-/// A waker runs on the worker that completes the operation. If the waker blocks, it blocks that worker, but another
-/// worker runs the operations that have become ready.
+/// A waker runs on the worker that completes the operation. A blocking waker blocks that worker, but another worker
+/// runs the newly ready operations.
 #[test]
 fn a_blocked_waker_does_not_delay_ready_operations() {
     struct Blocks {
@@ -672,7 +672,7 @@ fn a_blocked_waker_does_not_delay_ready_operations() {
     });
 }
 
-/// The operation blocks where the engine cannot see it, so another worker must take the operation that it has pushed.
+/// The operation blocks unnoticed by the engine, so another worker must take the operation that it pushed.
 #[test]
 fn a_pushed_operation_runs_while_its_pusher_blocks() {
     on_kinds(&THREADED, 2, |engine| {
@@ -693,7 +693,7 @@ fn a_pushed_operation_runs_while_its_pusher_blocks() {
 // ------------------------------------------------------------------------- functions deferred by other crates ----
 
 /// Functions that other crates defer in the default collector of crossbeam may run on any thread that pins it, even
-/// while a worker steals from the deque of another one. Here, they push and wait.
+/// while a worker steals from another worker's deque. Here, they push and wait.
 #[test]
 fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
     /// The number of deferred functions that the collector passes on together.
@@ -703,7 +703,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
         let [deferred, called, pushed, ran] = [(); 4].map(|()| Arc::new(AtomicUsize::new(0)));
         let end = Instant::now() + Duration::from_millis(1500);
         while Instant::now() < end {
-            // This thread seldom pins, so workers call most of the deferred functions.
+            // This thread rarely pins, so workers call most of the deferred functions.
             let guard = epoch::pin();
             for waits in [false, true] {
                 deferred.fetch_add(1, SeqCst);
@@ -730,7 +730,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
                 engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
             }
             thread::sleep(Duration::from_micros(100));
-            // Each round checks this, since the next pushes would wake a worker that has overlooked an operation.
+            // Each round checks this, since later pushes would wake a worker that overlooked an operation.
             eventually("all pushed operations have run", || ran.load(SeqCst) == pushed.load(SeqCst));
         }
         assert!(called.load(SeqCst) > 0, "no deferred function was called");
@@ -742,7 +742,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
     });
 }
 
-/// The deferred function runs inside a push by an operation, while the deque of the worker grows.
+/// The deferred function runs inside a push by an operation, while the worker's deque grows.
 #[test]
 fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
     const PUSHES: usize = 600;
@@ -777,8 +777,8 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
     }
 }
 
-/// A wait times out, and the failure of its variable is cleared. The wait's operation then drops the last clone of the
-/// error, so this drop is program code inside an operation.
+/// A wait times out, and its variable's failure is cleared. The wait's operation then drops the last clone of the
+/// error: program code running inside an operation.
 #[test]
 fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
     #[derive(Debug)]
@@ -815,7 +815,7 @@ fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
 
 thread_local!(static KEPT: RefCell<Option<Engine>> = const { RefCell::new(None) });
 
-/// The last handle that keeps the engine open is dropped at the end of a worker's thread, which the shutdown waits for.
+/// The last handle that keeps the engine open is dropped at the end of a worker's thread, for which the shutdown waits.
 #[test]
 fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     on_kinds(&THREADED, 1, |engine| {
@@ -833,7 +833,7 @@ fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     });
 }
 
-/// An operation pushes more operations than a deque has room for, and none of them is lost.
+/// An operation pushes more operations than a deque has room for, and none is lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn functions_deferred_by_other_crates_may_panic_while_an_operation_pushes() {
@@ -841,7 +841,7 @@ fn functions_deferred_by_other_crates_may_panic_while_an_operation_pushes() {
 }
 
 #[test]
-#[ignore = "run by another test in a separate process, because operations of other tests that push or pin would panic"]
+#[ignore = "run by another test in a separate process, because other tests' operations that push or pin would panic"]
 fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
     const PUSHES: usize = 3_000;
     if !is_child() {
@@ -884,7 +884,7 @@ fn functions_deferred_by_other_crates_may_panic_on_any_thread() {
 }
 
 #[test]
-#[ignore = "run by another test in a separate process, because operations of other tests that push or pin would panic"]
+#[ignore = "run by another test in a separate process, because other tests' operations that push or pin would panic"]
 fn in_a_child_deferred_functions_panic() {
     const PANICS: usize = 20;
     if !is_child() {
@@ -896,7 +896,7 @@ fn in_a_child_deferred_functions_panic() {
         let end = Instant::now() + Duration::from_secs(20);
         while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
             let on_workers = Arc::clone(&on_workers);
-            // Any thread that pins may run the function, which panics only on a worker, so the loop defers many.
+            // The function may run on any thread that pins but panics only on a worker, so the loop defers many.
             epoch::pin().defer(move || {
                 if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
                     on_workers.fetch_add(1, SeqCst);
@@ -909,7 +909,7 @@ fn in_a_child_deferred_functions_panic() {
                 engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
                 pushed += 1;
             }
-            // The sleep is long enough for the workers to park now and then.
+            // The sleep is long enough for workers to park occasionally.
             thread::sleep(Duration::from_micros(200));
         }
         println!("{} panics", on_workers.load(SeqCst));
@@ -956,7 +956,7 @@ fn a_deferred_operation_runs_when_the_shutdown_of_another_engine_waits_for_it() 
     }
 }
 
-/// The drop of the last handle inside an operation does not wait, so neither operation waits for the other.
+/// Dropping the last handle inside an operation does not wait, so neither operation waits for the other.
 #[test]
 fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     on_kinds(&THREADED, 1, |one| {
@@ -982,7 +982,7 @@ fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     });
 }
 
-/// A panic drops the completion. The function catches the panic, and waits through another engine for its own
+/// A panic drops the completion. The function catches the panic, then waits through another engine for its own
 /// operation.
 #[test]
 fn a_lost_completion_ends_waits_through_another_engine() {
@@ -1019,7 +1019,7 @@ fn a_lost_completion_ends_waits_through_another_engine() {
 /// The time within which a wait that would never return must end with an error.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
 
-/// Returns the names of the two operations in the error of a wait that would never return.
+/// Returns the names of the two operations, taken from the error of a wait that would never return.
 #[track_caller]
 fn deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) -> (String, String) {
     match result {
@@ -1098,7 +1098,7 @@ fn the_last_of_the_operations_that_wait_for_each_other_is_refused() {
         for _ in 0..5 {
             let (a, b) = (engine.var(0), engine.var(0));
             let meeting = Meeting::new(2);
-            // Each of the two holds a variable, and waits for an operation that stands behind the holder of the other
+            // Each of the two holds a variable and waits for an operation queued behind the holder of the other
             // variable.
             let crossing = |name: &'static str, own: &raddle::Var<i32>, other: &raddle::Var<i32>, pause: u64| {
                 let (inner, other, meeting) = (engine.downgrade(), other.clone(), meeting.clone());
@@ -1161,7 +1161,7 @@ fn a_parent_that_waits_for_its_child_through_another_operation_is_refused() {
             assert!(took < FOUND, "{took:?}");
             match between {
                 Ok(child) => assert_eq!(deadlock(child).1, "child"),
-                // The parent began to wait last.
+                // The parent was the last to begin waiting.
                 refused => assert_eq!(deadlock(refused.map(drop)), ("parent".into(), "between".into())),
             }
             engine.wait_for_all().unwrap();
@@ -1181,7 +1181,7 @@ fn a_child_may_wait_for_an_operation_that_waits_for_another_child() {
                     thread::sleep(Duration::from_millis(150));
                     7
                 });
-                // `between` waits for a child, and does so before the children start.
+                // `between` waits for a child before the children start.
                 let late = late.unwrap();
                 sender.send(inner.op("between").submit((), move |()| late.wait().unwrap()).unwrap()).unwrap();
                 thread::sleep(Duration::from_millis(30));
@@ -1282,7 +1282,7 @@ fn an_operation_of_a_scope_that_waits_for_what_the_operation_around_it_holds_bac
                 assert_eq!(deadlock(behind), ("inside".into(), "behind".into()));
                 assert_eq!(deadlock(held).0, "inside");
             }
-            // The wait at the end of the scope began last.
+            // The wait at the end of the scope was the last to begin.
             refused => assert_eq!(deadlock(refused.map(drop)), ("around".into(), "inside".into())),
         }
         engine.wait_for_all().unwrap();
@@ -1295,7 +1295,7 @@ fn long_waits_that_end_are_not_refused() {
         let (a, b) = (engine.var(0), engine.var(0));
         let inner = engine.downgrade();
         let (a2, b2) = (a.clone(), b.clone());
-        // The awaited operations stand behind slow ones, but not behind the one that waits.
+        // The awaited operations stand behind slow ones, but not behind the waiting one.
         let outer = engine.op("outer").submit(a.read(), move |_| {
             inner.op("slow").push(b2.write(), |b| {
                 thread::sleep(Duration::from_millis(250));
@@ -1312,7 +1312,7 @@ fn long_waits_that_end_are_not_refused() {
     });
 }
 
-/// Random operations wait for others that were pushed before them, so none can wait forever.
+/// Random operations wait for operations pushed before them, so none can wait forever.
 #[test]
 fn waits_for_earlier_operations_are_never_refused() {
     on_kinds(&THREADED, 2, |engine| {

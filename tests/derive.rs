@@ -1,18 +1,18 @@
-//! `#[derive(Accesses)]`: a struct declares the accesses of an operation, whose function receives a struct of
+//! `#[derive(Accesses)]`: a struct declares an operation's accesses, and the operation's function receives a struct of
 //! references.
 
 #![forbid(unsafe_code)]
 
 use raddle::{Accesses, Cx, Engine, PushError, Read, Var, Write, cx};
 
-/// A step of an optimiser.
+/// An optimiser step.
 #[derive(Accesses)]
 struct Step<'v> {
     weights: Write<'v, Vec<f32>>,
     gradient: Read<'v, Vec<f32>>,
 }
 
-/// Accesses of every kind, and a struct inside a struct.
+/// Accesses of every kind, and a nested struct.
 #[derive(Accesses)]
 struct Mixed<'v, T: Send + Sync + 'static, const N: usize>
 where
@@ -37,7 +37,7 @@ where
     value: Read<'v, T>,
 }
 
-/// A struct with a field whose type has lifetimes of its own.
+/// A struct with a field whose type has its own lifetimes.
 #[derive(Accesses)]
 struct Calls<'v> {
     function: Write<'v, fn(&str) -> usize>,

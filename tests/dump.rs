@@ -1,4 +1,4 @@
-//! Dumps of what is pending.
+//! Dumps of pending work.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -69,8 +69,8 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
     });
 }
 
-/// The number of operations: large enough that quadratic searches would take minutes. Sanitizers make every search ten
-/// times slower.
+/// The number of operations: large enough that quadratic searches would take minutes. Sanitizers slow every search
+/// tenfold.
 const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 50_000 };
 
 #[test]
@@ -147,8 +147,8 @@ fn a_wait_inside_a_function_is_part_of_the_chain() {
     });
 }
 
-/// Pushes a ring of `length` operations, each of which waits inside its function for another operation that stands
-/// behind the next one.
+/// Pushes a ring of `length` operations, each of whose functions waits for another operation that stands behind the
+/// next one.
 fn push_ring(engine: &Engine, length: usize) {
     let vars: Vec<_> = (0..length).map(|_| engine.var(0)).collect();
     let channels: Vec<_> = vars
@@ -166,7 +166,7 @@ fn push_ring(engine: &Engine, length: usize) {
     }
 }
 
-/// Waits until the functions of `count` operations wait, and returns a dump from that time.
+/// Waits until the functions of `count` operations are waiting, and returns a dump taken then.
 fn dump_of_waits(engine: &Engine, count: usize) -> Dump {
     let mut dump = engine.dump();
     eventually("the functions wait", || {
@@ -326,7 +326,7 @@ fn dumps_while_threads_push_are_consistent() {
     });
 }
 
-/// Waits until the operation called `waiter` waits for the one called `target`, and returns a dump that shows this.
+/// Waits until the operation `waiter` waits for the operation `target`, and returns a dump that shows this.
 fn waits_for(engine: &Engine, waiter: &str, target: &str) -> Dump {
     let mut found = None;
     eventually(&format!("`{waiter}` waits for `{target}`"), || {
@@ -374,7 +374,7 @@ fn a_function_that_ends_a_scope_waits_for_its_operations() {
                 cx.engine().scope(|scope| scope.op("inside").push((), |()| inside()).unwrap()).unwrap();
             })
             .unwrap();
-        // The function that waits may run the operation on its own stack.
+        // The waiting function may run the operation on its own stack.
         let dump = waits_for(&engine, "opens a scope", "inside");
         assert_eq!(find(&dump, "inside").state, OpState::Running);
         let aside = thread::scope(|scope| {
@@ -435,7 +435,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             let _ = receiver.recv();
         };
         engine.op("hold").push(x.write(), move |_| hold()).unwrap();
-        // If `hold` had not started, the push that is held back might run it.
+        // If `hold` had not started, the held-back push might run it.
         has_started.recv().unwrap();
         let handle = engine.op("handled").submit(x.write(), |_| {}).unwrap();
         engine.op("last").push(x.write(), |_| {}).unwrap();
@@ -450,7 +450,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             spawn("for room", Box::new(move || full.op("held back").push(write.write(), |_| {}).unwrap())),
         ];
         eventually("four threads wait", || engine.dump().waits().len() == 4);
-        // The thread of a push that is held back wakes from time to time, and is not listed while it checks for room.
+        // A held-back push's thread wakes occasionally and is not listed while checking for room.
         let mut seen = None;
         eventually("all are listed", || {
             let dump = engine.dump();

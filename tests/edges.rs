@@ -1,10 +1,10 @@
-//! Checks that `.ci/planted.txt` has an entry for each place in `src` where one thread hands something to another: each
+//! Checks that `.ci/planted.txt` has an entry for each place in `src` where one thread hands data to another: each
 //! acquire, release and fence, and each row of a table of edges.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// Places without an entry, each with its reason. Each must exist and have no entry, so an exception that is no longer
-/// needed fails the test.
+/// Places without an entry, each with its reason. Each must exist and have no entry, so an obsolete exception fails the
+/// test.
 const WITHOUT_ENTRY: [(&str, &str, &str); 22] = [
     ("src/memory/epoch.rs", "last(&EPOCH.retired, Acquire);", MODEL),
     ("src/memory/epoch.rs", "EPOCH.retired.fetch_add(0, Release);", MODEL),
@@ -103,7 +103,7 @@ fn planted() -> (BTreeSet<Place>, Vec<String>) {
     (places, names)
 }
 
-/// Returns whether a line of code names an ordering that hands something over.
+/// Returns whether a line of code names an ordering that hands data over.
 fn has_ordering(line: &str) -> bool {
     let code = line.split("//").next().unwrap_or(line);
     ["Acquire", "Release", "AcqRel", "SeqCst"].iter().any(|ordering| {
@@ -147,7 +147,7 @@ fn each_ordering_has_a_planted_bug() {
         let text = read(&file);
         for (number, line) in orderings(&text) {
             all += 1;
-            // The bug may be planted in the condition above, with which the twin of a model skips the step.
+            // The bug may be planted in the condition above, which lets a model's twin skip the step.
             let condition = (number.saturating_sub(3)..number)
                 .rev()
                 .find(|&above| text.lines().nth(above - 1).is_some_and(|line| line.trim().starts_with("if !removed(")));

@@ -1,5 +1,5 @@
-//! `RADDLE_ENGINE` selects the kind of engine, but does not override a kind that the program sets. Each case runs in
-//! a separate process with its own environment.
+//! `RADDLE_ENGINE` selects the kind of engine, but does not override a kind set by the program. Each case runs in its
+//! own process and environment.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ use common::shapes::*;
 use common::{child, is_child};
 use raddle::{BuildError, Engine, EngineKind};
 
-/// The environment variable that tells the child which result it must see.
+/// The environment variable that tells the child which result to expect.
 const EXPECT: &str = "RADDLE_TEST_EXPECT";
 
 #[track_caller]
@@ -49,7 +49,7 @@ fn in_a_child_the_engine_is_as_expected() {
         }
         Err(error) => panic!("{error}"),
     }
-    // A kind that the program sets is never overridden, not even by an invalid value.
+    // A kind set by the program is never overridden, not even by an invalid value.
     for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
         assert_eq!(Engine::builder().kind(kind).workers(1).build().expect("the kind is set").kind(), kind);
     }
@@ -85,7 +85,7 @@ fn an_unknown_engine_is_an_error() {
     }
 }
 
-/// A value that is not valid Unicode is an error, not a panic.
+/// Invalid Unicode in the value is an error, not a panic.
 #[cfg(target_os = "linux")]
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]

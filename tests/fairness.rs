@@ -1,5 +1,5 @@
-//! Operations of equal priority do not starve each other: a worker runs only a bounded number of operations before it
-//! starts one that was pushed from outside, even if some chains never end.
+//! Operations of equal priority do not starve each other: even if some chains never end, a worker runs only a bounded
+//! number of operations before starting one pushed from outside.
 
 use raddle_testkit as common;
 
@@ -12,14 +12,14 @@ use common::shapes::*;
 use common::{Gate, THREADED, eventually, lock, on_kinds};
 use raddle::{Engine, OpContext, Token};
 
-/// The number of its own operations that a worker runs before it checks the injector, as documented.
+/// The documented number of its own operations that a worker runs before checking the injector.
 const RUN: usize = 32;
 
-/// The maximum number of operations that a worker starts in one round: a run, one operation that it steals from another
-/// worker, and one that it finds in the injector.
+/// The maximum number of operations that a worker starts in one round: a run, one operation stolen from another worker,
+/// and one from the injector.
 const ROUND: usize = RUN + 2;
 
-/// The number of rounds between two visits of a worker to the deque of another worker.
+/// The number of a worker's rounds between two visits to another worker's deque.
 const ROUNDS_PER_VISIT: usize = 8;
 
 const WORKERS: [usize; 3] = [1, 2, 4];
@@ -27,17 +27,17 @@ const WORKERS: [usize; 3] = [1, 2, 4];
 /// How a chain continues.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Each operation pushes the next one on its own variable. The next one becomes ready when the operation completes.
+    /// Each operation pushes the next one on its own variable. It becomes ready when this operation completes.
     Successor,
     /// Each operation pushes the next one, which is ready immediately.
     Inside,
-    /// Each operation has two successors. One continues the chain, and the other pushes nothing.
+    /// Each operation has two successors. One continues the chain; the other pushes nothing.
     TwoSuccessors,
 }
 
 const CHAINS: [Kind; 3] = [Kind::Successor, Kind::Inside, Kind::TwoSuccessors];
 
-/// Chains that continue until they are stopped, and the number of their operations that have started on each worker.
+/// Chains that continue until stopped, with the number of their operations started on each worker.
 struct Chains {
     engine: Engine,
     kind: Kind,
@@ -47,8 +47,8 @@ struct Chains {
 }
 
 impl Chains {
-    /// Starts two chains for each worker, so that no worker runs out of operations while others steal, and waits
-    /// until the chains run.
+    /// Starts two chains per worker, enough that no worker runs out of operations while others steal. Waits until they
+    /// run.
     fn start(engine: &Engine, kind: Kind, priority: i32, workers: usize) -> Arc<Self> {
         let started = (0..workers).map(|_| AtomicUsize::new(0)).collect();
         let chains = Arc::new(Self { engine: engine.clone(), kind, priority, over: AtomicBool::new(false), started });
@@ -105,9 +105,9 @@ impl Chains {
     }
 
     /// Pushes an operation from outside, with at most `others` operations ahead of it in the injector. The worker that
-    /// runs the operation may need one round for it and one for each of those ahead. If the operation is in the deque
-    /// of a preempted worker, another worker must steal it, and may have to steal operations of the chains first. A
-    /// worker visits another deque only once in [`ROUNDS_PER_VISIT`] rounds.
+    /// runs the operation may need one round for it and one for each operation ahead. If a preempted worker's deque
+    /// holds the operation, another worker must steal it, possibly after stealing operations of the chains. A worker
+    /// visits another deque only once in [`ROUNDS_PER_VISIT`] rounds.
     #[track_caller]
     fn assert_one_from_outside_starts(self: &Arc<Self>, engine: &Engine, others: usize) {
         let (ran, chains) = (Arc::new(Mutex::new(None)), Arc::clone(self));
@@ -141,7 +141,7 @@ fn assert_outside_operations_start(priority: i32) {
         for kind in CHAINS {
             on_kinds(&THREADED, workers, move |engine| {
                 let chains = Chains::start(&engine, kind, priority, workers);
-                // In bands other than the default one, the next operations of the chains are in the injector too.
+                // In bands other than the default, the injector also holds the chains' next operations.
                 let others = if priority == 0 { 0 } else { 2 * workers };
                 (0..50).for_each(|_| chains.assert_one_from_outside_starts(&engine, others));
                 chains.stop();
@@ -165,7 +165,7 @@ fn an_operation_pushed_from_outside_starts_despite_chains_of_the_same_low_priori
     assert_outside_operations_start(-5);
 }
 
-/// Each operation that was pushed from outside earlier may delay the last one by one round.
+/// Each earlier operation from outside may delay the last one by one round.
 #[test]
 fn an_operation_pushed_from_outside_starts_after_a_bounded_wait_behind_others() {
     const OTHERS: usize = 20;
@@ -181,7 +181,7 @@ fn an_operation_pushed_from_outside_starts_after_a_bounded_wait_behind_others() 
     }
 }
 
-/// The chains also keep the slot of the worker full.
+/// The chains also keep the worker's slot full.
 #[test]
 fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
     on_kinds(&THREADED, 1, |engine| {
@@ -215,8 +215,8 @@ fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
     });
 }
 
-/// A blocked operation occupies its worker, and the operation that it has pushed is in that worker's deque. The other
-/// workers never run out of operations, and still steal the pushed one.
+/// A blocked operation occupies its worker, whose deque holds the operation that it pushed. The other workers never run
+/// out of operations, yet still steal the pushed one.
 #[test]
 fn an_operation_pushed_by_a_blocked_one_starts_on_another_worker() {
     for workers in [2, 4] {

@@ -1,7 +1,7 @@
-//! A thread that is stopped at any step of a protocol delays only operations that depend on it.
+//! A thread stopped at any step of a protocol delays only dependent operations.
 //!
 //! Each test uses a [`Stop`] to stop a thread at one [`Point`] after another, lets other threads continue, and compares
-//! the operations that ran with those that may be delayed. After the release everything runs, in push order. The tests
+//! the operations that ran with those that may be delayed. After the release, everything runs in push order. The tests
 //! exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
 #![cfg(raddle_pause)]
 #![forbid(unsafe_code)]
@@ -22,11 +22,11 @@ use raddle::{
     internals::{Point, Stop, passings},
 };
 
-/// The number of variables that the operations under test access. A push enters their queues in this order.
+/// The number of variables accessed by the operations under test. A push enters their queues in index order.
 const VARIABLES: usize = 3;
-/// A variable that only other operations access.
+/// A variable accessed only by other operations.
 const OTHER: usize = 3;
-/// A variable that only operations of a separate thread access.
+/// A variable accessed only by a separate thread's operations.
 const APART: usize = 4;
 const TOKENS: usize = 5;
 
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-/// The access of an operation to each variable: none, read, or mutate.
+/// An operation's access to each variable: none, read, or mutate.
 type Shape = [Option<bool>; TOKENS];
 
 const fn writes(variable: usize) -> Shape {
@@ -72,7 +72,7 @@ fn conflict(one: &Shape, other: &Shape) -> bool {
     one.iter().zip(other).any(|pair| matches!(pair, (Some(one), Some(other)) if *one || *other))
 }
 
-/// An operation under test. Push order is the order of the phases, and of the numbers within a phase and a thread.
+/// An operation under test. Push order is the order of phases and, within a phase and a thread, of numbers.
 #[derive(Clone, Copy)]
 struct Made {
     phase: u8,
@@ -88,7 +88,7 @@ struct World {
     journal: Journal<(usize, bool)>,
 }
 
-/// The phase before everything that the stopped thread does.
+/// The phase before all actions of the stopped thread.
 const EARLIER: u8 = 0;
 /// The phase of operations that do not depend on a stopped push.
 const BESIDE: u8 = 1;
@@ -111,7 +111,7 @@ impl World {
             .collect()
     }
 
-    /// Pushes an operation that records when it begins and ends, and calls `f` in between.
+    /// Pushes an operation that records its beginning and its end, and calls `f` in between.
     fn push(
         self: &Arc<Self>,
         phase: u8,
@@ -128,7 +128,7 @@ impl World {
         let engine = Engine::clone(&self.engine);
         let description = self.engine.op("").reads(self.names(&shape, false)).writes(self.names(&shape, true));
         let pushed = description.submit((), move |()| {
-            // A stop that is still armed here was meant for an earlier operation.
+            // A stop still armed here was meant for an earlier operation.
             Stop::disarm();
             journal.add((number, true));
             f(&engine);
@@ -137,7 +137,7 @@ impl World {
         pushed.expect("the engine is open")
     }
 
-    /// Pushes an operation on the first three variables. It completes when the gate opens, and needs no worker until
+    /// Pushes an operation on the first three variables. It completes when the gate opens, needing no worker until
     /// then.
     fn hold(&self) -> Gate {
         let (gate, started) = (Gate::new(), Gate::new());
@@ -155,8 +155,8 @@ impl World {
         gate
     }
 
-    /// Ends the world. Asserts that every operation ran once, that conflicting operations did not overlap, and that
-    /// they ran in push order where that order is known.
+    /// Ends the world. Asserts that every operation ran once, and that conflicting operations ran without overlap and,
+    /// where push order is known, in push order.
     #[track_caller]
     fn end(self: &Arc<Self>) {
         self.engine.wait_for_all_timeout(PATIENCE).expect("everything ends, and nothing fails");
@@ -189,7 +189,7 @@ fn ends(handle: &mut OpHandle<()>, what: &str) {
     handle.wait_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// Predicts, from the order of the pushes, which operations depend on the one that the stopped thread is pushing.
+/// Predicts, from the order of the pushes, which operations depend on the one being pushed by the stopped thread.
 struct Oracle {
     stopped: Shape,
     /// The number of queues that contain the operation while no thread helps it.
@@ -204,7 +204,7 @@ impl Oracle {
         Self { stopped, linked, placed: false, after: Vec::new() }
     }
 
-    /// Returns whether an operation with `shape`, pushed now, depends on the operation of the stopped thread.
+    /// Returns whether an operation with `shape`, pushed now, depends on the stopped thread's operation.
     fn comes_after(&mut self, shape: &Shape) -> bool {
         self.placed |= shape[..self.linked].iter().any(Option::is_some);
         let after =
@@ -222,14 +222,14 @@ fn wait_until_stopped(stop: &Stop, is_past: impl Fn() -> bool) -> bool {
     stop.is_reached()
 }
 
-/// A thread that is stopped in a push.
+/// A thread stopped in a push.
 struct Stopped {
     stop: Stop,
     thread: thread::JoinHandle<OpHandle<()>>,
 }
 
 impl Stopped {
-    /// Starts a thread that pushes an operation, and stops when it passes `point` for the `nth` time.
+    /// Starts a thread that pushes an operation and stops when passing `point` for the `nth` time.
     fn push(world: &Arc<World>, phase: u8, shape: Shape, point: Point, nth: usize) -> Self {
         let (stop, world) = (Stop::new(point), Arc::clone(world));
         let armed = stop.clone();
@@ -242,8 +242,8 @@ impl Stopped {
         Self { stop, thread }
     }
 
-    /// Starts a thread that pushes one operation after another, as [`push`](Self::push) does with a single one, until
-    /// the point is reached. Each push follows the end of the operation before it.
+    /// Like [`push`](Self::push), but the thread pushes operations until it reaches the point. Each push follows the
+    /// end of the previous operation.
     fn push_until(world: &Arc<World>, shape: Shape, point: Point, nth: usize) -> Self {
         let (stop, world) = (Stop::new(point), Arc::clone(world));
         let armed = stop.clone();
@@ -273,7 +273,7 @@ impl Stopped {
     }
 }
 
-/// Gates that open when a test ends, even with a panic.
+/// Gates that open when a test ends, even by a panic.
 struct Gates(Vec<Gate>);
 
 impl Drop for Gates {
@@ -282,7 +282,7 @@ impl Drop for Gates {
     }
 }
 
-/// Pushes operations on `APART` from a separate thread. All these operations must run.
+/// Pushes operations on `APART` from a separate thread. All of them must run.
 fn run_apart(world: &Arc<World>, phase: u8) {
     let world = Arc::clone(world);
     let pusher = thread::spawn(move || {
@@ -296,7 +296,7 @@ fn run_apart(world: &Arc<World>, phase: u8) {
 /// When an earlier operation on the same variables ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Earlier {
-    /// Before the push that is stopped.
+    /// Before the stopped push.
     Idle,
     /// While the thread is stopped, before others push.
     First,
@@ -304,7 +304,7 @@ enum Earlier {
     Last,
 }
 
-/// Which thread may run the operation of a thread that is stopped in a push.
+/// Which thread may run the operation of a thread stopped in a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// The stopped thread holds the operation, and all dependent operations wait.
@@ -315,8 +315,8 @@ enum Fate {
     Free,
 }
 
-/// Returns the number of queues that contain the operation of a thread that passes `point` for the `nth` time, if no
-/// thread helps it.
+/// Returns the number of queues that contain a thread's operation when the thread passes `point` for the `nth` time, if
+/// no other thread helps it.
 fn linked(point: Point, nth: usize) -> usize {
     use Point::{
         PendingBeforeEnter, PendingEntered, PushBeforeLink, PushBeforeRetire, PushBeforeSwing, PushLinked, PushPinned,
@@ -330,7 +330,7 @@ fn linked(point: Point, nth: usize) -> usize {
     }
 }
 
-/// Stops one push, and checks which operations are delayed; see the tests below.
+/// Stops one push and checks which operations are delayed; see the tests below.
 fn one_push_is_stopped(point: Point, nth: usize, earlier: Earlier, fate: Fate, seed: u64) {
     let random = &mut Random(seed);
     let world = World::new(IdlePolicy::default());
@@ -359,7 +359,7 @@ fn one_push_is_stopped(point: Point, nth: usize, earlier: Earlier, fate: Fate, s
             })
         }
     });
-    // The pushes of dependent operations return as well.
+    // Pushes of dependent operations return as well.
     eventually("all pushes have returned", || pusher.is_finished());
     let mut pushed = pusher.join().expect("a push panicked");
     if earlier == Earlier::Last {
@@ -398,7 +398,7 @@ fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
                 for seed in 0..SEEDS {
                     watched(move || {
                         println!("{point:?}, passing {nth}, {earlier:?}, seed {seed}");
-                        // After the last decrement, the pusher owns the operation only if that decrement made it ready.
+                        // After the last decrement, the pusher owns the operation only if the decrement made it ready.
                         let free = point == Point::PushOver && earlier != Earlier::Idle;
                         let fate = if free { Fate::Free } else { Fate::Held };
                         one_push_is_stopped(point, nth, earlier, fate, seed);
@@ -409,11 +409,11 @@ fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
     }
 }
 
-/// The number of seeds, and so of random shapes, for each case.
+/// The number of seeds, and thus of random shapes, per case.
 const SEEDS: u64 = 6;
 
-/// One thread is stopped in a push, and another one where it helps that push or makes its own. Both delay only
-/// operations on the variables of these pushes.
+/// One thread is stopped in a push, and another while helping that push or making its own. Both delay only operations
+/// on these pushes' variables.
 #[test]
 fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
@@ -463,7 +463,7 @@ fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
     assert_all_reached(&reached, &[Point::PUSH, Point::HELP]);
 }
 
-/// Threads that push crossing operations at full speed help each other, and no operation is lost.
+/// Threads pushing crossing operations at full speed help each other, and no operation is lost.
 #[test]
 fn threads_that_push_concurrently_help_each_other() {
     const PUSHERS: usize = 4;
@@ -472,7 +472,7 @@ fn threads_that_push_concurrently_help_each_other() {
         let world = World::new(IdlePolicy::default());
         let (end, mut helped, mut pushed) = (Instant::now() + PATIENCE / 2, 0, 0);
         while helped < 10 {
-            assert!(Instant::now() < end, "{pushed} pushes, of which {helped} have helped another");
+            assert!(Instant::now() < end, "{pushed} pushes, {helped} of which helped another");
             let threads: Vec<_> = (0..PUSHERS)
                 .map(|number| {
                     let world = Arc::clone(&world);
@@ -495,7 +495,7 @@ fn threads_that_push_concurrently_help_each_other() {
                 assert_eq!(token.version(), pushed, "a mutation is lost");
             }
         }
-        println!("{pushed} pushes, of which {helped} have helped another");
+        println!("{pushed} pushes, {helped} of which helped another");
     });
 }
 
@@ -508,7 +508,7 @@ fn assert_all_reached(reached: &HashSet<Point>, wanted: &[&[Point]]) {
 
 // ------------------------------------------------------------------------------------------------- completion ----
 
-/// Pushes eight random operations from another thread. Operations that do not depend on the stopped one must end.
+/// Pushes eight random operations from another thread. Those that do not depend on the stopped operation must end.
 /// Returns the others.
 fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Vec<OpHandle<()>> {
     let pusher = thread::spawn({
@@ -527,7 +527,7 @@ fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Ve
     behind
 }
 
-/// Stops a worker while it completes an operation. Behind that operation are others, or one whose push is stopped as
+/// Stops a worker while it completes an operation. Behind that operation stand others, or one whose push is stopped as
 /// well. Returns whether the worker reached the point.
 fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: u64) -> bool {
     let random = &mut Random(seed);
@@ -542,7 +542,7 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
         move |_| {
             started.open();
             gate.pass();
-            // An operation pushed inside another lies in the worker's deque, from which other workers take it.
+            // An operation pushed inside another enters the worker's deque, from which other workers take it.
             *lock(&by_it) = Some(inside.push(EARLIER, 3, writes(APART), |_| {}));
             stop.arm(nth);
         }
@@ -559,7 +559,7 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
         oracle.after.push(shape);
         half = Some(stopped);
     } else {
-        // These successors include readers that run at the same time.
+        // These successors include concurrent readers.
         for _ in 0..6 {
             let shape = full_shape(random);
             oracle.comes_after(&shape);
@@ -585,8 +585,8 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
     stopped
 }
 
-/// If a worker is stopped while it completes an operation, only operations that depend on that one may be delayed. All
-/// others run, such as readers next to a reader, and operations in the worker's deque.
+/// A worker stopped while completing an operation may delay only operations that depend on that one. All others run,
+/// including readers next to a reader and operations in the worker's deque.
 #[test]
 fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
@@ -610,8 +610,8 @@ fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
 
 // -------------------------------------------------------------------------------- injector, count, wake-up ----
 
-/// A thread is stopped between a push and the notification of a worker. Before the operation is in the injector,
-/// dependent operations wait. After that, the operation may run, if a worker finds it for another reason.
+/// A thread is stopped between a push and the notification of a worker. Until the operation is in the injector,
+/// dependent operations wait. After that, it may run if a worker happens to find it.
 #[test]
 fn a_thread_stopped_while_injecting_delays_only_dependent_operations() {
     for &point in Point::INJECT.iter().chain(Point::WAKE) {
@@ -632,7 +632,7 @@ fn assert_times_out(engine: &Engine) {
     assert!(matches!(waited, Err(WaitError::TimedOut)), "an operation is pending, but the wait returned {waited:?}");
 }
 
-/// An operation that has only been counted is in no queue yet, so it delays only waits for all.
+/// An operation that is counted but not yet in any queue delays only waits for all.
 #[test]
 fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
     for point in [Point::PendingBeforeEnter, Point::PendingEntered] {
@@ -660,7 +660,7 @@ fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
 fn arm_on_worker(world: &Arc<World>, point: Point, with_handle: bool) -> (Stop, Gate) {
     let (stop, gate, meeting) = (Stop::new(point), Gate::new(), Meeting::new(3));
     let (inside, pass, meet) = (stop.clone(), gate.clone(), meeting.clone());
-    // These operations are not pushed with `World::push`, since they are not part of the program under test.
+    // These operations bypass `World::push`, since they are not part of the program under test.
     let arm = move || {
         meet.join();
         inside.arm(1);
@@ -721,7 +721,7 @@ fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
     }
 }
 
-/// A stopped thread may hold a wait that the tracker has completed. Later waits do not join it.
+/// A stopped thread may hold a wait already completed by the tracker. Later waits do not join it.
 #[test]
 fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
     watched(|| {
@@ -745,7 +745,7 @@ fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
     });
 }
 
-/// A thread that is stopped after it has chosen a worker to wake does not hide that worker from other notifiers.
+/// A thread stopped after choosing a worker to wake does not hide that worker from other notifiers.
 #[test]
 fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
     watched(|| {
@@ -779,8 +779,8 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
 
 // ------------------------------------------------------------------------------------------ sleep and theft ----
 
-/// A worker that is stopped while it parks or wakes holds no operation: the worker that is awake runs all operations.
-/// If that worker is asleep as well when an operation is pushed, the operation may be delayed, but is not lost.
+/// A worker stopped while parking or waking holds no operation: the awake worker runs them all. If that worker is
+/// asleep too when an operation is pushed, the operation may be delayed but is not lost.
 #[test]
 fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     for &point in Point::SLEEP {
@@ -793,7 +793,7 @@ fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
                 let gates = Gates(vec![gate]);
                 let mut pushed = Vec::new();
                 if point == Point::SleepWoken {
-                    // The worker must be woken first, and may run the operation that it was woken for before it parks
+                    // The worker must be woken first, and may run the operation for which it was woken before it parks
                     // again and stops.
                     eventually("the worker was woken", || {
                         pushed.push(world.engine.op("wake").submit((), |()| ()).expect("the engine is open"));
@@ -813,8 +813,8 @@ fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     }
 }
 
-/// A worker that is stopped while it steals withholds at most the one operation that the theft returns. A worker that
-/// is awake runs the rest of the batch.
+/// A worker stopped while stealing withholds at most the one operation returned by the theft. An awake worker runs the
+/// rest of the batch.
 #[test]
 fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
     const LOOT: usize = 16;
@@ -826,10 +826,10 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
                 let (stop, gate, meeting) = (Stop::new(point), Gate::new(), Meeting::new(2));
                 let gates = Gates(vec![gate.clone()]);
                 let handles = Arc::new(Mutex::new(Vec::new()));
-                // One worker fills its deque and stays busy; the other one steals.
+                // One worker fills its deque and stays busy; the other steals.
                 let (inside, filled, meet) = (Arc::clone(&world), Arc::clone(&handles), meeting.clone());
                 let fill = move |()| {
-                    // The other worker must not search before it has met this one.
+                    // The other worker must not search before meeting this one.
                     meet.join();
                     let push = |_| inside.push(BESIDE, 1, [None; TOKENS], |_| {});
                     *lock(&filled) = (0..LOOT).map(push).collect();
@@ -854,7 +854,7 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
                     handles.len() == LOOT && handles.iter().filter(|handle| !handle.is_done()).count() <= 1
                 });
                 outside.iter_mut().for_each(|handle| ends(handle, "the awake worker runs operations from outside"));
-                // The other worker may be asleep now, since notifiers rely on the stopped worker, which still counts as
+                // The other worker may be asleep now: notifiers rely on the stopped worker, which still counts as
                 // searching.
                 let mut late = world.push(BEHIND, 2, writes(APART), |_| {});
                 stop.release();
@@ -867,7 +867,7 @@ fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {
     }
 }
 
-/// Each point is in a list that the tests above cover, and these tests fail if a point is not reached.
+/// Each point is in a list covered by the tests above, which fail if a point is not reached.
 #[test]
 fn every_point_belongs_to_a_test() {
     let lists = [

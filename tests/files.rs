@@ -10,7 +10,7 @@ use std::{fs, path::PathBuf, sync::mpsc, thread, time::Duration};
 use common::{HOSTILE, watched};
 use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace};
 
-/// The folder for the files: `RADDLE_FILES`, or a temporary folder, which is removed at the end.
+/// The folder for the files: `RADDLE_FILES`, or a temporary folder that is removed at the end.
 struct Folder(PathBuf, bool);
 
 impl Folder {
@@ -32,7 +32,7 @@ impl Folder {
         self.write(&format!("{name}.pftrace"), |out| trace.write_perfetto(out).unwrap());
         self.write(&format!("{name}.json"), |out| trace.write_chrome(out).unwrap());
         self.write(&format!("{name}.html"), |out| trace.write_report(HOSTILE[1], out).unwrap());
-        // What the readers must find: the numbers of rectangles, and of arrows between operations that have run.
+        // The expected numbers of rectangles, and of arrows between operations that have run.
         let on_gpu = |op: &&raddle::TracedOp| op.runs.iter().any(|run| matches!(run.place, raddle::Place::Gpu { .. }));
         let slices = trace.ops().iter().map(|op| op.runs.len()).sum::<usize>();
         let streams =
@@ -52,7 +52,7 @@ impl Drop for Folder {
     }
 }
 
-/// This is a single test, so all files are complete when it has passed.
+/// A single test writes all files, so they are complete once it has passed.
 #[test]
 fn files_for_external_readers() {
     watched(|| {

@@ -1,8 +1,8 @@
-//! Program code that the engine runs: once the operation has released its variables, the code may wait for dependent
-//! operations, push, block, panic, and drop the last handle to the engine.
+//! Program code run by the engine: once its operation has released its variables, it may wait for dependent operations,
+//! push, block, panic, and drop the last handle to the engine.
 //!
-//! The first tests visit every place of [`places_after_release`], where an operation has released its variables. The
-//! tests of deletions visit every entry of [`DELETIONS`], where an operation still holds them. The remaining tests are
+//! The first tests visit every place in [`places_after_release`], where an operation has released its variables. The
+//! tests of deletions visit every entry in [`DELETIONS`], where an operation still holds them. The remaining tests are
 //! about devices and wakers.
 
 use raddle_testkit as common;
@@ -28,7 +28,7 @@ use raddle::{Engine, EngineKind, OpContext, OpHandle, PushError, Shutdown, Simul
 
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Program code that runs once: when this is dropped, or when it is called as a waker.
+/// Program code that runs once, when dropped or woken.
 struct Foreign(Option<Act>);
 
 impl Foreign {
@@ -61,7 +61,7 @@ impl fmt::Display for Foreign {
     }
 }
 
-/// An error whose drop runs program code. The mutex makes it `Sync`, because errors are shared between threads.
+/// An error whose drop runs program code. The mutex makes it `Sync`, as errors are shared between threads.
 #[derive(Debug)]
 struct Failing(#[allow(dead_code, reason = "held only to be dropped")] Mutex<Foreign>);
 
@@ -86,20 +86,20 @@ impl Wake for OnWake {
     }
 }
 
-/// Polls `future` once, with a waker that runs `foreign`, and returns the future, which keeps the waker.
+/// Polls `future` once, with a waker that runs `foreign`. Returns the future, which keeps the waker.
 fn poll_with_waker<F: Future + Send + 'static>(mut future: Pin<Box<F>>, foreign: Foreign) -> Box<dyn Any + Send>
 where
     F::Output: Send,
 {
     let waker = Waker::from(Arc::new(OnWake(Mutex::new(foreign))));
     assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "the future must be pending");
-    // The future now keeps the only clone of the waker.
+    // The future now holds the only clone of the waker.
     drop(waker);
     Box::new(future)
 }
 
-/// A function that makes the engine run program code at one place: it pushes the operations that lead there, on a
-/// variable that is held, and returns a value that must be kept until the code has run.
+/// A function that makes the engine run program code at one place: it pushes the operations that lead there, on a held
+/// variable, and returns a value that must outlive the run of the code.
 type Place = fn(&Engine, &Var<u32>, Foreign) -> Box<dyn Any + Send>;
 
 /// Returns the places where an operation has released its variables, by name.
@@ -184,8 +184,8 @@ fn at_every_place(
     }
 }
 
-/// Visits each place as [`at_every_place`] does, with code that returns a value. `check` receives the value, or an
-/// error if the code does not return within `limit`.
+/// Like [`at_every_place`], but the code returns a value. `check` receives the value, or an error if the code does not
+/// return within `limit`.
 fn results_at_every_place<T: Send + 'static>(
     limit: Duration,
     act: impl Fn(&Engine, &Var<u32>) -> Box<dyn Fn() -> T + Send> + Clone + Send + 'static,
@@ -211,7 +211,7 @@ fn program_code_may_wait_for_dependent_operations() {
             Box::new(move || engine.wait_for_var(&var).map(|()| var.version()))
         },
         |name, received| match received {
-            // If the place involves a failure, the wait returns it. Even then, the next operation has ended.
+            // The wait returns the failure if the place involves one; the next operation has ended even then.
             Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
             other => panic!("{name}: {other:?}"),
         },
@@ -255,7 +255,7 @@ fn a_panic_in_program_code_loses_no_operation() {
     at_every_place(
         |_, _| Box::new(|| std::panic::resume_unwind(Box::new("foreign"))),
         |name, engine, var| {
-            // One error is the operation's failure. Another one is the panic, if an operation can report it.
+            // One error is the operation's failure. The panic is another, if an operation can report it.
             while engine.wait_for_all_timeout(PATIENCE).is_err() {}
             assert!(var.version() >= 1, "{name}: the next operation has not run");
             let more = engine.op("more").run_always().submit(var.write(), |_| ()).unwrap();
@@ -351,7 +351,7 @@ fn deletions_may_push_and_panic_but_not_wait() {
     }
 }
 
-/// On a naive engine, the pushed operation runs inside the deletion.
+/// On a naive engine, the pushed operation runs within the deletion.
 #[test]
 fn operations_pushed_by_a_deletion_may_wait() {
     for (name, deletes) in DELETIONS {
@@ -406,8 +406,7 @@ fn program_code_run_after_a_shutdown_may_not_push() {
     }
 }
 
-/// Waits are refused even if nothing is pending, both in the function of the operation and in the kernel that the
-/// device runs.
+/// Waits are refused even if nothing is pending, both in the operation's function and in the kernel on the device.
 #[test]
 fn device_functions_and_kernels_may_not_wait() {
     on_kinds(&KINDS, 2, |plain| {
@@ -435,7 +434,7 @@ fn device_functions_and_kernels_may_not_wait() {
     });
 }
 
-/// Runs `f` in the function of a device operation of a new engine, on the thread of that device.
+/// Runs `f` in a device operation's function on a new engine, on the device's thread.
 fn on_another_device(f: impl FnOnce() + Send + 'static) {
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(SimulatedGpu::default());
     let engine = engine.build().unwrap();
@@ -469,8 +468,7 @@ fn a_completion_on_the_device_of_another_engine_wakes_the_waiters() {
     });
 }
 
-/// A link in a chain of values, each of which owns the next one. If the drops nested, the chain would overflow the
-/// stack.
+/// A link in a chain of values, each owning the next. Nested drops would overflow the stack.
 struct Link(#[expect(dead_code, reason = "held only to be dropped")] Option<Var<Link>>, Arc<AtomicUsize>);
 
 impl Drop for Link {
@@ -495,8 +493,8 @@ fn values_dropped_after_a_shutdown_on_the_device_of_another_engine_are_freed() {
     });
 }
 
-/// An operation that the function pushes runs after the function has returned, even if the function asks whether the
-/// operation is done.
+/// An operation pushed by the function runs after the function has returned, even if the function checks whether it is
+/// done.
 #[test]
 fn no_operation_runs_inside_a_device_function() {
     watched(|| {
@@ -516,7 +514,7 @@ fn no_operation_runs_inside_a_device_function() {
     });
 }
 
-/// Another thread takes over the remaining wakers of the thread that waits.
+/// Another thread takes over the waiting thread's remaining wakers.
 #[test]
 fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
     on_kinds(&KINDS, 1, |engine| {
@@ -538,7 +536,7 @@ fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
     });
 }
 
-/// The lock would never be released if the thread that waits ran the other waker.
+/// If the waiting thread ran the other waker, the lock would never be released.
 #[test]
 fn a_waker_that_waits_may_hold_a_lock_that_another_waker_takes() {
     on_kinds(&THREADED, 1, |engine| {
@@ -570,7 +568,7 @@ fn a_waker_that_waits_may_hold_a_lock_that_another_waker_takes() {
     });
 }
 
-/// Returns an engine, its GPU, and a handle to a kernel that completes when the GPU's clock is advanced.
+/// Returns an engine, its GPU, and a handle to a kernel that completes once the GPU's clock is advanced.
 fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     let gpu = SimulatedGpu::builder().clock(raddle::simulated::Clock::Manual).build();
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(gpu.clone()).build();
@@ -587,7 +585,7 @@ fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     (engine, gpu, kernel)
 }
 
-/// The device's own thread or a worker frees the dropped value.
+/// The dropped value is freed by the device's own thread or by a worker.
 #[test]
 fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     watched(|| {
@@ -611,7 +609,7 @@ fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     });
 }
 
-/// As long as there is a worker, it calls the waker in place of the device's thread.
+/// While a worker exists, it calls the waker instead of the device's thread.
 #[test]
 fn a_waker_triggered_by_a_device_may_wait_during_a_shutdown() {
     watched(|| {

@@ -1,8 +1,8 @@
-//! Forked processes: in the child, calls on the engines of the parent return errors, and new engines work.
+//! Forked processes: in the child, calls on the parent's engines return errors, and new engines work.
 //!
-//! Each test runs in a separate process, since a fork would also copy the state of other tests that run at the same
-//! time. A forked process reports through its exit status whether its checks passed, writes to the descriptor of
-//! standard error without the lock of `std`, and is killed by an alarm if it hangs.
+//! Each test runs in a separate process, since a fork would also copy the state of concurrent tests. A forked process
+//! reports through its exit status whether its checks passed, writes to standard error's descriptor without the lock of
+//! `std`, and is killed by an alarm if it hangs.
 
 #![cfg(target_os = "linux")]
 
@@ -37,7 +37,7 @@ const GPU: Device = Device::Gpu(0);
 
 // ---------------------------------------------------------------------------------------------------------- forks ----
 
-/// Writes a line to standard error without a lock.
+/// Writes a line to standard error without locking.
 fn print(text: &str) {
     let line = format!("{text}\n");
     // SAFETY: the pointer and the length describe `line`, which is alive.
@@ -56,7 +56,7 @@ fn exit(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Forks. Returns the id of the child in the parent, and `None` in the child.
+/// Forks. Returns the child's id in the parent, and `None` in the child.
 fn fork() -> Option<libc::pid_t> {
     // `RADDLE_PATIENCE` is set where a hang is expected.
     let seconds = if std::env::var_os("RADDLE_PATIENCE").is_none() { 30 } else { 5 };
@@ -71,8 +71,8 @@ fn fork() -> Option<libc::pid_t> {
     }
 }
 
-/// Waits for a forked process, and ends this process if the other one has failed. This does not panic, because a drop
-/// during the unwinding might wait for a paused thread.
+/// Waits for a forked process, and ends this process if the forked one has failed. Exiting, unlike panicking, runs no
+/// drops, which might wait for a paused thread.
 fn join(child: libc::pid_t, what: &str) {
     let mut status = 0;
     loop {
@@ -94,7 +94,7 @@ fn join(child: libc::pid_t, what: &str) {
     }
 }
 
-/// Runs `f` in a forked process, and waits for it.
+/// Runs `f` in a forked process and waits for the process.
 fn forked(what: &str, f: impl FnOnce()) {
     match fork() {
         Some(child) => join(child, what),
@@ -105,7 +105,7 @@ fn forked(what: &str, f: impl FnOnce()) {
 /// Runs the test `body` if this process was started for it.
 fn in_own_process(body: impl FnOnce()) {
     if is_child() {
-        // The default hook takes the lock of standard error, which a thread that the child lacks may hold.
+        // The default hook locks standard error, and a thread missing from the child may hold that lock.
         panic::set_hook(Box::new(|info| print(&format!("process {}: {info}", process::id()))));
         body();
     }
@@ -113,12 +113,12 @@ fn in_own_process(body: impl FnOnce()) {
 
 // ------------------------------------------------------------------------------------------------- paused threads ----
 
-/// An allocator that pauses a thread at a given allocation, even while the thread holds a lock.
+/// An allocator that pauses a thread at a given allocation, even if the thread holds a lock.
 struct PausingAllocator;
 
 std::thread_local! {
-    /// The allocation at which this thread pauses: the number of allocations to skip, and the minimum and maximum
-    /// size, in bytes, of allocations that count.
+    /// The allocation at which this thread pauses: the number of allocations to skip, and the minimum and maximum size
+    /// in bytes of those counted.
     static PAUSE_AT: Cell<Option<(usize, usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -164,7 +164,7 @@ unsafe impl GlobalAlloc for PausingAllocator {
 #[global_allocator]
 static ALLOCATOR: PausingAllocator = PausingAllocator;
 
-/// Resets the flags of a pause that is over.
+/// Resets the flags after a pause.
 fn reset_pause() {
     PAUSED.store(false, SeqCst);
     RESUME.store(false, SeqCst);
@@ -175,9 +175,9 @@ fn pause_after(skip: usize, sizes: RangeInclusive<usize>) {
     PAUSE_AT.set(Some((skip, *sizes.start(), *sizes.end())));
 }
 
-/// Runs `call` repeatedly on a thread that pauses at the first allocation of the call, then at the second, and so on.
-/// `then` runs during each pause. `call` must call its argument on the thread that should pause, before the first
-/// allocation of interest. Returns the number of pauses.
+/// Runs `call` repeatedly on a thread that pauses at the call's first allocation, then at the second, and so on. `then`
+/// runs during each pause. `call` must call its argument on the thread that should pause, before the first allocation
+/// of interest. Returns the number of pauses.
 fn at_each_allocation(call: impl Fn(&dyn Fn()) + Sync, mut then: impl FnMut(usize)) -> usize {
     for number in 0.. {
         reset_pause();
@@ -289,7 +289,7 @@ impl Fixture {
         }
     }
 
-    /// Asserts, in the parent, that the fork has changed nothing, and shuts the engine down.
+    /// Asserts in the parent that the fork has changed nothing, and shuts the engine down.
     fn assert_unaffected(self) {
         let Self { engine, idle, busy, failed, operator, pending, done, mut pending_wait, all, .. } = self;
         let mut all = all.into_inner().unwrap();
@@ -311,7 +311,7 @@ impl Fixture {
         engine.shutdown(Shutdown::Drain, None).unwrap();
     }
 
-    /// Asserts, in a forked child, that every call returns an error immediately, and that drops do not wait.
+    /// Asserts in a forked child that every call returns an error immediately and that drops do not wait.
     fn assert_refuses(self) {
         let start = Instant::now();
         assert_engine_refuses(&self.engine);
@@ -404,7 +404,7 @@ fn assert_poll_refused<T>(poll: Poll<Result<T, WaitError>>) {
     }
 }
 
-/// Asserts that the calls that need only an engine are refused.
+/// Asserts that calls requiring only an engine are refused.
 fn assert_engine_refuses(engine: &Engine) {
     print("engine");
     let another = engine.clone();
@@ -439,7 +439,7 @@ fn assert_engine_refuses(engine: &Engine) {
     }
 }
 
-/// Asserts that the calls on a variable are refused.
+/// Asserts that calls on a variable are refused.
 fn assert_token_refused(engine: &Engine, token: &Token) {
     let limit = Duration::from_secs(1000);
     assert_wait_refused(engine.wait_for_var(token));
@@ -481,7 +481,7 @@ fn assert_new_engine_works(kind: EngineKind) {
     engine.wait_for_all().unwrap();
     assert_eq!(engine.get(&var).unwrap(), 100);
     let completion = hold(&engine, var.token());
-    // None of the records that this process uses comes from its parent, whose addresses it does not know.
+    // None of this process's records comes from its parent, as the addresses of the parent's records are unknown to it.
     let dump = engine.dump();
     assert_eq!((dump.ops().len(), dump.unlisted()), (1, 0), "{dump}");
     completion.complete();
@@ -537,7 +537,7 @@ tests! {
         }
     }
 
-    /// No operation is pending, and the threads of the engine are parked.
+    /// No operation is pending, and the engine's threads are parked.
     an_idle_engine_can_be_dropped_in_a_forked_child in in_a_child_an_idle_engine_is_dropped {
         for kind in KINDS {
             let engine = engine(kind);
@@ -560,7 +560,7 @@ tests! {
             assert_wait_refused(parents.get(&var));
             assert_global_engine_works();
             assert!(!std::ptr::eq(parents, Engine::global().unwrap()));
-            // In a child of the child, the global engine of the child refuses all calls too.
+            // In a grandchild, the child's global engine refuses all calls too.
             let childs = Engine::global().unwrap();
             forked("the global engine of the child", || {
                 assert_engine_refuses(parents);
@@ -573,7 +573,7 @@ tests! {
         assert_eq!(parents.get(&var).unwrap(), 1);
     }
 
-    /// Another thread holds a lock at the moment of the fork. Nearly every lock is held during some allocation, so
+    /// At the moment of the fork, another thread holds a lock. Nearly every lock is held during some allocation, so
     /// pausing at each allocation covers nearly all of them.
     a_forked_child_takes_no_lock_of_its_parent in in_a_child_no_lock_is_taken {
         for kind in KINDS {
@@ -607,18 +607,18 @@ tests! {
         assert!(pauses > 0, "building the global engine allocates nothing");
     }
 
-    /// Another thread is paused during a push, while it pins the epoch.
+    /// Another thread is paused during a push, with the epoch pinned.
     memory_stays_flat_in_a_child_forked_while_a_thread_is_pinned in in_a_child_memory_stays_flat {
         let engine = engine(EngineKind::Naive);
         let (stop, var) = (AtomicBool::new(false), engine.var(0_u64));
-        // This thread is a participant in the epoch as well.
+        // This thread also participates in the epoch.
         engine.op("").push(var.write(), |_| ()).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
                 let push = || engine.op("").push(var.write(), |var| *var += 1).unwrap();
                 (0..1000).for_each(|_| push());
                 // A pinned thread passes retired objects to the collector in one allocation: 64 functions of 32 bytes
-                // and their header.
+                // and a header.
                 pause_after(0, 2048..=2112);
                 while !stop.load(SeqCst) {
                     push();
@@ -671,14 +671,14 @@ tests! {
                 let forker = Forker::new(kind);
                 let var = engine.var(0_u64);
                 let gate = common::hold(&engine, var.token());
-                // A wait for all is pending, so the end of the last operation takes the lock of the pending count.
+                // A wait for all is pending, so ending the last operation takes the lock of the pending count.
                 let mut all = Box::pin(engine.wait_for_all_async());
                 assert!(poll_once(&mut all).is_pending());
                 push(&engine, &var, forker.clone());
                 let parent = process::id();
                 for _ in 0..100 {
                     let assert_parent = move || if process::id() != parent { exit(99) };
-                    // One operation is behind the one that forks, and another is independent of it.
+                    // One operation stands behind the forking one, and another is independent of it.
                     engine.op("").push(var.read(), move |_| assert_parent()).unwrap();
                     engine.op("").push((), move |()| assert_parent()).unwrap();
                 }
@@ -690,8 +690,8 @@ tests! {
         }
     }
 
-    /// At the moment of the fork, another thread is inside a wait for all and holds the lock of the pending count.
-    /// The operation that forks is the last one that the wait covers.
+    /// At the moment of the fork, another thread is inside a wait for all and holds the lock of the pending count. The
+    /// forking operation is the last one covered by the wait.
     completing_the_last_pending_operation_in_a_child_takes_no_lock in in_a_child_the_count_is_locked {
         for kind in THREADED {
             let (engine, forker) = (engine(kind), Forker::new(kind));
@@ -703,7 +703,7 @@ tests! {
             };
             engine.op("").push((), forks).unwrap();
             started.pass();
-            let what = format!("{kind}: the end of the operation that has forked");
+            let what = format!("{kind}: the end of the forking operation");
             // The wait registers under the lock.
             forker.join_child_beside_paused_thread(&what, || engine.wait_for_all().unwrap());
         }
@@ -716,7 +716,7 @@ tests! {
             let (inner, forker_inside) = (engine.clone(), forker.clone());
             let forks = move |()| forker_inside.fork_beside_paused_thread(&inner);
             let mut handle = engine.op("").submit((), forks).unwrap();
-            let what = format!("{kind}: the end of an operation with a handle that has forked");
+            let what = format!("{kind}: the end of a forking operation with a handle");
             // The waker is stored under the lock.
             forker.join_child_beside_paused_thread(&what, || assert!(poll_once(&mut handle).is_pending()));
             handle.wait().unwrap();
@@ -732,7 +732,7 @@ tests! {
             let also = var.clone();
             push(&engine, &var, forker.clone());
             if process::id() != parent {
-                // A panic in the child would not be reported, so the exit status reports failures.
+                // Failures are reported by the exit status, since a panic in the child would not be.
                 let calls = || {
                     assert_engine_refuses(&behind);
                     assert_wait_refused(behind.get(&also));
@@ -747,8 +747,8 @@ tests! {
 
 type Call = fn(&Fixture, &dyn Fn());
 
-/// Calls that take locks. Each calls its argument on the thread that takes the locks, so that the thread pauses at one
-/// of its next allocations.
+/// Calls that take locks. Each calls its argument on the locking thread, which then pauses at one of its next
+/// allocations.
 const CALLS: &[(&str, Call)] = &[
     ("wait_for_all_timeout", |fixture, arm| {
         arm();
@@ -756,7 +756,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("many waits for all", |fixture, arm| {
         arm();
-        // Makes more waits than the pending count can hold without an allocation under its lock.
+        // Registers more waits than the pending count can hold without allocating under its lock.
         for _ in 0..12 {
             fixture.engine.op("").push(fixture.busy.read(), |_| ()).unwrap();
             drop(fixture.engine.wait_for_all_async());
@@ -817,7 +817,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-/// The argument of a call, which arms the pause, in a form that the engine's threads can use.
+/// The argument of a call, which arms the pause, in a form usable by the engine's threads.
 #[derive(Clone, Copy)]
 struct Arm(&'static (dyn Fn() + 'static));
 
@@ -855,7 +855,7 @@ fn push_and_wait(engine: &Engine) {
     assert_eq!(handle.wait().unwrap(), 50);
 }
 
-/// Asserts that memory grows by far less than the operations use in total.
+/// Asserts that memory grows by far less than the operations' total use.
 fn assert_memory_stays_flat(kind: EngineKind) {
     let engine = engine(kind);
     let var = engine.var(0_u64);
@@ -887,7 +887,7 @@ impl Forker {
         Self { kind, children: Arc::default() }
     }
 
-    /// Forks. Both processes return from this function, the child after it has checked the engines.
+    /// Forks. Both processes return from this function, the child after checking the engines.
     fn fork(&self, engine: &Engine) {
         if let Some(child) = fork() {
             lock(&self.children).push(child);
@@ -895,7 +895,7 @@ impl Forker {
         }
         let checks = || {
             assert_engine_refuses(engine);
-            // This does not check the global engine: its threads would keep the process alive when this thread ends.
+            // The global engine is not checked: its threads would keep the process alive after this thread has ended.
             assert_new_engine_works(self.kind);
         };
         if panic::catch_unwind(panic::AssertUnwindSafe(checks)).is_err() {
@@ -913,15 +913,15 @@ impl Forker {
         self.fork(engine);
     }
 
-    /// Waits for the process that an operation has forked, and asserts that it is the only one.
+    /// Waits for the process forked by an operation, and asserts that it is the only one.
     fn join_only_child(&self, what: &str) {
         let children = mem::take(&mut *lock(&self.children));
         assert_eq!(children.len(), 1, "{what}: the number of children");
         children.into_iter().for_each(|child| join(child, what));
     }
 
-    /// Runs `call` on a thread that pauses at its first allocation. The pause ends when the process that an operation
-    /// forks during the pause has ended.
+    /// Runs `call` on a thread that pauses at its first allocation. An operation forks a process during the pause,
+    /// which lasts until that process has ended.
     fn join_child_beside_paused_thread(&self, what: &str, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -35,7 +35,7 @@ fn assert_panicked(error: &raddle::OpError, message: &str) {
     assert!(matches!(error.cause(), Cause::Panic(Some(found)) if found == message), "{error}");
 }
 
-/// A future that is woken by `set`, and is then ready.
+/// A future that `set` wakes and makes ready.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(bool, Option<Waker>)>>);
 
@@ -96,7 +96,7 @@ fn guards_have_the_shape_of_their_accesses() {
     });
 }
 
-/// Guards are `Send` and `Sync` under the same conditions as references.
+/// Guards are `Send` and `Sync` under the same conditions as references are.
 #[test]
 fn guards_are_send_and_sync_as_references_are() {
     fn send<T: Send>() {}
@@ -184,7 +184,7 @@ fn an_operation_ends_with_its_last_guard() {
     });
 }
 
-/// The acquisition is dropped before its turn, while it waits with a waker, and when its guards exist but were not
+/// The acquisition is dropped before its turn, while waiting with a waker, and while its guards exist but have not been
 /// taken.
 #[test]
 fn a_dropped_acquisition_changes_nothing() {
@@ -224,14 +224,14 @@ fn a_panic_that_drops_a_guard_fails_what_its_operation_mutates() {
         assert_panicked(&failure(engine.wait_for_var(&written)), "a guard was dropped by a panic");
         engine.wait_for_var(&read).unwrap();
         assert_eq!(written.version(), 0);
-        // Readers change nothing, so no value can be left half changed.
+        // Readers change nothing, so no value can be left half modified.
         let guard = block_on(engine.acquire(read.read())).unwrap();
         _ = catch_unwind(AssertUnwindSafe(move || {
             let _guard = guard;
             panics()
         }));
         engine.wait_for_all().unwrap();
-        // A destructor that runs during a panic may acquire and drop guards.
+        // A destructor may acquire and drop guards during a panic.
         struct Acquires(Engine, Var<i32>);
         impl Drop for Acquires {
             fn drop(&mut self) {
@@ -343,7 +343,7 @@ fn a_forgotten_guard_holds_its_variable_and_a_shutdown_times_out() {
             assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
             let ended = engine.shutdown(Shutdown::Cancel, Some(MOMENT));
             assert!(matches!(ended, Err(raddle::ShutdownError::TimedOut)), "{ended:?}");
-            // The drop of the last handle would wait forever.
+            // Dropping the last handle would wait forever.
             std::mem::forget((engine, write));
         });
     }
@@ -413,7 +413,7 @@ fn tasks_of_several_runtimes_share_variables() {
     });
 }
 
-/// The waker is called when the turn of the acquisition has come, and may take and drop the guard itself.
+/// The waker is called when the acquisition's turn comes, and may itself take and drop the guard.
 #[test]
 fn a_waker_may_use_and_release_the_guards() {
     struct TakesGuard(Mutex<Option<Acquire<WriteGuard<i32>>>>, Gate);
@@ -499,7 +499,7 @@ fn a_future_with_a_property_is_polled_in_its_lane_after_each_wake() {
         let thread_name = || thread::current().name().unwrap_or_default().to_owned();
         let urgent = engine.op("").property(Property::CpuPrioritized).submit((), move |()| thread_name());
         let urgent = urgent.unwrap();
-        // The test polls before it waits, since a wait might run the operation on this thread.
+        // The test polls before waiting, since a wait might run the operation on this thread.
         eventually("the operation has run", || urgent.is_done());
         let urgent = urgent.wait().unwrap();
         let signal = Signal::default();
@@ -519,7 +519,7 @@ fn a_future_with_a_property_is_polled_in_its_lane_after_each_wake() {
     });
 }
 
-/// Every wake is followed by a poll that sees what was done before the wake, and polls never overlap.
+/// Every wake is followed by a poll that sees all effects preceding the wake, and polls never overlap.
 #[test]
 fn no_wake_is_lost_in_a_storm_of_wakes_and_polls_do_not_overlap() {
     on_kinds(&KINDS, 2, |engine| {
@@ -547,7 +547,7 @@ fn no_wake_is_lost_in_a_storm_of_wakes_and_polls_do_not_overlap() {
                 });
             }
         });
-        // The last wake may have come before the first poll, which then sees its effects.
+        // The last wake may have preceded the first poll, which then sees its effects.
         block_on(done).unwrap();
         assert!(polls.take().is_sorted());
         engine.wait_for_all().unwrap();
@@ -664,8 +664,7 @@ fn an_operation_ends_when_its_future_and_all_its_guards_are_gone() {
         thread::spawn(move || drop(guard)).join().unwrap();
         assert_eq!(handle.wait().unwrap(), 7);
         assert_eq!((engine.get(&value).unwrap(), value.version()), (5, 1));
-        // A panic on another thread drops the guard. This fails the operation, although the future has returned a
-        // value.
+        // A panic on another thread drops the guard, failing the operation although the future has returned a value.
         let (gives, drops) = (Arc::clone(&given), Drops::new());
         let result = drops.make();
         let handle = engine.op("").submit_future(value.write(), |guard| async move {
@@ -698,7 +697,7 @@ fn a_future_that_nothing_can_wake_fails() {
             .unwrap();
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::LostFuture));
         drops.assert_all_gone();
-        // The waker of the future is dropped later, under a lock that the drop of the future takes.
+        // The future's waker is dropped later, under a lock also taken by the future's drop.
         struct Leaves(Signal);
         impl Drop for Leaves {
             fn drop(&mut self) {
@@ -815,7 +814,7 @@ fn futures_on_a_device_are_refused() {
     let refused = engine.op("").on(gpu).push_future((), |()| async {});
     assert_eq!(refused, Err(PushError::FutureOnDevice));
     assert_eq!(engine.op("").on(gpu).submit_future((), |()| async {}).err(), Some(PushError::FutureOnDevice));
-    // Guards may depend on work of the device, and wakers need not run on the thread of its lane.
+    // Guards may depend on work of the device, and wakers need not run on its lane's thread.
     let there = engine.device_var::<f32>(gpu, 16).unwrap();
     let host = engine.pinned_var::<f32>(gpu, 16).unwrap();
     engine.op("load").on(gpu).copy_to_device(&host, &there).unwrap();
@@ -899,8 +898,8 @@ const EXECUTORS: [(&str, Executor); 4] = [
     ("a bare waker", |future| block_on(future)),
 ];
 
-/// Returns a future that is polled once before an executor runs it, so that the waker of the second poll must replace
-/// that of the first one.
+/// Returns a future that is polled once before an executor runs it, so the second poll's waker must replace the
+/// first's.
 fn polled<T>(future: impl Future<Output = T> + Send + 'static) -> BoxedFuture<T> {
     let mut future: BoxedFuture<T> = Box::pin(future);
     assert!(poll_once(&mut future).is_pending());
@@ -932,7 +931,7 @@ fn async_get(engine: &Engine, value: &Var<i32>) -> impl Future<Output = i32> + S
     async { gets.await.unwrap() }
 }
 
-/// Opens a gate when an executor has probably polled the future that waits for it.
+/// Opens a gate once an executor has probably polled the future that waits for the gate.
 fn opens_soon(gate: Gate) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         thread::sleep(MOMENT);
@@ -982,14 +981,14 @@ fn ready_waits_for_the_mutations_before_the_call() {
     });
 }
 
-/// The future holds no clone, its waker is dropped with it, and nothing of it is left once its turn has come.
+/// The future holds no clone, its waker is dropped with it, and nothing of it remains once its turn has come.
 #[test]
 fn a_pending_get_async_that_is_dropped_leaks_nothing() {
     on_kinds(&KINDS, 1, |engine| {
         struct Unused;
         impl Wake for Unused {
             fn wake(self: Arc<Self>) {
-                panic!("a future that was dropped is woken");
+                panic!("a dropped future is woken");
             }
         }
         let (drops, waker) = (Drops::new(), Arc::new(Unused));
@@ -1004,7 +1003,7 @@ fn a_pending_get_async_that_is_dropped_leaks_nothing() {
             drop(gets);
             assert_eq!(Arc::strong_count(&waker), 1, "the waker is dropped with the future");
         }
-        // The turn of this one comes before it is dropped.
+        // The turn of this future comes before it is dropped.
         let gets = polled(engine.get_async(&value));
         gate.open();
         eventually("only the last future is pending", || engine.pending() == 1);
@@ -1051,8 +1050,8 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
 
 // --------------------------------------------------------------------------------------------------------- polls ----
 
-/// Pushes an operation of `group` that mutates `value` and runs until the gate is opened. On a naive engine, it runs on
-/// the thread that pushes it. Returns once the operation runs.
+/// Pushes an operation of `group` that mutates `value` and runs until the gate is opened. On a naive engine, the
+/// pushing thread runs it. Returns once the operation is running.
 fn run_until_opened(group: &Group, value: &Var<i32>) -> (Gate, thread::JoinHandle<()>) {
     let (started, gate) = (Gate::new(), Gate::new());
     let (starts, passes, group, value) = (started.clone(), gate.clone(), group.clone(), value.clone());
@@ -1068,10 +1067,10 @@ fn run_until_opened(group: &Group, value: &Var<i32>) -> (Gate, thread::JoinHandl
     (gate, pusher)
 }
 
-/// A call whose future must wait for the variable, which an operation of the engine and the group mutates meanwhile.
+/// A call whose future must wait for the variable, which an operation of the engine and the group is mutating.
 type AsyncCall = fn(Engine, Var<i32>, Group) -> BoxedFuture<()>;
 
-/// One call for each future that programs can get.
+/// One call per future available to programs.
 const CALLS: [(&str, AsyncCall); 16] = [
     ("a handle", |engine, value, _| {
         let handle = engine.op("").submit(value.write(), |_| ()).unwrap();
@@ -1137,7 +1136,7 @@ const CALLS_FOR_ROOM_IN_A_GROUP: [(&str, AsyncCall); 2] = [
     }),
 ];
 
-/// Each future is made and polled on a thread that must not block, while an operation runs that it waits for.
+/// Each future is created and polled on a thread that must not block, while the operation that it waits for runs.
 #[test]
 fn polls_never_block() {
     fn assert_polls_return(engine: Engine, group: Group, what: &str, call: AsyncCall) {
@@ -1210,7 +1209,7 @@ fn a_handle_that_is_dropped_after_a_poll_cancels_nothing() {
 
 // -------------------------------------------------------------------------------------------------- cancellation ----
 
-/// The future stops at its next await, even if nothing else wakes it.
+/// The future stops at its next await even if nothing else wakes it.
 #[test]
 fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     on_kinds(&KINDS, 1, |engine| {
@@ -1235,7 +1234,7 @@ fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     });
 }
 
-/// The cancellation of a group does not wake its futures.
+/// Cancelling a group does not wake its futures.
 #[test]
 fn a_started_future_of_a_cancelled_group_stops_when_it_is_woken() {
     on_kinds(&KINDS, 1, |engine| {

@@ -1,4 +1,4 @@
-//! Guarded values: an operation may use one only if it has declared it.
+//! Guarded values: an operation may use only those that it has declared.
 
 #![forbid(unsafe_code)]
 
@@ -250,14 +250,14 @@ fn a_panic_leaves_the_value_usable() {
 
 // ------------------------------------------------------------------------------------------------ hostile programs ----
 
-/// Asserts that a use was refused because it was not declared. Without debug assertions, no such use is refused.
+/// Asserts that a use was refused as undeclared. Without debug assertions, no such use is refused.
 #[track_caller]
 fn assert_undeclared(result: Result<(), UseError>) {
     let kind = result.err().map(|error| error.kind());
     assert_eq!(kind, cfg!(debug_assertions).then_some(UseErrorKind::Undeclared));
 }
 
-/// Uses the guarded value when this is woken or dropped, and sends the result.
+/// Uses the guarded value when woken or dropped, and sends the result.
 struct Uses(Arc<Guarded<u32>>, mpsc::Sender<Result<(), UseError>>);
 
 impl Drop for Uses {

@@ -1,5 +1,5 @@
-//! An idle engine uses no CPU after its spin time. This is a separate binary with one test, because the test measures
-//! the CPU time of the whole process.
+//! An idle engine uses no CPU after its spin time. This binary has a single test, because it measures the CPU time of
+//! the whole process.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -24,7 +24,7 @@ fn ticks() -> u64 {
     field(11).expect("the user's time") + field(12).expect("the system's time")
 }
 
-/// Returns the share of one core that the process uses in one second while this thread sleeps.
+/// Returns the share of one core used by the process during one second in which this thread sleeps.
 fn share_of_a_core() -> f64 {
     let (start, before) = (Instant::now(), ticks());
     thread::sleep(Duration::from_secs(1));
@@ -53,7 +53,7 @@ fn an_idle_engine_uses_no_cpu() {
                 engines.push(Engine::builder().kind(kind).workers(4).idle(idle).build().unwrap());
             }
         }
-        // First, the engines are new and were never used.
+        // First, the engines are new and unused.
         thread::sleep(Duration::from_millis(100));
         let share = share_of_a_core();
         assert!(share < 0.04, "six unused engines use {share} of a core");
@@ -79,7 +79,7 @@ fn an_idle_engine_uses_no_cpu() {
             assert!(share < 0.04, "waiting threads use {share} of a core");
         });
         inside.wait().unwrap().unwrap();
-        // A spinning engine does use a core, which shows that the measurement works.
+        // A spinning engine does use a core, so the measurement works.
         let spinning = Engine::builder().kind(EngineKind::Pooled).workers(1).idle(IdlePolicy::Spin).build().unwrap();
         let share = share_of_a_core();
         assert!(share > 0.2, "a spinning engine uses only {share} of a core");

@@ -1,7 +1,7 @@
-//! Checks the layers of `src`, by the `use` lines and the paths in each file.
+//! Checks the layers of `src` by the `use` lines and paths in each file.
 //!
 //! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may name files of its own
-//! folder and of lower ones. At most three files may name each other in a cycle.
+//! folder and lower ones. At most three files may name each other in a cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,7 +44,7 @@ fn sources() -> BTreeMap<Module, String> {
     sources.filter(|(module, _)| !is_test(module)).collect()
 }
 
-/// Returns source text without comments, and without items that are only built for tests.
+/// Returns source text without comments and without items built only for tests.
 fn code(text: &str) -> String {
     let mut code = String::new();
     let (mut depth, mut test_depth, mut test_next) = (0usize, None, false);
@@ -105,8 +105,7 @@ fn flatten(tree: &str) -> Vec<String> {
     paths
 }
 
-/// Returns the path from the root of the crate for a path that is written in `module`, or `None` for a path in another
-/// crate.
+/// Converts a path written in `module` to a path from the crate's root. Returns `None` for a path in another crate.
 fn absolute(module: &str, path: &str) -> Option<String> {
     let mut parts: Vec<_> = path.split("::").map(str::trim).collect();
     let mut base: Vec<_> = if module.is_empty() { Vec::new() } else { module.split("::").collect() };
@@ -126,7 +125,7 @@ fn absolute(module: &str, path: &str) -> Option<String> {
     Some(base.join("::"))
 }
 
-/// The paths that a module names, from the root of the crate, and the items of other modules that it re-exports.
+/// The paths that a module names, from the crate's root, and the items that it re-exports from other modules.
 struct Names {
     named: BTreeSet<String>,
     /// The paths of exported items, by name.
@@ -181,7 +180,7 @@ fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
     let modules: BTreeSet<_> = sources.keys().cloned().collect();
     let names: BTreeMap<_, _> =
         sources.iter().map(|(module, code)| (module.clone(), names(module, code, &modules))).collect();
-    // Returns the module that defines the item of a path, following the exports of other modules.
+    // Returns the module that defines a path's item, following other modules' exports.
     let resolve = |path: &str| {
         let mut path = path.to_owned();
         for _ in 0..8 {
@@ -201,11 +200,11 @@ fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
         let targets = names[module].named.iter().filter_map(|path| resolve(path));
         targets.filter(|target| target != module && !target.is_empty()).collect()
     };
-    // The root is left out: it names every module, and is named only for its exports.
+    // The root is left out: it names every module and is named only for its exports.
     modules.iter().filter(|module| !module.is_empty()).map(|module| (module.clone(), edges(module))).collect()
 }
 
-/// Returns the modules that can be reached from `start`.
+/// Returns the modules reachable from `start`.
 fn reachable(graph: &BTreeMap<Module, BTreeSet<Module>>, start: &Module) -> BTreeSet<Module> {
     let (mut found, mut next) = (BTreeSet::new(), vec![start]);
     while let Some(module) = next.pop() {
@@ -218,7 +217,7 @@ fn reachable(graph: &BTreeMap<Module, BTreeSet<Module>>, start: &Module) -> BTre
     found
 }
 
-/// Returns the layers that `ARCHITECTURE.md` lists, from top to bottom.
+/// Returns the layers listed in `ARCHITECTURE.md`, from top to bottom.
 fn layers() -> Vec<String> {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md"))
         .expect("ARCHITECTURE.md can be read");
@@ -273,7 +272,7 @@ fn cycles_have_at_most_three_files() {
     assert!(!circles.is_empty(), "the search did not find the cycle of the engine, its frames and its tasks");
 }
 
-/// The check finds the paths in `use` lines and in code, and ignores those in comments and in tests.
+/// The check finds paths in `use` lines and code, and ignores those in comments and tests.
 #[test]
 fn paths_are_read_from_use_lines_and_from_code() {
     let modules: BTreeSet<_> = ["a", "a::b", "c"].map(str::to_owned).into();

@@ -1,5 +1,5 @@
-//! Every function, captured value, variable's value and result is dropped exactly once: after success, failure,
-//! skips, refusals and cancellation, and however the engine ends.
+//! Every function, captured value, variable's value and result is dropped exactly once: after success, failure, skips,
+//! refusals and cancellation, however the engine ends.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -19,7 +19,7 @@ enum End {
     Cancel,
 }
 
-/// Pushes operations of every kind, some of which fail, with values that count their drops.
+/// Pushes operations of every kind, some of them failing, with values that count their drops.
 fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
     let vars: Vec<_> = (0..6).map(|_| engine.var(vec![drops.make()])).collect();
     let token = engine.token();
@@ -44,7 +44,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
             mine.touch();
             a.clone()
         });
-        // Some handles are waited on, and the others are dropped immediately.
+        // Some handles are waited for; the others are dropped immediately.
         if let (Ok(handle), 0) = (handle, round % 5) {
             drop(handle.wait());
         }
@@ -104,7 +104,7 @@ fn every_value_is_dropped(end: End) {
             End::Wait => {
                 workload(&engine, &inner, fewer(200));
                 let _ = engine.wait_for_all();
-                // A value is dropped on a worker, after the last handle to its variable. This second wait covers these
+                // A worker drops a value after its variable's last handle is dropped. This second wait covers these
                 // drops.
                 let _ = engine.wait_for_all();
                 common::eventually("every value is dropped", || drops.dropped() == drops.made());
@@ -125,7 +125,7 @@ fn every_value_is_dropped(end: End) {
                 if waits {
                     engine.op("gate").push((), move |()| held.pass()).expect("the engine is open");
                 }
-                // Waits inside the workload need the remaining worker.
+                // Waits within the workload need the remaining worker.
                 workload(&engine, &inner, 50);
                 engine.notify_shutdown();
                 gate.open();

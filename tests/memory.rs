@@ -1,5 +1,5 @@
-//! Memory stays flat over ten million pushes on one variable, and over many short-lived engines. This is a separate
-//! binary, because the test measures the memory of the whole process.
+//! Memory stays flat over ten million pushes on one variable and over many short-lived engines. This is a separate
+//! binary because the test measures the memory of the whole process.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -17,8 +17,8 @@ const BURST: usize = 10_000;
 
 const MEBIBYTE: usize = 1 << 20;
 
-/// The growth allowed. If a thread is preempted at a bad moment, the epoch may hold back the records of two bursts, 3
-/// MB each, while those of a third burst are in use. A leak of two bytes per operation exceeds the limit.
+/// The permitted growth. If a thread is preempted at a bad moment, the epoch may hold back two bursts' records, 3 MB
+/// each, while a third burst's are in use. A leak of two bytes per operation exceeds the limit.
 const LIMIT: usize = 16 * MEBIBYTE;
 
 #[test]
@@ -54,7 +54,7 @@ fn memory_stays_flat_over_many_pushes_and_many_engines() {
             assert_eq!(counter.version(), counted as u64);
         }
 
-        // Memory also stays flat over the other calls that a program may repeat without limit.
+        // Memory also stays flat over the other calls that a program may repeat indefinitely.
         for kind in KINDS {
             let engine = Engine::builder().kind(kind).workers(2).pin(false).build().expect("the engine is built");
             let (token, value) = (engine.token(), engine.var(vec![0_u8; 100]));

@@ -1,4 +1,4 @@
-//! Names of variables, and errors that name the operation and the variable.
+//! Names of variables, and errors naming the operation and the variable.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -55,12 +55,12 @@ fn a_variable_keeps_its_first_name_and_shows_it() {
     assert!(format!("{total:?}").contains(r#"name: "total""#), "{total:?}");
 }
 
-/// Deletions race with pushes, so some pushes pass the first check and are refused by a queue.
+/// Deletions race with pushes, so some pushes pass the first check but are refused by a queue.
 #[test]
 fn a_push_that_a_concurrent_deletion_refuses_names_both() {
     on_kinds(&KINDS, 1, |engine| {
         let (mut refused, mut round, start) = (0, 0, Instant::now());
-        // In most rounds on a machine with one free core, no push is refused.
+        // With only one free core, most rounds refuse no push.
         while round < 300 || refused == 0 {
             assert!(start.elapsed() < PATIENCE, "no push was refused");
             round += 1;
@@ -96,7 +96,7 @@ fn here() -> &'static std::panic::Location<'static> {
     std::panic::Location::caller()
 }
 
-/// A function that pushes an operation that fails.
+/// A function that pushes a failing operation.
 type Push<'p> = Box<dyn Fn() + 'p>;
 
 #[test]

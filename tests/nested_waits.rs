@@ -1,4 +1,4 @@
-//! Waits inside waits: what a waiter runs in place, when a function regains a worker, and which waits are refused.
+//! Waits inside waits: what a waiter runs in place, when a function regains a worker, which waits are refused.
 
 #![forbid(unsafe_code)]
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -26,7 +26,7 @@ fn engine(workers: usize) -> Engine {
     common::engine(EngineKind::PerDevice, workers)
 }
 
-/// A member that was pushed after the wait began must not run in place, since the wait would be buried under it.
+/// A member pushed after the wait began must not run in place, which would bury the wait under it.
 #[test]
 fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     watched_for(LIMIT, || {
@@ -46,7 +46,7 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
                 })
                 .unwrap();
             let same = Arc::clone(&group);
-            // The wait covers this member, which pushes a member that the wait does not cover.
+            // The wait covers this member, but not the member that it pushes.
             group
                 .op("covered")
                 .push((), move |()| {
@@ -64,8 +64,8 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     });
 }
 
-/// A wait must not run in place what another operation awaits *with a time limit*, since it could then last longer than
-/// that limit.
+/// A wait must not run in place an operation awaited by another *with a time limit*, since that wait could then exceed
+/// its limit.
 #[test]
 fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     watched_for(LIMIT, || {
@@ -114,7 +114,7 @@ fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     });
 }
 
-/// After a nested `blocking`, the outer one must not block a worker.
+/// After a nested `blocking`, the outer call must not block a worker.
 #[test]
 fn blocking_inside_blocking_leaves_the_worker_free() {
     watched_for(LIMIT, || {
@@ -126,7 +126,7 @@ fn blocking_inside_blocking_leaves_the_worker_free() {
             let (started, ends) = (Gate::new(), Gate::new());
             let (s, e) = (started.clone(), ends.clone());
             blocking(|| {
-                // The worker is busy for a moment, so the function cannot borrow its place, but would queue for it.
+                // The worker is busy for a moment, so the function cannot borrow its place and would queue for it.
                 inside
                     .op("busy")
                     .push((), move |()| {
@@ -169,7 +169,7 @@ fn a_wait_inside_blocking_leaves_the_worker_free() {
     });
 }
 
-/// If the function stayed without a worker, two functions would compute on an engine with one worker.
+/// If the function did not regain a worker, two functions would compute on an engine with one worker.
 #[test]
 fn a_function_that_catches_a_panic_from_blocking_regains_a_worker() {
     watched_for(LIMIT, || {
@@ -231,8 +231,8 @@ fn one_of_two_operations_that_wait_for_each_others_handles_is_refused() {
     });
 }
 
-/// An operation of a scope waits for a variable that an operation outside the scope holds. If `in_place`, the operation
-/// of the scope runs on top of the other one, on the same stack.
+/// A scope's operation waits for a variable held by an operation outside the scope. If `in_place`, the scope's
+/// operation runs on top of the other, on the same stack.
 fn scoped_on_top(in_place: bool) {
     watched_for(LIMIT, move || {
         let engine = engine(1);
@@ -327,7 +327,7 @@ fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
     });
 }
 
-/// A wait with a time limit ends at that limit, so it is not part of a cycle.
+/// A wait with a time limit ends when the limit expires, so it is not part of a cycle.
 #[test]
 fn a_cycle_that_a_time_limit_ends_is_not_a_deadlock() {
     watched_for(LIMIT, || {
@@ -354,8 +354,8 @@ fn a_cycle_that_a_time_limit_ends_is_not_a_deadlock() {
     });
 }
 
-/// The last clone of an error is in a stale entry of a worker's deque. The drop of that clone may do everything, as the
-/// table of program code in ARCHITECTURE.md says.
+/// The last clone of an error is in a stale entry of a worker's deque. Its drop may do everything, as the table of
+/// program code in ARCHITECTURE.md says.
 #[test]
 fn the_drop_of_an_error_in_a_stale_entry_may_wait() {
     #[derive(Debug)]

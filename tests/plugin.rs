@@ -1,4 +1,4 @@
-//! An engine in a library that is unloaded after the shutdown.
+//! An engine in a library that is unloaded after shutdown.
 
 #![cfg(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri))))]
 
@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-/// Builds the example `plugin`, and returns its path.
+/// Builds the example `plugin` and returns its path.
 fn build() -> PathBuf {
     let mut target = std::env::current_exe().unwrap();
     // The test is in `PROFILE/deps`.
@@ -29,7 +29,7 @@ fn build() -> PathBuf {
     path
 }
 
-/// Loads the library, calls it, and unloads it.
+/// Loads, calls and unloads the library.
 fn load_call_unload(path: &CStr, count: u32) -> i64 {
     // SAFETY: the library has no initialisers.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -41,8 +41,8 @@ fn load_call_unload(path: &CStr, count: u32) -> i64 {
     let sum: extern "C" fn(u32) -> i64 = unsafe { mem::transmute(symbol) };
     // The call is made on a separate thread, since the thread-locals of a calling thread keep the library loaded.
     let result = thread::spawn(move || sum(count)).join().unwrap();
-    // SAFETY: the engine of the library was shut down, so no other thread runs code of the library, and the pointers
-    // are no longer used.
+    // SAFETY: the library's engine was shut down, so no other thread runs the library's code, and the pointers are no
+    // longer used.
     assert_eq!(unsafe { libc::dlclose(library) }, 0);
     result
 }
@@ -86,7 +86,7 @@ fn in_a_child_a_library_is_unloaded_and_the_process_continues() {
 fn a_library_is_unloaded_and_the_process_continues() {
     let name = "in_a_child_a_library_is_unloaded_and_the_process_continues";
     common::child_succeeds_on_each_kind(name);
-    // The engine of the library follows the variable: with an unknown kind, it is not built.
+    // The library's engine obeys the variable: an unknown kind fails the build.
     let (succeeded, output) = common::child(name, &[("RADDLE_ENGINE", "Other")]);
     assert!(!succeeded && output.contains("left: -1"), "{output}");
 }

@@ -1,7 +1,6 @@
-//! The records of operations are reused, a bounded number of them is kept for reuse, and threads that end keep none.
+//! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none.
 //!
-//! This is a separate binary, because the test counts the records of the whole process, which it recognises by their
-//! layout.
+//! This is a separate binary because the test counts the records of the whole process, which it recognises by layout.
 
 use raddle_testkit::shapes;
 
@@ -20,10 +19,10 @@ use shapes::*;
 
 struct Counting;
 
-/// The number of allocations so far, and how many of them are still alive.
+/// The numbers of allocations so far and of those still alive.
 struct Count(AtomicUsize, AtomicUsize);
 
-/// The layouts of records, and of the separate accesses of an operation on five variables.
+/// The layouts of records and of the separate accesses of an operation on five variables.
 const RECORD: Layout = layout(320, 64);
 const FIVE_ACCESSES: Layout = layout(5 * 32, 32);
 
@@ -78,17 +77,17 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The number of records in a batch of the pool, including the one that holds the list.
+/// The number of records in a batch of the pool, including the list's own record.
 const BATCH: usize = 40;
 
-/// The number of deferred functions that a thread collects before it passes them on to all threads. A thread that ends
+/// The number of deferred functions that a thread collects before passing them on to all threads. A thread that ends
 /// passes them on too.
 const BAG: usize = 64;
 
-/// The number of batches of records that are passed on together.
+/// The number of batches of records passed on together.
 const BATCHES: usize = 32;
 
-/// The limit on records that the epoch has yet to free or that a thread has cached.
+/// The limit on records awaiting release by the epoch or cached by a thread.
 const IN_TRANSIT: usize = 4 * BATCHES * BATCH;
 
 fn push(engine: &Engine, writes: &[&Token]) {
@@ -109,11 +108,11 @@ fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str)
     }
 }
 
-/// There is a single test, since the counts cover the whole process.
+/// All cases share one test, since the counts cover the whole process.
 #[test]
 #[cfg_attr(miri, ignore = "needs many operations")]
 fn records_are_reused_and_freed() {
-    // The naive engine runs every operation on the pushing thread, so there is one cache of records.
+    // The naive engine runs every operation on the pushing thread, so only one cache of records exists.
     let engine = Engine::builder().kind(EngineKind::Naive).build().expect("the engine is built");
     let tokens: Vec<_> = (0..5).map(|_| engine.token()).collect();
     let [one, four, five] = [1, 4, 5].map(|count| tokens[..count].iter().collect::<Vec<_>>());
@@ -141,7 +140,7 @@ fn records_are_reused_and_freed() {
 
     // A thread that ends returns the rest of its lists.
     let before = RECORDS.alive();
-    // The deletion of the thread's variable is one more operation.
+    // Deleting the thread's variable is one more operation.
     for pushes in [7, 35, 36, 37, 38].into_iter().cycle().take(3000) {
         // These pushes make a batch available to the thread.
         (0..4 * BATCH).for_each(|_| push(&engine, &one));
@@ -162,7 +161,7 @@ fn records_are_reused_and_freed() {
         });
         outer.expect("the engine is open").wait().expect("it runs");
     }
-    assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations that were taken by waiters");
+    assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations taken by waiters");
 
     // The number of records kept for reuse is bounded.
     const KEPT: usize = (1 << 16) / BATCH * BATCH;
@@ -176,10 +175,5 @@ fn records_are_reused_and_freed() {
     assert!(RECORDS.alive() > KEPT + 1000 * BATCH);
     receiver.recv().expect("the operation has started").complete();
     engine.wait_for_all().expect("no operation fails");
-    assert_comes_down_to(
-        KEPT + IN_TRANSIT,
-        &RECORDS,
-        &engine,
-        "records of operations that were pending at the same time",
-    );
+    assert_comes_down_to(KEPT + IN_TRANSIT, &RECORDS, &engine, "records of concurrently pending operations");
 }

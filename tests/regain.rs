@@ -1,5 +1,4 @@
-//! A function that has waited regains a worker before it continues, so no more functions compute than there are
-//! workers.
+//! After a wait, a function regains a worker before continuing, so no more functions compute than there are workers.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -22,7 +21,7 @@ use std::{
 use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, hold, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, Shutdown, blocking};
 
-/// The number of functions that are computing, and how often there were too many.
+/// The number of computing functions, and how often there were too many.
 #[derive(Default)]
 struct Computing {
     now: AtomicUsize,
@@ -43,7 +42,7 @@ impl Computing {
     }
 }
 
-/// Pushes operations that compute, call `wait`, and compute again. Returns how often too many of them were computing.
+/// Pushes operations that compute, call `wait` and compute again. Returns how often too many were computing.
 fn overlaps(
     engine: &Engine,
     workers: usize,
@@ -65,8 +64,8 @@ fn overlaps(
 
 const ROUNDS: usize = 100;
 
-/// The number of overlaps that are allowed. On a busy machine a function may continue without a worker, because no
-/// operation has ended for a long time. If functions did not queue for workers, nearly all would overlap.
+/// The permitted number of overlaps. On a busy machine, a function may continue without a worker because no operation
+/// has ended for a long time. If functions did not queue for workers, nearly all would overlap.
 const FEW: usize = ROUNDS / 10;
 
 #[test]
@@ -76,7 +75,7 @@ fn after_a_wait_no_more_functions_compute_than_there_are_workers() {
             let overlaps = overlaps(&engine, workers, move |engine, computing| {
                 let computing = Arc::clone(computing);
                 let mut inner = engine.op("inner").submit((), move |()| computing.compute(workers)).unwrap();
-                // This wait has a time limit, since it would otherwise run the operation in place.
+                // This wait has a time limit, since it could otherwise run the operation in place.
                 inner.wait_timeout(PATIENCE).unwrap();
             });
             assert!(overlaps <= FEW, "{overlaps} with {workers} workers");
@@ -106,7 +105,7 @@ fn an_idle_worker_does_not_compute_while_a_function_runs_in_its_place() {
         engine.wait_for_all().unwrap();
         let overlaps = computing.too_many.load(Relaxed);
         assert!(overlaps <= FEW, "{overlaps}");
-        // The worker must not stay idle once the function has returned or waits again.
+        // The worker must not stay idle once the function has returned or is waiting again.
         assert!(start.elapsed() < Duration::from_secs(5), "the worker stays idle: {:?}", start.elapsed());
     });
 }
@@ -126,7 +125,7 @@ fn after_a_read_of_a_variable_no_more_functions_compute_than_there_are_workers()
         let overlaps = overlaps(&engine, 1, move |engine, computing| {
             let computing = Arc::clone(computing);
             engine.op("inner").push(value.write(), move |_| computing.compute(1)).unwrap();
-            // This wait has a time limit, since it would otherwise run the operation in place.
+            // This wait has a time limit, since it could otherwise run the operation in place.
             engine.get_timeout(&value, PATIENCE).unwrap();
         });
         assert!(overlaps <= FEW, "{overlaps}");
@@ -170,7 +169,7 @@ fn after_another_engine_was_stopped_no_more_functions_compute_than_there_are_wor
     });
 }
 
-/// The only worker blocks, without `blocking`, until the function that has waited continues.
+/// The only worker blocks, without `blocking`, until the function resumes after its wait.
 #[test]
 fn a_function_continues_without_a_worker_if_none_becomes_free() {
     on_kinds(&THREADED, 1, |engine| {
@@ -220,7 +219,7 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     });
 }
 
-/// A thread that has given up its worker takes the next worker that is given up.
+/// A thread that has given up its worker takes the next one given up.
 #[test]
 fn consecutive_waits_need_no_further_threads() {
     watched(|| {
@@ -234,13 +233,13 @@ fn consecutive_waits_need_no_further_threads() {
             }
             threads.len()
         });
-        // A thread that has just given up its worker may not be ready for another one yet.
+        // A thread that has just given up its worker may not be ready for another yet.
         let threads = threads.unwrap().wait().unwrap();
         assert!(threads <= 4, "{threads}");
     });
 }
 
-/// A function that has waited may be about to regain a worker when the engine is stopped, started or shut down.
+/// A function may be about to regain a worker after a wait when the engine is stopped, started or shut down.
 #[test]
 fn functions_that_wait_end_while_the_engine_is_stopped_and_started() {
     for kind in THREADED {
@@ -274,7 +273,7 @@ fn busy(computing: &Computing, most: usize, time: Duration) {
     }
 }
 
-/// The waker runs in the epilogue of `beside`, which leaves its worker to a function that has blocked.
+/// The waker runs in the epilogue of `beside`, which leaves its worker to a blocked function.
 #[test]
 fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     struct Computes(Arc<Computing>, mpsc::Sender<()>);
@@ -307,7 +306,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
                 let waker = Waker::from(Arc::new(Computes(Arc::clone(&computing), sender)));
                 let mut room = pin!(engine.op("later").when_room());
                 assert!(room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-                // The sleep gives the function of `blocked` time to queue for the worker.
+                // The sleep gives `blocked`'s function time to queue for the worker.
                 blocks.open();
                 thread::sleep(MOMENT);
                 ends.open();
@@ -319,7 +318,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     }
 }
 
-/// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them.
+/// A poll runs its thread's deferred operations. Here, little stack is left, so another thread runs them.
 #[test]
 fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     for kind in THREADED {
@@ -343,7 +342,7 @@ fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     }
 }
 
-/// A stop pushes operations of its own. It also waits for the wakers that are called when these operations end.
+/// A stop pushes its own operations, and waits for the wakers called when these end.
 #[test]
 fn no_waker_runs_after_a_stop() {
     struct Computes(AtomicUsize);

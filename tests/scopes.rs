@@ -183,7 +183,7 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
             let captured = made();
             s.op("is skipped").push(broken.write(), move |_| _ = &captured).unwrap();
             let made = &made;
-            // The handle of one result is dropped, and the other result is taken.
+            // One result's handle is dropped, and the other result is taken.
             drop(s.op("returns").submit((), move |()| made()).unwrap());
             let handle = s.op("returns").submit((), move |()| made()).unwrap();
             drop(handle.wait().unwrap());
@@ -198,8 +198,8 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
 
 #[test]
 fn drops_of_values_may_push_to_the_scope_which_waits_for_these_operations() {
-    /// A value whose drop tries to push on variables whose values were dropped before it, pushes to its scope, and
-    /// creates another such value.
+    /// A value whose drop tries to push on variables with already dropped values, pushes to its scope, and creates
+    /// another such value.
     struct Pushes<'scope, 'env> {
         s: &'scope Scope<'scope, 'env>,
         borrowed: &'scope AtomicUsize,
@@ -354,7 +354,7 @@ fn a_deadline_that_has_passed_fails_an_operation_of_a_scope() {
 
 // ----------------------------------------------------------------------------------------------------- nesting ----
 
-/// Nests scopes, each in an operation of the one around it, and records the threads that the operations run on.
+/// Nests scopes, each in an operation of the enclosing scope, and records the operations' threads.
 fn nest(engine: &Engine, depth: usize, threads: &Mutex<HashSet<ThreadId>>) -> usize {
     let mut inner = 0;
     let pushed = engine.scope(|s| {
@@ -439,7 +439,7 @@ fn in_a_child_memory_stays_flat_in_a_long_scope() {
     });
 }
 
-/// Adds up the numbers in `from..to`, in nested scopes.
+/// Sums the numbers in `from..to` in nested scopes.
 fn sum(engine: &Engine, from: u64, to: u64) -> u64 {
     if to - from < 8 {
         return (from..to).sum();
@@ -518,7 +518,7 @@ fn an_operation_of_a_scope_cannot_name_what_the_operation_around_it_holds() {
             .submit(frame.write(), move |values| {
                 inner.scope(|s| {
                     let refused = s.op("inside").push(again.read(), |_| unreachable!());
-                    // The restriction also applies to operations that an operation of the scope pushes.
+                    // The restriction also applies to operations pushed by the scope's operations.
                     let again = &again;
                     let nested =
                         s.op("pushes").submit((), move |()| s.op("nested").push(again.write(), |_| unreachable!()));
@@ -551,8 +551,8 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
                 let seen = inner.scope(|s| {
                     let early = s.op("early").writes([token]).push((), |()| unreachable!());
                     let (waits, proceed) = mpsc::channel();
-                    // An operation of the scope that started before the completion was used may then name the token as
-                    // well, and so may a scope inside that operation.
+                    // An operation of the scope that started before the completion was used may then also name the
+                    // token, as may a scope within that operation.
                     if inner.kind() != EngineKind::Naive {
                         s.op("inner")
                             .push((), move |()| {

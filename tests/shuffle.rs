@@ -18,12 +18,12 @@ use common::{
 };
 use raddle::{BuildError, Engine, EngineKind, Shutdown};
 
-/// Builds an engine that shuffles.
+/// Builds a shuffling engine.
 fn shuffled(kind: EngineKind, workers: usize, seed: u64) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).shuffle(seed).build().expect("the engine is built")
 }
 
-/// The names of operations, in the order in which they have run.
+/// The names of operations in the order in which they ran.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -59,7 +59,7 @@ fn every_order_of_independent_operations_occurs() {
 }
 
 /// Runs a program of several bursts on one worker: operations on variables, operations that push others, and handles,
-/// with waits of three kinds in between. Returns the order in which the operations ran.
+/// with three kinds of wait in between. Returns the order in which the operations ran.
 fn bursts(kind: EngineKind, seed: u64) -> Vec<String> {
     let (engine, log) = (shuffled(kind, 1, seed), Log::default());
     let vars: Vec<_> = (0..4).map(|_| engine.var(0)).collect();
@@ -129,8 +129,8 @@ fn conflicting_operations_run_in_the_order_of_their_pushes() {
     });
 }
 
-/// Runs a program whose second operation reads what the first one writes, without declaring it. Returns whether the
-/// second operation ran first.
+/// Runs a program whose second operation reads, without declaring it, what the first one writes. Returns whether the
+/// second ran first.
 fn reads_before_it_is_written(seed: u64) -> bool {
     let engine = shuffled(EngineKind::PerDevice, 1, seed);
     let file = Arc::new(Mutex::new(None));
@@ -208,7 +208,7 @@ fn a_program_that_waits_for_a_channel_continues() {
 #[test]
 fn operations_that_wait_for_each_other_through_a_channel_continue() {
     watched(|| {
-        // With some of the seeds, the receiving operation starts first.
+        // For some seeds, the receiving operation starts first.
         for seed in 0..8 {
             let engine = shuffled(EngineKind::Pooled, 1, seed);
             let (sender, receiver) = mpsc::channel();

@@ -1,5 +1,5 @@
-//! The end of an engine: a shutdown meets its deadline even if functions of the program block, and the drop of the last
-//! handle ends the threads, wherever the handle is dropped.
+//! The end of an engine: a shutdown meets its deadline even if the program's functions block, and dropping the last
+//! handle ends the threads, wherever it is dropped.
 
 #![cfg_attr(miri, allow(unused))]
 
@@ -27,10 +27,10 @@ use common::{
 use logger::log_to;
 use raddle::{Engine, OpContext, Shutdown, ShutdownError};
 
-/// Shuts the engine down repeatedly until only the threads `names` are left. Each attempt must report all of them.
+/// Shuts the engine down repeatedly until only the threads `names` are left. Each attempt must report all of these.
 #[track_caller]
 fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N]) {
-    // The first attempts do not wait; the later ones leave time for the other threads to end.
+    // The first attempts do not wait; later ones leave the other threads time to end.
     for time in [Duration::ZERO, MOMENT] {
         eventually("the other threads have ended", || match engine.shutdown(how, Some(time)) {
             Err(ShutdownError::ThreadsLeft(left)) => {
@@ -54,7 +54,7 @@ impl Drop for Blocks {
     }
 }
 
-/// Makes the calling thread block at its end until the gate is opened.
+/// Makes the calling thread block when it ends, until the gate is opened.
 fn block_at_the_end(gate: Gate) {
     thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
     LOCAL.set(Some(Blocks(gate)));
@@ -196,7 +196,7 @@ fn in_a_child_the_logger_blocks() {
     });
 }
 
-/// An action of the logger on a handle to the engine that logs the warning.
+/// The logger's action on a handle to the engine that logs the warning.
 type Act = fn(Engine, mpsc::Sender<Result<(), ShutdownError>>);
 
 /// A value whose drop shuts the engine down.
@@ -245,15 +245,15 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                     let (engine, results) = common::lock(&last).take().expect("the engine warns once");
                     act(engine, results);
                 });
-                // This runs on a separate thread, whose end drops the thread-local that the logger may set there.
+                // This runs on a separate thread; its end drops the thread-local that the logger may set.
                 let ends = move || {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)
                 };
                 let (first, uncounted) = thread::spawn(ends).join().expect("the thread does not panic");
                 assert_eq!(first, Ok(()), "{what}");
-                // A shutdown inside the logger returns `InsideOperation` and continues in the background. One at the
-                // end of a program thread, in the destructor of a thread-local, waits and returns `Ok`.
+                // A shutdown inside the logger returns `InsideOperation` and continues in the background. One in a
+                // thread-local's destructor, at the end of a program thread, waits and returns `Ok`.
                 for result in received {
                     assert!(matches!(result, Ok(()) | Err(ShutdownError::InsideOperation)), "{what}: {result:?}");
                 }
@@ -357,7 +357,7 @@ mod without_threads {
         });
     }
 
-    /// An error whose drop shows that the engine that holds it is gone.
+    /// An error whose drop shows that the engine holding it is gone.
     #[derive(Debug)]
     struct Noted(Arc<AtomicBool>);
 
@@ -385,7 +385,7 @@ mod without_threads {
     #[ignore = "run by another test in a separate process"]
     fn in_a_child_the_last_handle_is_dropped_inside() {
         const CHAIN: usize = 200;
-        /// Pushes a chain of `left` further operations, each from inside the one before it.
+        /// Pushes a chain of `left` further operations, each from within the previous one.
         fn chain(cx: &OpContext<'_>, left: usize, ran: &Arc<AtomicUsize>) {
             ran.fetch_add(1, SeqCst);
             if left > 0 {
@@ -417,7 +417,7 @@ mod without_threads {
                         chain(cx, CHAIN, &ran);
                     };
                     engine.op("drops").push_sync(drops).expect("the engine is open");
-                    // This handle is dropped first, and its drop does not wait.
+                    // This handle is dropped first, without waiting.
                     drop(engine);
                     start.open();
                 }
@@ -429,7 +429,7 @@ mod without_threads {
         });
     }
 
-    /// The shutdown uses a handle that does not keep the engine open.
+    /// The shutdown is called on a handle that does not keep the engine open.
     #[test]
     fn an_explicit_shutdown_joins_the_background_end_of_the_engine() {
         on_kinds(&THREADED, 2, |engine| {

@@ -1,10 +1,10 @@
-//! A soak test with random operations, which succeed, fail, panic or lose their completions. It covers waits that time
-//! out, priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may be
-//! lost or hang, and memory must not grow.
+//! A soak test with random operations that succeed, fail, panic or lose their completions. It covers timed-out waits,
+//! priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may be lost or
+//! hang, and memory must not grow.
 //!
 //! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `.ci/run soak` takes 20
 //! seconds. After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending
-//! operations, and exits.
+//! operations, then exits.
 #![forbid(unsafe_code)]
 
 use raddle_testkit as common;
@@ -31,13 +31,13 @@ use raddle::{
     BoxError, Completion, Engine, EngineKind, IdlePolicy, PushError, Shutdown, ShutdownError, Token, Var, WaitError,
 };
 
-/// The maximum number of threads that push on one engine.
+/// The maximum number of threads pushing on one engine.
 const PUSHERS: usize = 4;
-/// The number of typed variables of an engine, and the number of its tokens.
+/// The number of an engine's typed variables, and of its tokens.
 const VARIABLES: usize = 6;
-/// The number of engines that exist at the same time.
+/// The number of concurrent engines.
 const DRIVERS: usize = 2;
-/// The number of engines that each driver builds between two measurements of memory.
+/// The number of engines built by each driver between two memory measurements.
 const ROUNDS: usize = 4;
 /// The maximum growth from the first third of the run to the last: 20 MiB of records kept for reuse, and a margin for
 /// the allocator.
@@ -45,21 +45,21 @@ const GROWTH: usize = 40 << 20;
 
 // ------------------------------------------------------------------------------------------------------- ledger ----
 
-/// The state of all threads and operations, for the checks and for the report of a hang.
+/// The state of all threads and operations, for checks and for hang reports.
 #[derive(Default)]
 struct Ledger {
-    /// The number of steps of all threads.
+    /// The total number of steps of all threads.
     steps: AtomicU64,
     next_life: AtomicU64,
     lives: [Mutex<HashMap<u64, Pending>>; 16],
     threads: Mutex<Vec<(String, Weak<Mutex<Last>>)>>,
-    /// The longest time that an engine took, with the engine's description.
+    /// The longest run time of an engine, with the engine's description.
     slowest: Mutex<(Duration, String)>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
     complaints: Mutex<Vec<String>>,
 }
 
-/// A value that must be dropped once. If it belongs to an operation, the operation must run at most once.
+/// A value that must be dropped once. An operation that owns such a value must run at most once.
 struct Pending {
     what: &'static str,
     by: String,
@@ -125,7 +125,7 @@ impl Ledger {
         Life { id, ledger: Arc::clone(self), began: AtomicBool::new(false) }
     }
 
-    /// Describes the last step of each thread and the pending operations.
+    /// Describes each thread's last step and the pending operations.
     fn last_words(&self) -> String {
         let mut words = String::from("threads, by what they did last:\n");
         for (name, slot) in lock(&self.threads).iter() {
@@ -188,9 +188,9 @@ impl Drop for Life {
 
 /// A typed variable's value.
 struct Value {
-    /// The number of successful mutations, which the variable's version counts as well.
+    /// The number of successful mutations, also counted by the variable's version.
     mutations: u64,
-    /// For each pushing thread, the number of its last operation. These numbers only rise.
+    /// The number of each pushing thread's last operation. These numbers only rise.
     last: [u64; PUSHERS],
     _life: Life,
 }
@@ -252,7 +252,7 @@ impl Random {
     }
 }
 
-/// The state that the pushing threads of one engine share.
+/// The state shared by one engine's pushing threads.
 struct Round {
     engine: Engine,
     ledger: Arc<Ledger>,
@@ -470,8 +470,8 @@ impl Pusher<'_> {
     }
 }
 
-/// Builds an engine, pushes on it from several threads, and ends it in a random way. When this returns, nothing of the
-/// engine is left.
+/// Builds an engine, pushes on it from several threads, and ends it in a random way. Nothing of the engine is left when
+/// this returns.
 fn round(ledger: &Arc<Ledger>, seed: u64) {
     let (mut random, start) = (Random(seed), Instant::now());
     let kind =
@@ -494,14 +494,14 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         completions: sender,
         engine,
     };
-    // Completes asynchronous operations until no thread can push any more.
+    // Completes asynchronous operations until threads can no longer push.
     let completer = thread::Builder::new().name("completer".to_owned()).spawn({
         let ledger = Arc::clone(ledger);
         move || {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
-                // `life` is dropped first, because a thread that waits for the operation may check what is left as soon
-                // as the completion is used.
+                // `life` is dropped first, because as soon as the completion is used, a thread waiting for the
+                // operation may check what is left.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),
@@ -632,7 +632,7 @@ fn random_work_on_short_lived_engines_loses_nothing_never_hangs_and_keeps_memory
             }
         });
         assert!(lock(&ledger.complaints).is_empty(), "{:?}", lock(&ledger.complaints));
-        // An engine whose last handle is dropped inside an operation ends in the background.
+        // An engine ends in the background if its last handle is dropped inside an operation.
         common::eventually("nothing is left of the engines", || ledger.alive() == 0);
         memory.push(resident_bytes());
     }
@@ -651,7 +651,7 @@ fn random_work_on_short_lived_engines_loses_nothing_never_hangs_and_keeps_memory
     let (first, last) = (middle(&memory[..third]), middle(&memory[memory.len() - third..]));
     println!("{:>12} KiB in memory in the first third, {} in the last", first >> 10, last >> 10);
     let (time, engine) = lock(&ledger.slowest).clone();
-    println!("{:>12.1} s for the engine that took longest: {engine}", time.as_secs_f64());
+    println!("{:>12.1} s for the slowest engine: {engine}", time.as_secs_f64());
     println!("{:>12.1} s", start.elapsed().as_secs_f64());
     assert!(last < first + GROWTH, "memory grows from {first} to {last} bytes");
     // A run of 20 s or more must contain every kind of event.

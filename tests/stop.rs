@@ -20,7 +20,7 @@ use common::{
 };
 use raddle::{Engine, EngineKind, Property, Shutdown, ShutdownError};
 
-/// Pushes thirty operations, each of which adds one to `count`.
+/// Pushes thirty operations that each add one to `count`.
 fn push_some(engine: &Engine, count: &Arc<AtomicUsize>) {
     for property in [Property::Normal, Property::CpuPrioritized, Property::CopyToGpu] {
         for _ in 0..10 {
@@ -150,8 +150,8 @@ fn a_stop_runs_what_functions_wait_for() {
                     at.open();
                     inside.pass();
                     let (a, b) = (inner.var(1), inner.var(0));
-                    // The worker of another lane may have been laid aside by now, and this function's own worker moves
-                    // to another thread.
+                    // Another lane's worker may have been laid aside by now, and this function's own worker moves to
+                    // another thread.
                     inner.op("first").property(property).push(a.write(), |a| *a += 1).unwrap();
                     inner.op("second").push((a.read(), b.write()), |(a, b)| *b = *a).unwrap();
                     inner.get(&b)
@@ -224,8 +224,7 @@ fn stops_and_starts_may_be_repeated_and_race() {
     });
 }
 
-/// The threads that a start gives to the workers do not end, so a stop that is still waiting must not wait for these
-/// threads.
+/// The threads that a start gives to workers do not end, so a pending stop must not wait for them.
 #[test]
 fn a_start_ends_stops_without_a_time_limit() {
     on_kinds(&KINDS, 2, |engine| {
@@ -396,7 +395,7 @@ fn in_a_child_main_ends_while_the_global_engine_works() {
     });
     started.pass();
     assert!(engine.pending() > 0);
-    // The process ends with the test, and drops no statics.
+    // The process ends with the test, dropping no statics.
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The threads of an engine: a logger may push and wait on them, and threads started for waits end when they are idle.
+//! An engine's threads: a logger may push and wait on them, and threads started for waits end when idle.
 
 #![cfg(target_os = "linux")]
 #![cfg_attr(miri, allow(unused))]
@@ -30,8 +30,8 @@ use raddle::{Engine, EngineKind, PushError, Shutdown, Token, WaitError};
 
 // ----------------------------------------------------------------------------------------------------- loggers ----
 
-/// Makes threads of the engine panic outside operations, in functions that another crate has deferred to crossbeam's
-/// collector, until `is_enough` returns true.
+/// Until `is_enough` returns true, makes the engine's threads panic outside operations, in functions that another crate
+/// has deferred to crossbeam's collector.
 fn panic_outside(engine: &Engine, is_enough: impl Fn() -> bool) {
     eventually("deferred functions of another crate have run on a worker", || {
         epoch::pin().defer(|| {
@@ -47,7 +47,7 @@ fn panic_outside(engine: &Engine, is_enough: impl Fn() -> bool) {
     });
 }
 
-/// Asserts that both workers run operations, and that no operation is left pending.
+/// Asserts that both workers run operations and that no operation is left pending.
 fn assert_both_work(engine: &Engine) {
     let meeting = Meeting::new(2);
     let meet = || {
@@ -60,8 +60,8 @@ fn assert_both_work(engine: &Engine) {
     engine.wait_for_all_timeout(common::SOON).expect("no operation is lost");
 }
 
-/// The logger panics while a worker logs a caught panic. Destructors of thread-locals do not use a worker that the
-/// thread has lost.
+/// The logger panics while a worker logs a caught panic. Destructors of thread-locals do not use the thread's lost
+/// worker.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_panicking_logger_loses_neither_the_worker_nor_its_operations() {
@@ -112,7 +112,7 @@ fn in_a_child_the_logger_panics() {
     }
 }
 
-/// A worker logs a caught panic, and the logger waits for an operation, which another thread then runs.
+/// While a worker logs a caught panic, the logger waits for an operation, which another thread runs.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_logger_may_push_and_wait_while_a_worker_reports_a_panic() {
@@ -145,7 +145,7 @@ fn in_a_child_the_logger_waits() {
 }
 
 /// No thread can be started to run the worker of a waiting operation. The operation has regained its worker by the time
-/// it logs this, so a wait in the logger is refused as well, and does not hang.
+/// it logs this, so a wait in the logger is also refused instead of hanging.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
@@ -166,7 +166,7 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
             assert!(text.contains("because no thread could be started"), "{text}");
             if !INSIDE.replace(true) {
                 let mut pushed = other.op("by the logger").submit((), |()| ()).expect("the engine is open");
-                // This wait has a time limit, since it would otherwise run the operation in place.
+                // This wait has a time limit, since it could otherwise run the operation in place.
                 journal.add(pushed.wait_timeout(PATIENCE).map_err(|error| error.to_string()));
                 INSIDE.set(false);
             }
@@ -189,8 +189,7 @@ fn in_a_child_a_wait_in_the_logger_is_refused() {
     });
 }
 
-/// The number of a thread that could not be started is released. Otherwise, 1,024 failed attempts would use up all
-/// numbers.
+/// If a thread cannot be started, its number is released. Otherwise, 1,024 failed attempts would exhaust the numbers.
 #[test]
 fn threads_that_could_not_be_started_do_not_count() {
     child_succeeds("in_a_child_no_thread_can_be_started_for_a_while");
@@ -221,7 +220,7 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
     });
 }
 
-/// The call pushes an operation, whose turn comes when no thread waits for it any longer.
+/// The call pushes an operation whose turn comes when no thread waits for it any longer.
 #[test]
 fn a_call_of_with_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {
@@ -274,7 +273,7 @@ fn pending(engine: &Engine) -> Token {
 fn nest(engine: &Engine, depth: usize) -> Result<usize, WaitError> {
     let inner = engine.clone();
     let next = engine.op("nest").submit_any((), move |()| if depth == 0 { Ok(0) } else { nest(&inner, depth - 1) });
-    // This wait has a time limit, since it would otherwise run the operation in place.
+    // This wait has a time limit, since it could otherwise run the operation in place.
     Ok(1 + next.expect("the engine is open").wait_timeout(PATIENCE)?)
 }
 
@@ -320,7 +319,7 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
     });
 }
 
-/// A workload that needs few threads at a time keeps only those. The other threads end, although waits continue.
+/// A workload that needs few threads at a time keeps only those; the others end although waits continue.
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
 fn surplus_threads_end_while_a_smaller_load_continues() {

@@ -21,7 +21,7 @@ use raddle::{
     Recorder, SimulatedGpu, Trace, TracedOp, VarId, WaitError, cx,
 };
 
-/// Calls `f` with an engine of each kind and its recorder.
+/// Calls `f` with an engine of each kind and the engine's recorder.
 fn recorded(kinds: &[EngineKind], f: impl Fn(&Engine, &Recorder) + Clone + Send + 'static) {
     for &kind in kinds {
         let f = f.clone();
@@ -202,7 +202,7 @@ fn a_function_that_waits_has_several_runs() {
             .op("waiter")
             .submit((), move |()| {
                 let mut hold = inner.op("hold").submit((), move |()| receiver.recv().unwrap()).unwrap();
-                // This wait has a time limit, so the thread hands its worker over.
+                // This wait has a time limit, so the thread hands over its worker.
                 hold.wait_timeout(Duration::from_secs(60)).unwrap();
                 inner.get(&opened).unwrap();
             })
@@ -466,8 +466,8 @@ fn a_chrome_trace_has_a_slice_for_each_run_and_an_arrow_for_each_dependency() {
     });
 }
 
-/// Reads the fields of a message in the wire format of protocol buffers. Returns the number of each field with its
-/// value, which is a number or bytes.
+/// Reads the fields of a message in the Protocol Buffers wire format. Returns each field's number with its value, a
+/// number or bytes.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let mut value = 0;
@@ -687,7 +687,7 @@ fn an_observer_is_called_for_each_step() {
     }
 }
 
-/// What an observer has seen of an operation at one step.
+/// An observer's view of an operation at one step.
 #[derive(Debug)]
 struct Seen {
     step: &'static str,
@@ -783,8 +783,8 @@ fn an_observer_sees_what_the_recorder_records() {
                             assert_eq!(seen.place_name, trace.place(run), "{kind} {seen:?}");
                         }
                     }
-                    // An operation of a GPU has released its variables when it ends, and an asynchronous one may have
-                    // done so when its function returns.
+                    // A GPU operation has released its variables when it ends; an asynchronous one may have done so
+                    // when its function returns.
                     let has_released = seen.step == "returned" || seen.step == "ended" && device != Device::Cpu;
                     if !has_released || !seen.accesses.is_empty() {
                         let found: Vec<_> = seen.accesses.iter().map(|(name, mode)| (&**name, *mode)).collect();
@@ -864,7 +864,7 @@ fn an_observer_can_inspect_the_engine_but_not_push_wait_or_shut_down() {
             let engine = self.1.get().unwrap();
             let looked = [engine.dump().ops().is_empty(), engine.stats().pending == 0, engine.pending() == 0];
             drop(self.2.take());
-            // The drop pushes the deletion of the variable, which is allowed even here, since a drop cannot fail.
+            // The drop pushes the variable's deletion, which is allowed even here, since a drop cannot fail.
             drop(engine.var(0));
             raddle::blocking(|| {});
             let refused = [
@@ -977,7 +977,7 @@ fn statistics_count_what_was_pushed_and_ended() {
         gate.open();
         engine.wait_for_all().unwrap();
         for _ in 0..100 {
-            // Each wait closes a generation of the count.
+            // Each wait closes a generation.
             engine.op("one").push((), |()| {}).unwrap();
             engine.wait_for_all().unwrap();
         }
@@ -1013,8 +1013,8 @@ fn statistics_count_queues_steals_parks_and_wake_ups() {
             let before = lane();
             assert!(before.workers.iter().all(|worker| (worker.queued, worker.steals) == (0, 0)), "{before:?}");
 
-            // One worker makes ten operations ready, and the first of them occupies it. The others stay in its deque
-            // until the second worker is free.
+            // One worker makes ten operations ready, and the first occupies it. The rest stay in its deque until the
+            // second worker is free.
             let x = engine.token();
             let second = common::occupy(&engine, 1);
             let (written, run) = (Gate::new(), Gate::new());

@@ -55,7 +55,7 @@ fn readers_run_during_with_and_mutations_wait() {
     });
 }
 
-/// On the naive engine, operations pushed by the function run inside their push, or when the function has returned.
+/// On the naive engine, operations pushed by the function run inside their pushes or once the function has returned.
 #[test]
 fn the_function_of_with_may_push_and_wait_for_other_variables() {
     on_kinds(&KINDS, 1, |engine| {
@@ -180,7 +180,7 @@ fn set_returns_while_operations_before_it_are_pending() {
     });
 }
 
-/// A wait that has timed out leaves no operation behind, and so makes no clone.
+/// A timed-out wait leaves no operation behind, so it makes no clone.
 #[test]
 fn a_get_that_timed_out_makes_no_clone_later() {
     on_kinds(&THREADED, 1, |engine| {
@@ -206,7 +206,7 @@ fn a_get_that_timed_out_makes_no_clone_later() {
     });
 }
 
-/// The function of `with` is not an operation, so it must not prolong the drain by further pushes.
+/// The function of `with` is not an operation, so it must not prolong the drain by pushing.
 #[test]
 fn a_draining_shutdown_waits_for_with_but_refuses_its_pushes() {
     on_kinds(&KINDS, 1, |engine| {
@@ -231,7 +231,7 @@ fn a_draining_shutdown_waits_for_with_but_refuses_its_pushes() {
     });
 }
 
-/// The mutation before the call is asynchronous, and completes on a thread that is not a worker.
+/// The mutation before the call is asynchronous and completes outside a worker thread.
 #[test]
 fn with_needs_no_worker() {
     on_kinds(&THREADED, 1, |engine| {
@@ -278,7 +278,7 @@ fn get_timeout_returns_the_value_that_the_mutations_before_it_leave() {
     });
 }
 
-/// The second mutation is pushed after the call, and must not delay it.
+/// The second mutation is pushed after the call and must not delay it.
 #[test]
 fn get_timeout_takes_its_place_when_it_is_called() {
     on_kinds(&THREADED, 2, |engine| {

@@ -1,7 +1,7 @@
-//! The memory and the wake-ups of waits: a wait that has timed out or was dropped leaves no memory behind, later pushes
-//! do not delay a wait, and wakers may call the engine.
+//! Memory and wake-ups of waits: a timed-out or dropped wait leaves no memory behind, later pushes do not delay a wait,
+//! and wakers may call the engine.
 //!
-//! This is a separate binary, because the tests count the bytes of the whole process.
+//! This is a separate binary because the tests count the bytes of the whole process.
 
 use raddle_testkit as common;
 
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Serialises the tests of this binary, so that each counts only its own bytes.
+/// Serialises this binary's tests, so that each counts only its own bytes.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[track_caller]
@@ -75,14 +75,14 @@ fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + S
     }
 }
 
-/// The growth allowed over [`MANY`] repetitions, or three times as many. A leak of 42 bytes in each of 100,000
+/// The permitted growth over [`MANY`] repetitions or three times as many. A leak of 42 bytes in each of 100,000
 /// repetitions exceeds it.
 const LIMIT: isize = 4 << 20;
 
 /// Runs `f` `times` times and asserts that memory stays flat.
 #[track_caller]
 fn assert_flat(what: &str, times: usize, mut f: impl FnMut(usize)) {
-    // The first calls may make allocations that are kept.
+    // The first calls may make lasting allocations.
     (0..1000).for_each(&mut f);
     let before = BYTES.load(Relaxed);
     (0..times).for_each(&mut f);
@@ -93,7 +93,7 @@ fn assert_flat(what: &str, times: usize, mut f: impl FnMut(usize)) {
 
 const MANY: usize = fewer(100_000);
 
-/// A waker of one KiB that counts its wake-ups.
+/// A one-KiB waker that counts its wake-ups.
 struct Heavy {
     woken: AtomicUsize,
     _weight: [u8; 1024],
@@ -123,7 +123,7 @@ fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output
 
 // --------------------------------------------------------------------------------------------- pending operations ----
 
-/// Asynchronous operations that the test completes.
+/// Asynchronous operations completed by the test.
 struct Pending(mpsc::Receiver<Completion>, mpsc::Sender<Completion>);
 
 impl Pending {
@@ -170,7 +170,7 @@ fn later_waits_do_not_delay_a_wait_for_all() {
         let after = pending.start(&engine, no_tokens());
         let mut last = Box::pin(engine.wait_for_all_async());
         assert!(poll_once(&mut last).is_pending());
-        // Each wait ends when the operations that were pushed before it have ended, and not earlier.
+        // Each wait ends only once the operations pushed before it have ended.
         for (done, mut wait) in before.into_iter().zip(waits) {
             assert!(poll_once(&mut wait).is_pending());
             done.complete();
@@ -208,7 +208,7 @@ fn overlapping_waits_for_all_end_when_the_operations_they_cover_complete() {
     });
 }
 
-/// A waiting thread wakes when the operations that its wait covers are complete, even while other generations drain.
+/// A waiting thread wakes when the operations covered by its wait are complete, even while other generations drain.
 #[test]
 fn threads_in_a_wait_for_all_are_woken_while_many_generations_drain() {
     alone_on(&KINDS, 2, |engine| {
@@ -257,7 +257,7 @@ fn dropped_waits_for_all_leave_no_memory_behind() {
 
 // ------------------------------------------------------------------------------------------- waits for a variable ----
 
-/// Waits for a variable with a pending operation, alternately by a call that times out and by a future that is dropped.
+/// Waits for a variable with a pending operation, alternately by a call that times out and a dropped future.
 fn abandon_wait(engine: &Engine, token: &Token, for_reading: bool, i: usize) {
     if i % 2 == 0 {
         assert_timed_out(if for_reading {
@@ -305,7 +305,7 @@ fn abandoned_waits_behind_a_reader_leave_no_memory_behind() {
     });
 }
 
-/// The device makes no progress: its operation has been issued, and the waits are cross-lane waiters of its lane.
+/// The device makes no progress: its operation has been issued, and the waits are its lane's cross-lane waiters.
 #[test]
 fn abandoned_waits_for_a_device_leave_no_memory_behind() {
     for kind in THREADED {
@@ -414,7 +414,7 @@ fn a_wait_covers_earlier_pushes_and_no_later_ones() {
     });
 }
 
-/// A ready wait is queued on a thread that a waker blocks. A later wait must not depend on it.
+/// A ready wait is queued on a thread blocked by a waker. A later wait must not depend on it.
 #[test]
 fn a_wait_does_not_join_a_ready_wait_that_is_blocked() {
     struct Block(Gate, Gate);
@@ -463,7 +463,7 @@ fn joined_waits_end_when_the_variable_is_deleted() {
 
 // -------------------------------------------------------------------------------------------------------- wakers ----
 
-/// Returns one future of each kind. Each waits for the operation on `token`, or for an operation behind that one.
+/// Returns one future of each kind. Each waits for the operation on `token` or for one queued behind it.
 fn futures(engine: &Engine, token: &Token) -> [Box<dyn Future<Output = bool> + Unpin>; 4] {
     let handle: OpHandle<()> = engine.op("behind").reads([token]).submit((), |()| ()).expect("the engine is open");
     let (var, read) = (engine.wait_for_var_async(token), engine.wait_to_read_async(token));
@@ -513,7 +513,7 @@ fn a_future_that_is_polled_often_keeps_one_waker() {
     });
 }
 
-/// A waker is woken only when the operations that its future waits for are complete.
+/// A waker is woken only when the operations awaited by its future are complete.
 #[test]
 fn a_future_is_woken_only_by_the_operations_it_waits_for() {
     alone_on(&KINDS, 2, |engine| {

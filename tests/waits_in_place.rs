@@ -1,4 +1,4 @@
-//! Waits inside operations: ready operations that the wait depends on run on the stack of the waiter.
+//! Waits inside operations: ready operations on which the wait depends run on the waiter's stack.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -43,11 +43,11 @@ fn a_recursion_that_waits_needs_few_threads() {
     child_succeeds("recursions_that_count_their_threads");
 }
 
-/// Runs 21,891 operations on each engine, half of which push two more and wait for both.
+/// Runs 21,891 operations on each engine; half of them push two more and wait for both.
 #[test]
 #[ignore = "counts the threads of its process, so it is run alone, by the test above"]
 fn recursions_that_count_their_threads() {
-    // A child has a time limit, and sanitizers are slow.
+    // Child processes have a time limit, and sanitizers are slow.
     const N: u64 = if cfg!(any(raddle_tsan, raddle_unpooled)) { 18 } else { 20 };
     let expected = (0..N).fold((0, 1), |(a, b), _| (b, a + b)).0;
     let before = thread_count();
@@ -63,7 +63,7 @@ fn recursions_that_count_their_threads() {
                 }
                 assert_eq!(recursion.join().unwrap(), expected);
             });
-            // The thread that waits for the recursion is not the engine's.
+            // The thread waiting for the recursion is not the engine's.
             let others = before + 1;
             println!("{most} threads at most, {others} without the {kind} engine with {workers} workers");
             assert!(most <= others + workers + 8, "{most} threads, {others} without the engine");
@@ -75,13 +75,13 @@ fn recursions_that_count_their_threads() {
     }
 }
 
-/// The depth far exceeds what one stack allows, and the number of threads that could be started.
+/// The depth far exceeds both the capacity of one stack and the number of threads that could be started.
 #[test]
 #[cfg_attr(miri, ignore = "takes too long")]
 fn ten_thousand_nested_waits_end() {
     for kind in KINDS {
         for workers in [1, 2] {
-            // A wait may hand its worker over, which takes long on a busy machine.
+            // A wait may hand over its worker, which takes long on a busy machine.
             watched_for(2 * PATIENCE, move || {
                 println!("on the {kind} engine with {workers} workers");
                 let engine = engine(kind, workers);
@@ -104,7 +104,7 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
     });
 }
 
-/// Calls a function with the engine inside an operation, and returns its result.
+/// Calls a function with the engine inside an operation and returns the result.
 fn inside<R: Send + 'static>(
     engine: &Engine,
     f: impl FnOnce(&Engine) -> Result<R, BoxError> + Send + 'static,
@@ -113,7 +113,7 @@ fn inside<R: Send + 'static>(
     engine.op("outer").try_submit((), move |()| f(&inside)).expect("the engine is open").wait()
 }
 
-/// Pushes operations that run one after another, and record their threads in a variable.
+/// Pushes operations that run one after another, recording their threads in a variable.
 fn push_chain(engine: &Engine, length: usize) -> Result<Var<Vec<ThreadId>>, PushError> {
     let threads = engine.var(Vec::new());
     for _ in 0..length {
@@ -204,7 +204,7 @@ fn members_of_the_awaited_group_run_on_the_thread_of_the_waiter() {
     });
 }
 
-/// Members that push members could prolong the wait forever.
+/// Members pushing members could prolong the wait forever.
 #[test]
 fn a_wait_for_a_group_runs_no_members_that_were_pushed_later() {
     on_kinds(&THREADED, 1, |engine| {
@@ -257,7 +257,7 @@ fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
     });
 }
 
-/// A lane has its own workers, which may be pinned, and a waiter of another lane takes nothing from it.
+/// A lane has its own workers, which may be pinned, and another lane's waiter takes nothing from it.
 #[test]
 fn an_operation_of_another_lane_runs_on_that_lane() {
     on_kinds(&THREADED, 1, |engine| {
@@ -374,7 +374,7 @@ fn runs_of_operators_and_members_of_groups_run_in_place() {
     });
 }
 
-/// The waiter holds a variable, so the operation that it waits for must not wait for that variable.
+/// The waiter holds a variable, so the awaited operation must not wait for that variable.
 #[test]
 fn an_operation_in_place_cannot_wait_for_what_its_waiter_holds() {
     on_kinds(&KINDS, 1, |engine| {
@@ -389,7 +389,7 @@ fn an_operation_in_place_cannot_wait_for_what_its_waiter_holds() {
     });
 }
 
-/// Each handle is waited for while its operation is in a queue, running, or complete, on any of the threads.
+/// Each handle is awaited while its operation is queued, running or complete, on any of the threads.
 #[test]
 fn each_operation_runs_once_whichever_thread_waits_for_it() {
     on_kinds(&THREADED, 3, |engine| {
@@ -435,7 +435,7 @@ fn each_operation_runs_once_whichever_thread_waits_for_it() {
     });
 }
 
-/// Entries whose operations were taken are left in the queues, even when the engine ends.
+/// Entries whose operations were taken remain in the queues, even when the engine ends.
 #[test]
 fn an_engine_ends_with_stale_entries_in_its_queues() {
     watched_for(PATIENCE, || {
@@ -464,7 +464,7 @@ fn a_blocked_operation_does_not_hold_up_others() {
     });
 }
 
-/// `blocking` always calls its function, even where waits are refused, and outside operations.
+/// `blocking` always calls its function, even where waits are refused or outside operations.
 #[test]
 fn blocking_is_allowed_everywhere() {
     assert_eq!(blocking(|| 7), 7);
@@ -483,7 +483,7 @@ fn blocking_is_allowed_everywhere() {
 /// What `first` does in a test of [`beside`].
 type First = fn(&Engine, &Var<i32>, OpHandle<i32>) -> Result<i32, WaitError>;
 
-/// Pushes three operations that become ready together, and that run on one thread on a naive engine: `first` mutates a
+/// Pushes three operations that become ready together and, on a naive engine, run on one thread: `first` mutates a
 /// variable and runs `f`, `second` waits for that variable, and `third` returns 3. Returns what `first` has returned.
 fn beside(engine: &Engine, f: First) -> Result<i32, WaitError> {
     let (gate, value) = (engine.token(), engine.var(0));
@@ -499,7 +499,7 @@ fn beside(engine: &Engine, f: First) -> Result<i32, WaitError> {
     *lock(&kept) = Some(engine.op("third").reads([&gate]).submit((), |()| 3).unwrap());
     held.open();
     let first = first.unwrap().wait().unwrap();
-    // `second` waits for `first`, and must not run on top of it.
+    // `second` waits for `first` and must not run on top of it.
     second.unwrap().wait().unwrap().unwrap();
     engine.wait_for_all().unwrap();
     first
@@ -574,7 +574,7 @@ fn a_child_may_wait_for_a_later_child() {
     });
 }
 
-/// On a naive engine, `behind` becomes ready while the parent's children are being started, and runs in between.
+/// On a naive engine, `behind` becomes ready while the parent's children are being started, and runs between them.
 #[test]
 fn an_operation_that_runs_between_children_may_wait_for_the_parent() {
     on_kinds(&KINDS, 1, |engine| {

@@ -1,4 +1,4 @@
-//! What watchdogs report, and when.
+//! The reports of watchdogs, and their timing.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -18,7 +18,7 @@ use raddle::{Device, Engine, EngineBuilder, EngineKind, Problem, Shutdown, Simul
 
 const LIMIT: Duration = Duration::from_millis(40);
 
-/// Returns an engine of `kind` with a watchdog, and a receiver of its reports.
+/// Returns an engine of `kind` with a watchdog, and a receiver of the watchdog's reports.
 fn engine(builder: EngineBuilder, kind: EngineKind, watchdog: Watchdog) -> (Engine, Receiver<WatchdogReport>) {
     let (sender, receiver) = mpsc::channel();
     let watchdog = watchdog.report_to(move |report| _ = sender.send(report.clone()));
@@ -178,7 +178,7 @@ fn an_engine_that_works_is_not_reported_and_a_watchdog_ends_with_its_engine() {
             engine.wait_for_var(&x).unwrap();
         }
         engine.shutdown(Shutdown::Drain, None).unwrap();
-        // The thread of the watchdog holds the sender.
+        // The watchdog's thread holds the sender.
         assert!(reports.recv().is_err(), "nothing was reported, and the thread has ended");
     });
 }
@@ -284,7 +284,7 @@ fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
                 .unwrap();
         };
         // A lane that completes operations is not reported, although operations are always in flight. The engine may
-        // learn of several completions at the same time, so the operations are not all issued together.
+        // learn of several completions at once, so the operations are not all issued together.
         for _ in 0..100 {
             launch("short", Duration::from_millis(6));
             thread::sleep(Duration::from_millis(5));

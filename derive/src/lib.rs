@@ -7,19 +7,19 @@ use syn::{
     visit_mut::VisitMut,
 };
 
-/// Lets a struct declare the accesses of an operation, whose function then receives a struct of references.
+/// Allows a struct to declare an operation's accesses. The operation's function receives a struct of references.
 ///
 /// Every field must itself be a declaration, such as a `Read`, a `Write`, a `Cx`, a tuple, an array or a `Vec` of
-/// declarations, or another struct with this derive. For a struct `Step`, the function of the operation receives a
-/// `StepRefs` with the same fields and the same visibility, and acquiring a `Step` returns a `StepGuards`. A struct
-/// cannot be more public than the types of its fields.
+/// declarations, or another struct with this derive. For a struct `Step`, the operation's function receives a
+/// `StepRefs` with the same fields and visibility, and acquiring a `Step` returns a `StepGuards`. A struct cannot be
+/// more public than its fields' types.
 #[proc_macro_derive(Accesses)]
 pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
     expand(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// A visitor that replaces the lifetimes of the struct with `'static`.
+/// A visitor that replaces the struct's lifetimes with `'static`.
 struct MakeStatic(Vec<Lifetime>);
 
 impl VisitMut for MakeStatic {
@@ -44,7 +44,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let names: Vec<&Ident> = fields.named.iter().filter_map(|field| field.ident.as_ref()).collect();
     let visibilities: Vec<_> = fields.named.iter().map(|field| &field.vis).collect();
     let types: Vec<&Type> = fields.named.iter().map(|field| &field.ty).collect();
-    // The references that an operation receives do not depend on the lifetimes of the handles to its variables.
+    // An operation's references do not depend on the lifetimes of the handles to its variables.
     let mut make_static = MakeStatic(input.generics.lifetimes().map(|param| param.lifetime.clone()).collect());
     let lasting = types.iter().map(|ty| {
         let mut ty = (*ty).clone();
@@ -59,7 +59,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let mut with_call = input.generics.clone();
     with_call.params.insert(0, GenericParam::Lifetime(LifetimeParam::new(call.clone())));
     let (call_generics, ..) = with_call.split_for_impl();
-    // The struct of references has the type and const parameters, and one lifetime for all references.
+    // The struct of references has the original type and const parameters, and a single lifetime for all references.
     let params = input.generics.params.iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).cloned();
     let params: Vec<GenericParam> = params
         .map(|mut param| {
@@ -80,7 +80,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let refs = format_ident!("{name}Refs");
     let guards = format_ident!("{name}Guards");
     let visibility = &input.vis;
-    let documentation = format!("The references that the function of an operation receives for [`{name}`].");
+    let documentation = format!("The references that an operation's function receives for [`{name}`].");
     let documentation_of_guards = format!("The guards that acquiring [`{name}`] returns.");
     Ok(quote! {
         #[doc = #documentation]
@@ -101,8 +101,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
         }
 
         #[automatically_derived]
-        // SAFETY: `declare`, `capture`, `refs` and `guards` below each call the method of the same name for every
-        // field.
+        // SAFETY: `declare`, `capture`, `refs` and `guards` below each call the same-named method of every field.
         unsafe impl #impl_generics ::raddle::__derive::Derived for #name #ty_generics #where_clause {}
 
         #[automatically_derived]
@@ -134,16 +133,16 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
                 Self: #call,
             {
                 #refs {
-                    // SAFETY: the caller's obligations hold for each field, since its accesses were declared and
-                    // captured with the struct.
+                    // SAFETY: the caller's obligations hold for each field, since the field's accesses were declared
+                    // and captured with the struct.
                     #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::refs(&captured.#places, cx) },)*
                 }
             }
 
             unsafe fn guards(captured: &Self::Captured, share: &::raddle::__derive::Share) -> Self::Guards {
                 #guards {
-                    // SAFETY: the caller's obligations hold for each field, since its accesses were declared and
-                    // captured with the struct.
+                    // SAFETY: the caller's obligations hold for each field, since the field's accesses were declared
+                    // and captured with the struct.
                     #(#names: unsafe { <#types as ::raddle::ScopedAccesses>::guards(&captured.#places, share) },)*
                 }
             }

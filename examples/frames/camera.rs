@@ -11,7 +11,7 @@ use imageproc::noise;
 /// The standard deviation of the sensor noise, in levels of an 8-bit channel.
 const NOISE: f64 = 6.0;
 
-/// Width and height of a frame in pixels.
+/// A frame's width and height in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub width: u32,
@@ -43,7 +43,7 @@ impl FromStr for Size {
     }
 }
 
-/// The frame size does not fit into the photograph.
+/// The error for a frame that does not fit into the photograph.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooLarge {
     frame: Size,
@@ -58,7 +58,7 @@ impl fmt::Display for TooLarge {
 
 impl Error for TooLarge {}
 
-/// The camera did not deliver this frame.
+/// The error for a frame that the camera did not deliver.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FrameLost(pub u64);
 
@@ -72,7 +72,7 @@ impl Error for FrameLost {}
 
 /// A camera that pans over a photograph.
 ///
-/// A captured frame depends only on its number, so frames may be captured in any order, and several at a time.
+/// A captured frame depends only on its number, so frames may be captured in any order or concurrently.
 #[derive(Debug)]
 pub struct Camera {
     photo: RgbImage,
@@ -81,8 +81,7 @@ pub struct Camera {
 }
 
 impl Camera {
-    /// Creates a camera that sees `size` pixels of the photograph at a time and loses every `lose_every`-th frame, or
-    /// none if `lose_every` is 0.
+    /// Creates a camera with a view of `size` pixels that loses every `lose_every`-th frame, none if it is 0.
     pub fn new(photo: RgbImage, size: Size, lose_every: u64) -> Result<Camera, TooLarge> {
         let whole = Size { width: photo.width(), height: photo.height() };
         if size.width > whole.width || size.height > whole.height {
@@ -91,7 +90,7 @@ impl Camera {
         Ok(Camera { photo, size, lose_every })
     }
 
-    /// Captures one frame, with the noise of a small sensor.
+    /// Captures one frame, with a small sensor's noise.
     pub fn capture(&self, frame: u64) -> Result<RgbImage, FrameLost> {
         if self.lose_every > 0 && (frame + 1) % self.lose_every == 0 {
             return Err(FrameLost(frame));

@@ -1,4 +1,4 @@
-//! The image processing: functions from images to images, independent of the engine.
+//! Image processing: functions from images to images, independent of the engine.
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{GrayImage, ImageBuffer, ImageResult, Luma, Rgb, RgbImage, imageops};
@@ -10,7 +10,7 @@ use imageproc::pixelops::interpolate;
 use imageproc::stats::{percentile, root_mean_squared_error};
 use imageproc::suppress::suppress_non_maximum;
 
-/// The strength of a frame's edges.
+/// The strength of edges in a frame.
 pub type Gradient = ImageBuffer<Luma<u16>, Vec<u16>>;
 
 /// A position in a frame, as column and row.
@@ -34,7 +34,7 @@ pub fn gradient(luma: &GrayImage) -> Gradient {
     sobel_gradients(luma)
 }
 
-/// Returns the corners in a frame; of several nearby corners, only the one with the highest score.
+/// Returns a frame's corners; among nearby corners, only the one with the highest score.
 pub fn corners(luma: &GrayImage) -> Vec<Position> {
     const THRESHOLD: u8 = 24;
     const DISTANCE: u32 = 5;
@@ -51,9 +51,9 @@ pub fn corners(luma: &GrayImage) -> Vec<Position> {
         .collect()
 }
 
-/// Draws the edges and the corners on top of a frame.
+/// Draws edges and corners on top of a frame.
 pub fn annotate(frame: &RgbImage, gradient: &Gradient, corners: &[Position]) -> RgbImage {
-    /// The gradient at and above which an edge is drawn in full colour.
+    /// The minimum gradient for which an edge is drawn in full colour.
     const FULL: f32 = 800.0;
 
     let mut picture = frame.clone();
@@ -73,7 +73,7 @@ pub fn encode(picture: &RgbImage, bytes: &mut Vec<u8>) -> ImageResult<()> {
     JpegEncoder::new_with_quality(bytes, 90).encode_image(picture)
 }
 
-/// Returns the amount of detail of up to `radius` pixels: the difference between the frame and a blurred copy.
+/// Returns the amount of detail up to `radius` pixels: the difference between the frame and a blurred copy.
 pub fn detail(luma: &GrayImage, radius: u32) -> f64 {
     root_mean_squared_error(luma, &box_filter(luma, radius, radius))
 }
@@ -81,16 +81,16 @@ pub fn detail(luma: &GrayImage, radius: u32) -> f64 {
 /// Figures about one frame.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
-    /// The change that denoising made to the frame, in levels (root mean square).
+    /// The change made to the frame by denoising, in levels (root mean square).
     pub denoised: f64,
-    /// The 5th and the 95th percentile of the brightness.
+    /// The 5th and 95th percentiles of the brightness.
     pub range: (u8, u8),
     /// The [`detail`] at the radii 1, 2, 3 and so on.
     pub detail: Vec<f64>,
 }
 
 impl Statistics {
-    /// Computes the figures of a frame.
+    /// Computes a frame's figures.
     pub fn new(raw: &RgbImage, clean: &RgbImage, luma: &GrayImage, detail: Vec<f64>) -> Statistics {
         Statistics {
             denoised: root_mean_squared_error(raw, clean),

@@ -1,4 +1,4 @@
-//! The graph of operations: the variables that each of them reads and writes.
+//! The graph of operations: the variables that each operation reads and writes.
 //!
 //! ```text
 //! camera ─► raw ─► denoise ─► clean ─► luma ─┬─► gradient ─┐
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! No code here waits, locks or counts. An operation declares the variables that it reads and writes, and the engine
-//! derives the rest: that the gradient and the corners of a frame may be computed at the same time, that frames in
-//! different slots of the ring are independent, and that a frame may use a slot's images only after the last reader of
-//! the slot's previous frame, be it the statistics or the encoder.
+//! derives the rest: that a frame's gradient and corners may be computed concurrently, that frames in different slots
+//! of the ring are independent, and that a frame may use a slot's images only after the last reader of the slot's
+//! previous frame, whether the statistics or the encoder.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
@@ -20,7 +20,7 @@ use raddle::{Engine, OpBuilder, OpHandle, PushError, Var, WaitError};
 use crate::camera::Camera;
 use crate::filters::{self, Gradient, Position, Statistics};
 
-/// The images of one frame in flight. Once the frame has been delivered, another one may use the slot.
+/// The images of one frame in flight. Once the frame has been delivered, another may use the slot.
 struct Slot {
     raw: Var<RgbImage>,
     clean: Var<RgbImage>,
@@ -37,7 +37,7 @@ struct Slot {
 pub struct Delivery {
     /// When the frame was encoded.
     pub at: Instant,
-    /// A hash of the bytes of the encoded frame.
+    /// A hash of the encoded frame's bytes.
     pub digest: u64,
 }
 
@@ -51,15 +51,15 @@ pub struct Pending {
 /// The shape of the graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// The number of slots of the ring.
+    /// The number of slots in the ring.
     pub in_flight: usize,
-    /// The number of sizes of detail that the statistics examine. With 0 there are no statistics.
+    /// The number of detail sizes examined by the statistics; 0 means no statistics.
     pub scales: usize,
     /// Whether operations have different priorities.
     pub priorities: bool,
 }
 
-/// The variables that the operations of all frames access.
+/// The variables accessed by the operations of all frames.
 pub struct Graph<'e> {
     engine: &'e Engine,
     camera: Var<Camera>,
@@ -68,7 +68,7 @@ pub struct Graph<'e> {
 }
 
 impl<'e> Graph<'e> {
-    /// Creates the variables. Pushes no operations.
+    /// Creates the variables without pushing any operations.
     pub fn new(engine: &'e Engine, camera: Camera, plan: Plan) -> Graph<'e> {
         let slot = || Slot {
             raw: engine.var(RgbImage::default()),
@@ -88,14 +88,14 @@ impl<'e> Graph<'e> {
         }
     }
 
-    /// Pushes all operations of one frame, and returns immediately; the workers run them.
+    /// Pushes all operations of one frame and returns immediately; the workers run them.
     ///
-    /// The later a stage, the higher its priority, so that the workers finish a frame before they start the next one.
-    /// The statistics have the lowest priority. A running operation is not interrupted, so the statistics are computed
-    /// by many short operations instead of one long one.
+    /// The later a stage, the higher its priority, so that the workers finish a frame before starting the next. The
+    /// statistics have the lowest priority. A running operation is not interrupted, so the statistics are computed by
+    /// many short operations instead of one long one.
     ///
-    /// All results are declared with `overwrite` and not with `write`: the images of the slot's previous frame are not
-    /// used, and if that frame failed, this one does not fail with it.
+    /// All results are declared with `overwrite` rather than `write`: the images of the slot's previous frame are not
+    /// used, and that frame's failure does not fail this one.
     pub fn push_frame(&self, frame: u64) -> Result<Pending, PushError> {
         let slot = &self.ring[self.slot_of(frame)];
         let stage = |name, priority| self.stage(name, priority);
@@ -152,7 +152,7 @@ impl<'e> Graph<'e> {
             })?;
         }
         let (raw, clean, luma) = (slot.raw.read(), slot.clean.read(), slot.luma.read());
-        // The function receives a list of accesses as a list of references.
+        // The function receives the list of accesses as a list of references.
         let details: Vec<_> = slot.details.iter().map(Var::read).collect();
         let statistics = stage("statistics").submit((raw, clean, luma, details), |(raw, clean, luma, details)| {
             Statistics::new(raw, clean, luma, details.into_iter().copied().collect())
@@ -160,19 +160,19 @@ impl<'e> Graph<'e> {
         Ok(Some(statistics))
     }
 
-    /// Returns a frame as captured and as delivered. Must be called before another frame takes its slot.
+    /// Returns a frame as captured and as delivered. Must be called before another frame takes the slot.
     pub fn before_and_after(&self, frame: u64) -> Result<(RgbImage, RgbImage), WaitError> {
         let slot = &self.ring[self.slot_of(frame)];
         Ok((self.engine.get(&slot.raw)?, self.engine.get(&slot.picture)?))
     }
 
-    /// Returns the builder of an operation.
+    /// Returns an operation's builder.
     fn stage(&self, name: &'static str, priority: i32) -> OpBuilder<'_> {
         let priority = if self.priorities { priority } else { 0 };
         self.engine.op(name).priority(priority)
     }
 
-    /// Returns the slot of a frame; frames take the slots of the ring in turn.
+    /// Returns a frame's slot; frames take the slots of the ring in turn.
     fn slot_of(&self, frame: u64) -> usize {
         (frame % self.ring.len() as u64) as usize
     }
@@ -199,7 +199,7 @@ mod tests {
         Camera::new(photo, size, lose_every).unwrap()
     }
 
-    /// Returns the expected delivery of the graph, computed without the engine.
+    /// Returns the graph's expected delivery, computed without the engine.
     fn expected(camera: &Camera, frame: u64) -> Option<(u64, Statistics)> {
         let raw = camera.capture(frame).ok()?;
         let clean = filters::denoise(&raw);

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Read `graph.rs` first: all code that uses the engine is there. `camera.rs` produces the frames and `filters.rs`
-//! processes them. This file contains the options, the timing and the report.
+//! processes them. This file contains the options, timing and report.
 //!
 //! The same frames pass through the graph several times:
 //!
@@ -14,8 +14,8 @@
 //! 2. at a fixed rate, without the statistics;
 //! 3. at that rate with the statistics, which should not delay the frames;
 //! 4. at that rate with the statistics but without priorities, to show the effect of priorities;
-//! 5. as fast as possible on the naive engine, which runs every operation immediately on the thread that pushes it.
-//!    This pass checks the others: each frame must have the same bytes in every pass.
+//! 5. as fast as possible on the naive engine, which runs every operation immediately on the pushing thread. This pass
+//!    checks the others: each frame must have the same bytes in every pass.
 
 #![forbid(unsafe_code)]
 
@@ -150,7 +150,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let photo = load_photo(options.photo.as_deref())?;
-    // Report errors in the options before any work starts.
+    // Reports errors in the options before any work starts.
     Camera::new(photo.clone(), options.size, options.lose_every)?;
     prepare_output(&options.output).map_err(|e| format!("cannot write to {}: {e}", options.output.display()))?;
 
@@ -204,7 +204,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         if trace_path == *path {
             return Err(format!("{} is the name of the trace; name the page `.html`", path.display()).into());
         }
-        // Created before the pass, so that no time is lost if a file cannot be written.
+        // The files are created before the pass, so that no time is lost if one cannot be written.
         let create = |path: &Path| File::create(path).map_err(|e| format!("cannot write to {}: {e}", path.display()));
         let (file, trace_file) = (create(path)?, create(&trace_path)?);
         let recorder = Recorder::with_capacity(RECORDED_BYTES);
@@ -231,7 +231,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints the results of all passes together.
+/// Prints the combined results of all passes.
 fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Result<()> {
     say(format_args!(
         "\nThe last columns are latencies in milliseconds, from the time when a frame was due\n\
@@ -246,7 +246,7 @@ fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Resu
         ))?;
     }
     if let Some((lost, error)) = &reference.lost {
-        say(format_args!("Frames that were lost in each pass: {lost}, for example:\n  {error}"))?;
+        say(format_args!("Frames lost in each pass: {lost}, for example:\n  {error}"))?;
     }
     if let Some(last) = reference.statistics.iter().flatten().last() {
         let detail = [last.detail.first(), last.detail.last()].map(|d| *d.unwrap_or(&0.0));
@@ -280,7 +280,7 @@ fn load_photo(path: Option<&Path>) -> Result<RgbImage, String> {
     Ok(image?.to_rgb8())
 }
 
-/// Makes sure that the output file can be written, without changing it if it exists.
+/// Ensures that the output file can be written, leaving an existing one unchanged.
 fn prepare_output(path: &Path) -> Result<(), Box<dyn Error>> {
     if !matches!(ImageFormat::from_path(path), Ok(ImageFormat::Png | ImageFormat::Jpeg)) {
         return Err("its name must end in .png or .jpg".into());
@@ -292,12 +292,12 @@ fn prepare_output(path: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints a line to standard output. Returns an error where `println!` would panic, for instance if a pipe is closed.
+/// Prints a line to standard output. Returns an error where `println!` would panic, for example on a closed pipe.
 fn say(line: std::fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-/// The bytes that the recorder keeps for each thread, enough for a recorded pass of a few thousand frames.
+/// The recorder's bytes per thread, enough for a recorded pass of a few thousand frames.
 const RECORDED_BYTES: usize = 64 << 20;
 
 /// Creates a progress bar, which indicatif hides unless it writes to a terminal.
@@ -308,7 +308,7 @@ fn progress_bar() -> ProgressBar {
 
 const QUANTILES: [(&str, f64); 5] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 
-/// The settings that all passes share.
+/// The settings shared by all passes.
 struct Setup<'a> {
     options: &'a Options,
     photo: &'a RgbImage,
@@ -318,10 +318,10 @@ struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Passes all frames through the graph once and prints a line about the pass.
+    /// Sends all frames through the graph once and prints a line about the pass.
     ///
-    /// With a rate, a frame is due at its scheduled time even if no slot is free, and its latency is counted from that
-    /// time. Without a rate, a frame is due when a slot is free.
+    /// With a rate, a frame is due at its scheduled time even if no slot is free, and its latency counts from then.
+    /// Without a rate, a frame is due when a slot is free.
     fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Outcome, Box<dyn Error>> {
         let options = self.options;
         let builder = Engine::builder().workers(self.workers).kind(kind);
@@ -337,7 +337,7 @@ impl Setup<'_> {
         self.progress.set_message(label.to_owned());
 
         let mut outcome = Outcome::new(label)?;
-        // For each slot of the ring: the frame in it, and the time when that frame was due.
+        // For each slot of the ring, its frame and the frame's due time.
         let mut ring: Vec<Option<(Pending, Instant)>> = (0..plan.in_flight).map(|_| None).collect();
         let mut statistics = Vec::new();
         let start = Instant::now();
@@ -371,7 +371,7 @@ impl Setup<'_> {
         Ok(outcome)
     }
 
-    /// Waits for a frame and records its result. Returns the handle to its statistics, which are not urgent.
+    /// Waits for a frame and records its result. Returns the handle to its statistics, which can wait.
     fn finish(
         &self,
         graph: &Graph<'_>,
@@ -386,7 +386,7 @@ impl Setup<'_> {
                 let micros = u64::try_from(latency.as_micros())?;
                 outcome.latency.record(micros)?;
                 outcome.digests.push(Some(delivery.digest));
-                // Keep one frame from the middle of the pass for the picture.
+                // Keeps one frame from the middle of the pass for the picture.
                 let middle = (self.options.frames - 1) / 2;
                 if outcome.pictures.is_none() && pending.frame >= middle {
                     outcome.pictures = Some(graph.before_and_after(pending.frame)?);
@@ -402,11 +402,11 @@ impl Setup<'_> {
     }
 }
 
-/// Separates the loss of a frame, which the program expects, from all other failures, which end the program. The inner
-/// error is the message of the loss.
+/// Separates the expected loss of a frame from all other failures, which end the program. The inner error is the loss's
+/// message.
 ///
-/// If a frame is lost, a wait for its last operation returns the error of its first, because the engine propagates the
-/// error through the graph.
+/// If a frame is lost, a wait for its last operation returns its first one's error, because the engine propagates
+/// errors through the graph.
 fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, WaitError> {
     match result {
         Ok(value) => Ok(Ok(value)),
@@ -424,13 +424,13 @@ struct Outcome {
     elapsed: Duration,
     /// Latencies in microseconds.
     latency: Histogram<u64>,
-    /// For each frame, a hash of its bytes, or `None` if the frame was lost.
+    /// A hash of each frame's bytes, or `None` if the frame was lost.
     digests: Vec<Option<u64>>,
-    /// For each frame, its statistics, if it has any.
+    /// Each frame's statistics, if any.
     statistics: Vec<Option<Statistics>>,
-    /// How many frames were lost, and the error of the first one.
+    /// The number of lost frames, and the first one's error.
     lost: Option<(u64, String)>,
-    /// A frame as it was captured and as it was delivered.
+    /// A frame as captured and as delivered.
     pictures: Option<(RgbImage, RgbImage)>,
 }
 
@@ -447,12 +447,12 @@ impl Outcome {
         })
     }
 
-    /// Returns the frames per second, from the first frame to the end of all work.
+    /// Returns the frames per second, measured from the first frame to the end of all work.
     fn throughput(&self) -> f64 {
         self.digests.len() as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// Returns the line of the report about this pass.
+    /// Returns the report's line about this pass.
     fn line(&self) -> String {
         let quantile = |(_, q)| self.latency.value_at_quantile(q) as f64 / 1000.0;
         let columns = QUANTILES.map(|q| format!("{:7.2}", quantile(q)));
@@ -460,7 +460,7 @@ impl Outcome {
         format!("{:44} {fps:7.1} {}", self.label, columns.join(" "))
     }
 
-    /// Checks that another pass delivered the same frames, byte for byte, and the same statistics if it had any.
+    /// Checks that another pass delivered the same frames, byte for byte, and the same statistics, if any.
     fn check(&self, other: &Outcome) -> Result<(), String> {
         let differ = |what: &str, frame: usize| {
             let (a, b) = (&self.label, &other.label);

@@ -1,9 +1,9 @@
-//! The processing of the sensor's data: a reference on the CPU, and the kernels of the devices.
+//! The processing of the sensor's data: a reference on the CPU, and the devices' kernels.
 
 /// Bytes in a row, on all devices. The CUDA kernels contain the same constant.
 pub const WIDTH: usize = 512;
 
-/// Computes the result of both kernels for a chunk, byte by byte, as the reference for the results of all devices.
+/// Computes the result of both kernels for a chunk, byte by byte, as the reference for all devices' results.
 pub fn reference(raw: &[u8]) -> Vec<u8> {
     let rows = raw.len() / WIDTH;
     let at = |x: usize, y: usize| u32::from(raw[y * WIDTH + x]);
@@ -25,7 +25,7 @@ pub fn reference(raw: &[u8]) -> Vec<u8> {
 pub fn smooth(raw: &[u8], smooth: &mut [u8]) {
     let rows = raw.len() / WIDTH;
     let row = |y: usize| &raw[y * WIDTH..][..WIDTH];
-    // There is one more column on each side, a copy of its neighbour.
+    // Each side has an additional column, a copy of its neighbour.
     let mut sums = [0u16; WIDTH + 2];
     for (y, smooth) in smooth.chunks_exact_mut(WIDTH).enumerate() {
         let (above, here, below) = (row(y.saturating_sub(1)), row(y), row((y + 1).min(rows - 1)));
@@ -73,7 +73,7 @@ pub mod cuda {
     /// Threads per block. Not tuned.
     const BLOCK: u32 = 256;
 
-    /// The kernels, loaded onto a device.
+    /// Kernels loaded onto a device.
     #[derive(Debug)]
     pub struct Kernels {
         smooth: CudaFunction,
@@ -81,7 +81,7 @@ pub mod cuda {
     }
 
     impl Kernels {
-        /// Loads the kernels, which the driver compiles for the device of `stream`.
+        /// Loads the kernels, which the driver compiles for `stream`'s device.
         pub fn load(stream: &mut GpuStream) -> Result<Self, DriverError> {
             let module = stream_of(stream).context().load_module(Ptx::from_src(include_str!("kernels.ptx")))?;
             Ok(Self { smooth: module.load_function("smooth")?, tone: module.load_function("tone")? })
@@ -111,7 +111,7 @@ pub mod cuda {
         stream.cuda().expect("the engine's only GPU is a CUDA device")
     }
 
-    /// Launches a kernel that takes the addresses of `vecs` and their number of rows, and writes the last vector.
+    /// Launches a kernel that takes the addresses and the number of rows of `vecs`, and writes the last vector.
     #[expect(unsafe_code, reason = "the compiler cannot check what a kernel accesses")]
     fn launch(stream: &mut GpuStream, kernel: &CudaFunction, vecs: &[&DeviceVec<u8>]) -> Result<(), DriverError> {
         let bytes = vecs[0].len();

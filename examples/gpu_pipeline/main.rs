@@ -1,19 +1,19 @@
 //! Chunks of a sensor's data pass through two kernels on a GPU, with two buffers for each step: copies in both
-//! directions and kernels run in parallel, although no line of the program asks for it.
+//! directions and kernels run in parallel without the program asking for it.
 //!
 //! ```text
 //! cargo run --release --features cuda --example gpu_pipeline
 //! cargo run --release --example gpu_pipeline -- --gpu simulated --chunks 100
 //! ```
 //!
-//! Read `pipeline.rs` first: it contains all operations of the pipeline. `kernels.rs` contains the computation, and
-//! `kernels.ptx` the same for CUDA. This file contains the options, the timing and the report.
+//! Read `pipeline.rs` first: it contains all of the pipeline's operations. `kernels.rs` contains the computation, and
+//! `kernels.ptx` the same for CUDA. This file contains the options, timing and report.
 //!
-//! The program first runs the work of each lane alone: capture and comparison, copies in, kernels, copies out. Then it
-//! runs all lanes together, which at best takes as long as the slowest lane alone. The result of each chunk must equal
-//! the CPU's, byte for byte, or the example fails.
+//! The program first runs each lane's work alone: capture and comparison, copies in, kernels, copies out. Then it runs
+//! all lanes together, which at best takes as long as the slowest lane alone. Each chunk's result must equal the CPU's
+//! byte for byte, or the example fails.
 //!
-//! Without an NVIDIA GPU the example uses the simulated one, whose results are real and whose times are invented.
+//! Without an NVIDIA GPU, the example uses the simulated one, whose results are real but whose times are invented.
 
 #![deny(unsafe_code)]
 
@@ -42,7 +42,7 @@ const PHOTO: &[u8] = include_bytes!("../frames/assets/pagoda.jpg");
 /// The number of different chunks.
 const SCENES: usize = 8;
 
-/// Bytes per second that the simulated device copies in each direction. It is low, so that the CPU, which does the
+/// The simulated device's bandwidth in each direction, in bytes per second. It is low, so that the CPU, which does the
 /// device's work, is not the bottleneck.
 const SIMULATED_BANDWIDTH: u64 = 500_000_000;
 
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the example and writes the report to `out`. A write may fail, for instance if a pipe is closed.
+/// Runs the example and writes the report to `out`. A write may fail, for example on a closed pipe.
 fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let device = choose(options.gpu)?;
     let chunks = options.chunks as usize;
@@ -173,7 +173,7 @@ fn report_lane(out: &mut dyn Write, name: &str, time: Duration, gigabytes: f64) 
     writeln!(out, "{name:28} {seconds:8.3} s {:8.2} GB/s", gigabytes / seconds)
 }
 
-/// Returns the device that the options ask for.
+/// Returns the device requested by the options.
 fn choose(gpu: Gpu) -> Result<Device, String> {
     match gpu {
         Gpu::Simulated => Ok(simulated("a simulated GPU, as requested; its times are invented".into())),
@@ -215,7 +215,7 @@ fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<d
     #[cfg(feature = "cuda")]
     {
         let kernels = engine.op("load").on(pipeline::GPU).try_submit_launch((), |stream, ()| {
-            // The stream of the lane provides the device's context.
+            // The lane's stream provides the device's context.
             Ok(kernels::cuda::Kernels::load(stream)?)
         })?;
         Ok(Kernels::Cuda(kernels.wait()?))
@@ -227,7 +227,7 @@ fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<d
     }
 }
 
-/// Returns the sensor's data: the photograph's brightness, shifted a little for each chunk, with noise.
+/// Returns the sensor's data: the photograph's brightness, shifted slightly for each chunk, with noise.
 fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     let photo = image::load_from_memory(PHOTO)?.to_luma8();
     let (width, height) = (photo.width() as usize, photo.height() as usize);
@@ -248,7 +248,7 @@ fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     Ok((0..SCENES).map(scene).collect())
 }
 
-/// Returns the time that one step takes for all chunks when it runs alone.
+/// Returns the time of one step for all chunks, run alone.
 fn alone_of(
     engine: &Engine,
     chunks: usize,
@@ -267,8 +267,8 @@ struct Outcome {
     latency: Histogram<u64>,
 }
 
-/// Sends chunks through the whole pipeline. The program waits only to bound how far it runs ahead: it keeps enough
-/// chunks in flight to fill the buffers for each step.
+/// Sends chunks through the whole pipeline. The program waits only to limit its lead: it keeps enough chunks in flight
+/// to fill each step's buffers.
 fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Outcome, Box<dyn Error>> {
     let mut latency = Histogram::new(3)?;
     let mut under_way: VecDeque<(usize, Pending)> = VecDeque::new();

@@ -6,10 +6,9 @@
 //! ```
 //!
 //! No code here waits, records an event or checks whether a buffer is free. The chunks take the slots of a ring in
-//! turn, and the engine derives the rest: that a chunk may be copied in while the kernels process the previous one
-//! and the one before that is copied out; that `capture` must not write to memory that the device still copies from;
-//! that `deliver` must wait for the device; and that `tone` need not wait, since its stream runs it in order after
-//! `smooth`.
+//! turn, and the engine derives the rest: that a chunk may be copied in while the kernels process its predecessor and
+//! the chunk before that is copied out; that `capture` must not write to memory that the device still copies from; that
+//! `deliver` must wait for the device; and that `tone` need not wait, since its stream runs it in order after `smooth`.
 
 use std::{sync::Arc, time::Duration, time::Instant};
 
@@ -30,7 +29,7 @@ pub struct Scene {
 /// The kernels, for either kind of device.
 #[derive(Debug)]
 pub enum Kernels {
-    /// Closures, each of which takes this long on the simulated device.
+    /// Closures that each take this long on the simulated device.
     Simulated(Duration),
     #[cfg(feature = "cuda")]
     Cuda(kernels::cuda::Kernels),
@@ -101,7 +100,7 @@ pub struct Pending {
     pub delivery: OpHandle<Delivery>,
 }
 
-/// The variables that the operations of all chunks access.
+/// The variables accessed by the operations of all chunks.
 pub struct Pipeline<'e> {
     engine: &'e Engine,
     kernels: Arc<Kernels>,
@@ -110,7 +109,7 @@ pub struct Pipeline<'e> {
 }
 
 impl<'e> Pipeline<'e> {
-    /// Allocates memory for `buffers` chunks. Pushes no operations.
+    /// Allocates memory for `buffers` chunks without pushing any operations.
     pub fn new(
         engine: &'e Engine,
         kernels: Kernels,
@@ -131,10 +130,10 @@ impl<'e> Pipeline<'e> {
         Ok(Self { engine, kernels: Arc::new(kernels), scenes, ring })
     }
 
-    /// Pushes all operations of one chunk, and returns immediately.
+    /// Pushes all operations of one chunk and returns immediately.
     ///
-    /// All results are declared with `overwrite` and not with `write`: the slot's previous chunk is not used, and if it
-    /// failed, this chunk does not fail with it.
+    /// All results are declared with `overwrite` rather than `write`: the slot's previous chunk is not used, and its
+    /// failure does not fail this one.
     pub fn push(&self, chunk: usize) -> Result<Pending, PushError> {
         let captured = self.capture(chunk)?;
         self.copy_in(chunk)?;

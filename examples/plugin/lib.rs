@@ -1,18 +1,18 @@
-//! A plug-in with an engine of its own: a library that a host loads, calls and unloads.
+//! A plug-in with its own engine: a library that a host loads, calls and unloads.
 //!
 //! ```text
 //! cargo build --release --example plugin
 //! ```
 //!
 //! A library must not be unloaded while threads run its code, so the engine is shut down before the call returns. A
-//! global engine would not do, since it lives as long as the process. The memory that engines keep for reuse, here a
+//! global engine would not work, since it lives as long as the process. The memory that engines keep for reuse, here a
 //! few hundred kilobytes, stays allocated when the library is unloaded.
 
 use std::time::Duration;
 
 use raddle::{Engine, Shutdown};
 
-/// Returns the sum of the numbers below `count`, which operations compute, or -1 if something fails.
+/// Returns the sum of the numbers below `count`, computed by operations, or -1 on failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn plugin_sum(count: u32) -> i64 {
     sum(count).unwrap_or(-1)

@@ -7,20 +7,20 @@
 //!
 //! # Twins
 //!
-//! A twin is a model that runs with one [`Step`] of the library removed. It must fail, with the failure that the step
-//! prevents. Steps that have no twin are covered by `.ci/planted.txt`. A twin is an ignored test that another test runs
-//! in a separate process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
+//! A twin is a model that runs with one [`Step`] of the library removed. It must fail in the way that the step
+//! prevents. Steps without a twin are covered by `.ci/planted.txt`. A twin is an ignored test that another test runs in
+//! a separate process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
 //!
 //! # Bounds
 //!
 //! A model states how many preemptions loom may use in one interleaving; with `COMPLETE` it explores every
 //! interleaving. The environment variables `LOOM_MAX_*` are ignored, because an external bound could make a passing run
-//! mean less than the model states.
+//! prove less than the model states.
 //!
 //! # shuttle
 //!
-//! `tests/shuttle.rs` has larger models, up to whole engines. They need only `--cfg raddle_shuttle`, and run under
-//! [shuttle](https://github.com/awslabs/shuttle), which tries random schedules. So each of them states a number of
+//! `tests/shuttle.rs` has larger models, up to whole engines. They need only `--cfg raddle_shuttle` and run under
+//! [shuttle](https://github.com/awslabs/shuttle), which tries random schedules. So each model states a number of
 //! schedules instead of a bound.
 
 #[cfg(raddle_loom)]
@@ -36,7 +36,7 @@ mod twin;
 #[cfg(raddle_loom)]
 mod world;
 
-/// Completes and drops an operation that uses no variable.
+/// Completes and drops an operation without variables.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub fn end_alone<T>(op: raddle::internals::OpRef<T>) {
     let mut ready = raddle::internals::ReadyList::default();
@@ -71,14 +71,14 @@ mod model {
     /// Explores every interleaving.
     pub const COMPLETE: Option<usize> = None;
 
-    /// The number of steps in one interleaving after which a model counts as not terminating.
+    /// The number of steps per interleaving after which a model counts as not terminating.
     const MAX_BRANCHES: usize = 5_000;
 
     /// Runs `f` in every interleaving with at most `bound` preemptions, on the reclamation `flavour`. Returns the
     /// number of interleavings.
     ///
     /// # Panics
-    /// If `f` fails in an interleaving, or if there is only one interleaving.
+    /// If `f` fails in an interleaving or has only one.
     #[track_caller]
     pub fn model(bound: impl Into<Option<usize>>, flavour: Flavour, f: impl Fn() + Send + Sync + 'static) -> usize {
         let (bound, at, start) = (bound.into(), Location::caller(), Instant::now());

@@ -1,8 +1,8 @@
 //! Pending operations and their waiters, for the models of waits and of completions.
 
 use std::{
-    // From `std`, so that they add no interleavings. They are used on one thread, or read after the thread that wrote
-    // them has been joined.
+    // From `std`, so that they add no interleavings. They are used on one thread, or read after joining the thread that
+    // wrote them.
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -16,7 +16,7 @@ use raddle::{
     internals::{PendingOps, Ticket},
 };
 
-/// The place where an operation leaves its completion when it starts.
+/// The place where an operation leaves its completion on starting.
 pub type Place = Arc<Mutex<Option<Completion>>>;
 
 /// Pushes an asynchronous operation that writes `token`. Returns the place where it leaves its completion.
@@ -53,7 +53,7 @@ pub fn leave(pending: &PendingOps, ticket: Ticket) {
 pub struct Count(AtomicUsize);
 
 impl Count {
-    /// Returns how often the waker was called.
+    /// Returns how many times the waker was called.
     pub fn get(&self) -> usize {
         self.0.load(Relaxed)
     }

@@ -13,15 +13,14 @@ use shuttle::{
     scheduler::{PctScheduler, RandomScheduler},
 };
 
-/// The number of schedules per seed. The first schedule of a `pct` batch measures the length of the model for the
-/// others.
+/// The number of schedules per seed. The first schedule of a `pct` batch measures the model's length for the others.
 const BATCH: usize = 50;
 
 /// The depth of PCT (probabilistic concurrency testing), one more than the number of preemptions in a schedule. A bug
 /// that needs at most that number of preemptions is found with a known probability.
 const DEPTH: usize = 3;
 
-/// Runs `f` in about `schedules` schedules, half of them random and half chosen by PCT, starting with the seed
+/// Runs `f` in about `schedules` schedules, half of them random and half chosen by PCT, starting from the seed
 /// `RADDLE_SHUTTLE_SEED` (default: 1). `RADDLE_SHUTTLE_FACTOR` multiplies the number of schedules. With
 /// `RADDLE_SHUTTLE_REPLAY=random:SEED` or `pct:SEED`, only that batch is run. A failure prints the batch to replay.
 ///

@@ -1,4 +1,4 @@
-//! Variables with data, and operations that use them, for the models of the tracker.
+//! Variables with data and operations on them, for the tracker's models.
 
 use std::{
     ptr::NonNull,
@@ -11,7 +11,7 @@ use std::{
 use loom::{alloc::Track, cell::UnsafeCell};
 use raddle::internals::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
 
-/// The task that models put into an operation's record.
+/// The task stored in an operation's record by models.
 pub struct Task {
     number: usize,
     diary: Arc<Diary>,
@@ -38,7 +38,7 @@ struct Entry {
     push_began: Option<usize>,
     push_ended: Option<usize>,
     ran: Vec<usize>,
-    /// Whether the operation was rejected, according to its push and to its run.
+    /// Whether the operation was rejected, according to its push and its run.
     rejected: [Option<bool>; 2],
     deletes: bool,
     dropped: usize,
@@ -68,7 +68,7 @@ impl Diary {
     }
 }
 
-/// A push that has stopped halfway.
+/// A push stopped halfway.
 #[derive(Debug)]
 pub struct StalledPush {
     number: usize,
@@ -77,13 +77,13 @@ pub struct StalledPush {
 
 struct Variable {
     queue: VarQueue<Task>,
-    /// The number of operations that wrote the variable. loom fails the model if two accesses to this cell are not
-    /// ordered and at least one of them is a write.
+    /// The number of operations that wrote the variable. loom fails the model if two accesses to this cell, at least
+    /// one of them a write, are unordered.
     data: UnsafeCell<usize>,
     disposed: StdBool,
 }
 
-/// Variables `0..n` and the operations on them.
+/// Variables `0..n` and their operations.
 pub struct World {
     variables: Box<[Variable]>,
     diary: Arc<Diary>,
@@ -162,26 +162,26 @@ impl World {
         unsafe { (*op.shared_task_ptr()).number }
     }
 
-    /// Pushes `op`. If the result says that it is ready, the caller must run it.
+    /// Pushes `op`. If the result says that `op` is ready, the caller must run it.
     pub fn push(&self, op: OpRef<Task>) -> Pushed<Task> {
         let number = self.note_push_begins(&op);
         let pushed = push(op);
         self.note_push_ends(number, pushed)
     }
 
-    /// Begins to push `op`, without interference from other threads, and stops when the first access is in its queue.
+    /// Begins to push `op` without interference from other threads, and stops when the first access is in its queue.
     pub fn stall(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::after(1, op) }
     }
 
-    /// Begins to push `op`, without interference from other threads, and stops when all accesses are linked, before the
+    /// Begins to push `op` without interference from other threads, and stops when all accesses are linked, before the
     /// last queue's tail is moved.
     pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::before_swing(op) }
     }
 
-    /// Begins to push `op`, without interference from other threads, and stops before its last access. Then a helper
-    /// links that access and stops, without moving the tail.
+    /// Begins to push `op` without interference from other threads, and stops before its last access. A helper then
+    /// links that access and stops without moving the tail.
     pub fn stall_beside_a_helper(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::beside_a_helper(op) }
     }
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// Reads or writes the data of the variables of `op`, unless it was rejected, and notes the run.
+    /// Reads or writes the data of `op`'s variables, unless it was rejected, and notes the run.
     pub fn execute(&self, op: &Op<Task>) {
         let rejected = op.is_rejected();
         for access in op.accesses() {
@@ -252,7 +252,7 @@ impl World {
         });
     }
 
-    /// Completes `op` and drops it. Adds the operations that become ready to `ready`.
+    /// Completes and drops `op`. Adds newly ready operations to `ready`.
     pub fn complete(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         end(op, ready);
     }
@@ -279,12 +279,12 @@ impl World {
     }
 
     /// Checks the history after all threads have been joined: every operation became ready once and ran once, its push
-    /// and its run agree on whether it was rejected, conflicting operations that were pushed one after the other ran in
-    /// that order, no operation used a variable after its deletion, and every variable was written as often as
-    /// expected. Then disposes of the variables, and checks that every task is dropped once.
+    /// and its run agree on whether it was rejected, conflicting operations pushed one after the other ran in that
+    /// order, no operation used a variable after its deletion, and every variable was written as often as expected.
+    /// Then disposes of the variables and checks that every task is dropped once.
     ///
-    /// If two queues disagreed about the order of two conflicting operations, the two would wait for each other
-    /// forever. So the queues agree if every operation ran.
+    /// If two queues disagreed about the order of two conflicting operations, these would wait for each other forever.
+    /// So if every operation ran, the queues agree.
     ///
     /// # Panics
     /// If one of these checks fails.

@@ -1,4 +1,4 @@
-//! Variables that a thread holds while it uses their values (`Engine::with`), and handles whose failures are ignored.
+//! Variables held by a thread that uses their values (`Engine::with`), and handles whose failures are ignored.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -30,8 +30,8 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Naive).build().unwrap()
 }
 
-/// On the naive engine the mutation runs on the thread that finds it ready: the one that pushes it, or the one that
-/// calls `with`.
+/// On the naive engine, the mutation runs on the thread that finds it ready: the one pushing it or the one calling
+/// `with`.
 #[test]
 fn a_read_by_with_and_a_mutation_exclude_each_other() {
     model(2, Flavour::Contract, || {
@@ -46,7 +46,7 @@ fn a_read_by_with_and_a_mutation_exclude_each_other() {
     });
 }
 
-/// `with` waits for an operation that another thread completes.
+/// `with` waits for an operation completed by another thread.
 #[test]
 fn a_read_by_with_sees_what_was_written_before_a_completion() {
     model(2, Flavour::Contract, || {

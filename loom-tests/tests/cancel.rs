@@ -1,5 +1,4 @@
-//! Operations that are cancelled through their handles and through groups, while they start and while threads wait for
-//! them.
+//! Operations cancelled through their handles and groups, while they start and while threads wait for them.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -37,7 +36,7 @@ impl Data {
     }
 }
 
-/// A value that a function captures; it counts its drops.
+/// A value captured by a function; it counts its drops.
 struct Captured(Arc<AtomicUsize>);
 
 impl Drop for Captured {
@@ -88,7 +87,7 @@ fn an_operation_is_claimed_again_without_the_check() {
     without(Step::ClaimOnce, one_claim_is_won);
 }
 
-/// The end of a scope abandons an operation that it cancels, or that was cancelled before, while the operation's turn
+/// When a scope ends, it abandons an operation that it cancels or that was cancelled before, while the operation's turn
 /// comes on another thread. Exactly one of the two threads counts the operation out.
 fn one_counts_out_an_abandoned_operation() {
     for is_cancelled in [false, true] {
@@ -134,7 +133,7 @@ fn an_abandoned_operation_is_counted_out_twice_without_the_agreement() {
     without(Step::SettleOnce, one_counts_out_an_abandoned_operation);
 }
 
-/// A function that uses what it borrows from the frame of its scope when it is dropped.
+/// A function that, when dropped, uses its borrows from the frame of its scope.
 struct Borrows(Arc<Data>);
 
 impl Drop for Borrows {
@@ -143,8 +142,8 @@ impl Drop for Borrows {
     }
 }
 
-/// A scope ends while another thread cancels the only operation. If the end of the scope counts the operation out, the
-/// frame of the scope may end at once, so it must have what the function has borrowed to itself.
+/// A scope ends while another thread cancels the only operation. If the scope's end counts the operation out, the
+/// scope's frame may end at once, so it must have exclusive access to what the function borrowed.
 #[test]
 fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
     for how in [Cancel::Loudly, Cancel::Quietly] {

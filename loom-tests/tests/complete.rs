@@ -1,7 +1,7 @@
-//! A completion and a push never miss each other: the later of the two returns the operation as ready, exactly once.
-//! The writes of an operation are visible to the operations that it makes ready.
+//! A completion and a push never miss each other: the later of the two returns the operation as ready, exactly once. An
+//! operation's writes are visible to the operations that it makes ready.
 //!
-//! The data of the variables are loom's cells, so an operation that runs too early, or without having acquired its
+//! The variables' data are loom's cells, so an operation that runs too early, or without having acquired its
 //! predecessors' writes, causes a race that loom finds.
 
 #![cfg(raddle_loom)]
@@ -72,9 +72,9 @@ fn without_release_a_completion_hands_nothing_over() {
     must_fail("completing_with_relaxed_ordering", "Causality violation");
 }
 
-/// A helper inserts the successor: the successor's pusher stalls after the first access, a third thread helps it, and
-/// the predecessor on the second variable completes at the same time. The pusher finds deferred flags or the flags
-/// themselves, and must count each access once.
+/// A helper inserts the successor: the successor's pusher stalls after the first access, and a third thread helps it
+/// while the predecessor on the second variable completes. The pusher finds deferred flags or the flags themselves, and
+/// must count each access once.
 fn meet_helped(bound: usize, before: Mode, after: Mode) {
     model(bound, Contract, move || {
         let world = World::new(2);
@@ -102,7 +102,7 @@ fn a_reader_hands_over_to_a_helped_writer() {
     meet_helped(2, Read, Write);
 }
 
-/// Like `meet_helped`, but with two threads: the thread that completes the predecessor then helps the successor.
+/// Like `meet_helped`, but with two threads: the thread that completes the predecessor also helps the successor.
 fn end_and_help(before: Mode, after: Mode) {
     model(2, Contract, move || {
         let world = World::new(2);
@@ -131,7 +131,7 @@ fn a_reader_hands_over_to_a_writer_helped_by_its_thread() {
     end_and_help(Read, Write);
 }
 
-/// Two predecessors on different variables complete at the same time; exactly one of them makes the successor ready.
+/// Two predecessors on different variables complete concurrently; exactly one of them makes the successor ready.
 #[test]
 fn the_last_of_two_predecessors_makes_the_successor_ready() {
     model(COMPLETE, Contract, || {
@@ -169,8 +169,8 @@ fn two_predecessors_complete_while_the_successor_is_pushed() {
     });
 }
 
-/// Two readers are between two writers. The completion of the first writer has made the readers ready. A separate
-/// thread completes each reader, while the second writer is pushed.
+/// Two readers stand between two writers. The first writer's completion has made them ready. Separate threads complete
+/// the readers while the second writer is pushed.
 fn readers_between_writers(bound: usize, ends: [usize; 2]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -258,8 +258,8 @@ fn unless_readers_propagate_read_ok_one_waits_for_the_other() {
     must_fail("propagating_to_one_reader_only", "a reader waits for another reader");
 }
 
-/// An operation completes while two more are pushed behind it, each by its own thread: the flags that were grantable to
-/// the second operation when it was linked count for the third, however late the tail is moved.
+/// An operation completes while two more are pushed behind it, each by its own thread: the flags grantable to the
+/// second operation when it was linked count for the third, however late the tail is moved.
 fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -296,7 +296,7 @@ fn two_readers_are_pushed_behind_a_reader_that_completes() {
 }
 
 /// A reader whose pusher is stalled is inserted by a helper while the reader before it completes. The completion may
-/// move the tail to the new reader. A third reader, behind the new one, must not wait for it.
+/// move the tail to the new reader. A third reader, behind it, must not wait for it.
 #[test]
 fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     model(2, Contract, || {
@@ -331,8 +331,8 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
 }
 
 /// A completion walks down a queue, past a reader that another completion may make ready, to the reader behind that
-/// one. Once the first reader is complete, the second can run, complete and be retired; but the access that the walk
-/// has reached must not be retired yet.
+/// one. Once the first reader is complete, the second can run, complete and be retired; but the access reached by the
+/// walk must not be retired yet.
 #[test]
 fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     model(3, Contract, || {
@@ -351,7 +351,7 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     });
 }
 
-/// A completion that finds the tail lagging behind moves the tail on, and hands over the access that the tail reaches.
+/// A completion that finds the tail lagging advances it, and hands over the access that the tail reaches.
 #[test]
 fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {
@@ -369,7 +369,7 @@ fn a_tail_moved_by_a_completion_hands_over_the_access() {
     });
 }
 
-/// Runs and completes `op`; returns the operations that become ready.
+/// Runs and completes `op`; returns the newly ready operations.
 fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
     let mut ready = ReadyList::default();
     world.execute(&op);
@@ -378,8 +378,8 @@ fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
 }
 
 /// An operation completes while a second one is linked behind it and a third is pushed behind the second, before the
-/// tail has been moved to the second. The flags that were grantable to the second when it was linked count for the
-/// third: no reader waits for another.
+/// tail has been moved to the second. The flags grantable to the second when it was linked count for the third: no
+/// reader waits for another.
 #[test]
 fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_they_are_linked() {
     model(2, Contract, || {
@@ -402,10 +402,10 @@ fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_the
     });
 }
 
-/// A completion walks to an operation that is linked, but whose push has not moved the tail. Another push moves the
-/// tail, and must not grant the flags that the completion has yet to set: if it did, the operation could complete and
-/// be reclaimed before the completion reaches it. The other push uses both variables of that operation, so that the
-/// operation's record is retired.
+/// A completion walks to a linked operation whose push has not moved the tail. Another push moves the tail and must not
+/// grant the flags that the completion has yet to set: if it did, the operation could complete and be reclaimed before
+/// the completion reaches it. The other push uses both of that operation's variables, so that the operation's record is
+/// retired.
 #[test]
 fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
@@ -446,8 +446,7 @@ fn an_access_linked_by_a_helper_is_not_retired_before_the_completion_that_walks_
     });
 }
 
-/// The writes that the pusher of an operation has acquired are handed over to the thread that makes the operation
-/// ready.
+/// Writes acquired by an operation's pusher are handed over to the thread that makes the operation ready.
 #[test]
 fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     model(COMPLETE, Contract, || {
@@ -467,8 +466,8 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     });
 }
 
-/// A thread that finds a variable idle may use the variable's data, as the function of an operation pushed at that
-/// moment could.
+/// A thread that finds a variable idle may use the variable's data, as could the function of an operation pushed at
+/// that moment.
 #[test]
 fn a_thread_that_finds_a_variable_idle_sees_the_writes_to_it() {
     for mode in [Write, Read] {
@@ -488,7 +487,7 @@ fn a_thread_that_finds_a_variable_idle_sees_the_writes_to_it() {
 }
 
 /// Two readers of an idle variable are ready immediately, even if one of them uses two variables and is only half
-/// pushed when the other one finds it.
+/// pushed when the other finds it.
 #[test]
 fn readers_of_an_idle_variable_are_ready_immediately() {
     model(3, Contract, || {
@@ -554,7 +553,7 @@ fn without_a_pin_a_walk_reads_a_reclaimed_record() {
     must_fail("a_walk_without_a_pin", "");
 }
 
-/// A running operation looks at the operations that are known to wait for it, while another thread pushes them.
+/// A running operation looks at the operations known to wait for it while another thread pushes them.
 #[test]
 fn an_operation_sees_its_followers_as_they_were_pushed() {
     model(2, Contract, || {
@@ -575,7 +574,7 @@ fn an_operation_sees_its_followers_as_they_were_pushed() {
     });
 }
 
-/// A thread looks at the operations that wait for another one, as dumps do, while a third thread pushes them.
+/// A thread looks at the operations waiting for another operation, as dumps do, while another thread pushes them.
 #[test]
 fn a_look_at_waiting_operations_sees_them_as_they_were_pushed() {
     model(2, Contract, || {

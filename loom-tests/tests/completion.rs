@@ -1,5 +1,5 @@
-//! Asynchronous operations: completions that are used while their functions run or while threads wait, and completions
-//! that are dropped; and the oneshot that holds a result.
+//! Asynchronous operations: completions used while their functions run or threads wait, dropped completions, and the
+//! oneshot that holds a result.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -19,7 +19,7 @@ use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
 /// If a function fails while its completion is used, exactly one side gets the error: the completion, which completes
-/// the operation with it, or the function, if the operation is already complete.
+/// the operation with it, or, if the operation is already complete, the function.
 #[test]
 fn the_error_of_a_function_reaches_exactly_one_side() {
     model(COMPLETE, Flavour::Contract, || {
@@ -37,8 +37,8 @@ fn the_error_of_a_function_reaches_exactly_one_side() {
     });
 }
 
-/// The function can find out in two ways that the completion was used; in both cases it sees the completing thread's
-/// earlier writes.
+/// The function can learn in two ways that the completion was used; either way, it sees the completing thread's earlier
+/// writes.
 #[test]
 fn a_thread_that_sees_a_resolution_sees_the_writes_before_it() {
     for by_failing in [false, true] {
@@ -140,7 +140,7 @@ fn unless_a_drop_completes_the_operation_a_wait_never_ends() {
     must_fail("dropping_without_completing", "deadlock");
 }
 
-/// The function of an asynchronous operation drops its completion and runs until a wait for the operation is over.
+/// An asynchronous operation's function drops its completion and runs until a wait for the operation is over.
 fn a_completion_is_dropped_in_its_own_function() {
     let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
     let token = engine.token();
@@ -212,7 +212,7 @@ fn a_result_wakes_a_future_that_was_pending() {
 }
 
 /// A future is dropped while the result is being set: it may be woken before the drop, but its waker is dropped with
-/// it. A future that is polled with another waker keeps only the new one.
+/// it. A future polled with another waker keeps only the new one.
 #[test]
 fn a_dropped_future_leaves_no_waker_with_the_result() {
     model(COMPLETE, Flavour::Contract, || {

@@ -1,8 +1,8 @@
-//! A deleted variable accepts no operation: a push comes before the deletion, or is rejected and reports the rejection.
+//! A deleted variable accepts no operation: a push precedes the deletion, or is rejected and reports this.
 //!
 //! At the end of a model, the world checks that each operation that ran after the deletion was rejected, that each
 //! operation's push and run agree on whether it was rejected, and that each operation pushed after the deletion's push
-//! had returned was rejected.
+//! returned was rejected.
 
 #![cfg(raddle_loom)]
 
@@ -43,7 +43,7 @@ fn a_push_comes_before_the_deletion_or_is_rejected_on_crossbeam_epoch() {
     delete_while_another_pushes(Some(2), Crossbeam);
 }
 
-/// The push stalls before it reaches the deleted variable, so that a helper may be the thread that finds the variable
+/// The push stalls before it reaches the deleted variable, so a helper may be the thread that finds the variable
 /// closed.
 #[test]
 fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
@@ -64,8 +64,8 @@ fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     });
 }
 
-/// A helper may reach the variable when the variable is closed but its deletion has not been pushed. The helper then
-/// rejects the operation that it helps.
+/// A helper may reach the variable when it is closed but its deletion has not been pushed. The helper then rejects the
+/// operation that it helps.
 #[test]
 fn a_helper_rejects_the_operation_before_the_deletion_is_pushed() {
     model(2, Contract, || {
@@ -106,7 +106,7 @@ fn an_access_that_is_linked_is_not_rejected() {
     });
 }
 
-/// A rejected operation takes its place in the other queues, and the operations behind it there still become ready.
+/// A rejected operation takes its place in the other queues, where the operations behind it still become ready.
 #[test]
 fn a_rejected_operation_does_not_delay_others() {
     model(3, Contract, || {
@@ -123,8 +123,8 @@ fn a_rejected_operation_does_not_delay_others() {
     });
 }
 
-/// Like `a_push_comes_before_the_deletion_or_is_rejected`, but with an engine, which closes the variable before it
-/// pushes the deletion.
+/// Like `a_push_comes_before_the_deletion_or_is_rejected`, but with an engine, which closes the variable before pushing
+/// the deletion.
 #[test]
 fn no_operation_of_an_engine_runs_behind_a_deletion() {
     model(2, Contract, || {
@@ -133,7 +133,7 @@ fn no_operation_of_an_engine_runs_behind_a_deletion() {
         let (its_engine, its_token, seen) = (engine.clone(), token.clone(), Arc::clone(&is_deleted));
         let thread = thread::spawn(move || {
             let run = move || assert!(!seen.load(Relaxed), "an operation runs behind the deletion");
-            // Refused, if the deletion came first.
+            // Refused if the deletion came first.
             let _ = its_engine.push_sync(move |_| run(), [], [&its_token]);
         });
         engine.delete_variable(&token, move |_| is_deleted.store(true, Relaxed)).unwrap();

@@ -1,8 +1,7 @@
-//! GPU lanes: a lane publishes the state of its stream and the failure of its device, while operations wait for the
-//! stream and other lanes need the stream's events. The simulated device, which executes commands on any thread that
-//! polls it, is modelled as well.
+//! GPU lanes: a lane publishes its stream's state and its device's failure while operations wait for the stream and
+//! other lanes need its events. Also models the simulated device, which executes commands on any thread that polls it.
 //!
-//! Whole lanes, with a simulated device, are in `shuttle.rs`: they have too many threads for loom.
+//! Whole lanes, with a simulated device, are in `shuttle.rs`: loom cannot model so many threads.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -20,7 +19,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// The data that a device writes, or that a lane notes about an operation.
+/// The data written by a device, or noted about an operation by a lane.
 struct Data(UnsafeCell<u64>);
 
 impl Data {
@@ -81,8 +80,8 @@ fn without_the_release_of_the_number_the_writes_of_an_operation_are_not_seen() {
     must_fail("without_the_release_of_the_number", "Causality violation");
 }
 
-/// One published number completes two operations. Two threads check, one for each operation; a thread that finds its
-/// operation complete sees the effects of both operations.
+/// One published number completes two operations. Two threads check one operation each; a thread that finds its
+/// operation complete sees the effects of both.
 #[test]
 fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
     model(COMPLETE, Flavour::Contract, || {
@@ -106,12 +105,12 @@ fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
     });
 }
 
-/// A lane records an event behind its operation, and the operation becomes complete, while another lane checks for
-/// both. Once the event is published, the other lane finds the event or the completion. So it never asks for an event
-/// behind a complete operation, and never waits for an event that no lane will record.
+/// A lane records an event behind its operation, and the operation completes, while another lane checks for both. Once
+/// the event is published, the other lane finds the event or the completion. So it never asks for an event behind a
+/// complete operation, and never waits for an event that no lane will record.
 fn a_lane_publishes_and_completes_while_another_checks() {
     let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
-    // From `std`: it records what came first in an interleaving, and orders nothing.
+    // From `std`: it records what came first in an interleaving and orders nothing.
     let published = Arc::new(StdBool::new(false));
     let (lane, done, told) = (Arc::clone(&timeline), Arc::clone(&data), Arc::clone(&published));
     let lane = thread::spawn(move || {
@@ -141,7 +140,7 @@ fn an_event_is_available_until_its_operation_is_complete() {
     model(COMPLETE, Flavour::Contract, a_lane_publishes_and_completes_while_another_checks);
 }
 
-/// The first event behind an operation is the one to wait for, whatever is published and completed at the same time.
+/// The first event behind an operation is the one to wait for, whatever is published and completed meanwhile.
 #[test]
 fn a_lane_gets_the_first_event_that_covers_the_operation() {
     model(COMPLETE, Flavour::Contract, || {
@@ -165,7 +164,7 @@ fn a_lane_gets_the_first_event_that_covers_the_operation() {
     });
 }
 
-/// Lanes note their operations at the same time, and the numbers never decrease.
+/// Lanes note their operations concurrently, and the numbers never decrease.
 #[test]
 fn lanes_note_operations_at_the_same_time() {
     model(COMPLETE, Flavour::Contract, || {
@@ -186,8 +185,8 @@ fn lanes_note_operations_at_the_same_time() {
 
 // ------------------------------------------------------------------------------------------------------- faults ----
 
-/// The state that the lanes of a device share with the operations that depend on it: that of one variable, which the
-/// device is writing.
+/// The state shared by a device's lanes and the dependent operations: that of one variable, which the device is
+/// writing.
 #[derive(Default)]
 struct Device {
     fault: Fault<u32>,
@@ -196,20 +195,19 @@ struct Device {
 }
 
 impl Device {
-    /// Creates a device with one operation in flight on each of `lanes` lanes, in the order of the lanes; each
-    /// operation writes the variable.
+    /// Creates a device with one operation in flight on each of `lanes` lanes, in lane order; each operation writes the
+    /// variable.
     fn with_lanes(lanes: usize) -> Arc<Self> {
         let device = Self::default();
         for lane in 0..lanes {
-            // As a lane does before its operation releases the variable.
+            // A lane does this before its operation releases the variable.
             device.fault.note_on_device(lanes, lane, 1, Mode::Write);
         }
         Arc::new(device)
     }
 
-    /// Ends the operation in flight on a lane that finds the device lost with `error`. The operation fails with the
-    /// failure of the one before it or, if that one has none, with `error`. Returns the failure that is reported for
-    /// the operation.
+    /// Ends the operation in flight on a lane that finds the device lost with `error`. The operation fails with its
+    /// predecessor's failure or, if there is none, with `error`. Returns the failure reported for the operation.
     fn ends(&self, lane: usize, error: u32) -> u32 {
         let failure = self.fault_lock.with(|| {
             // SAFETY: it is this lane's turn, so no other lane uses the failure.
@@ -224,8 +222,8 @@ impl Device {
         failure
     }
 
-    /// Returns `None` if a CPU operation behind the device's operations must wait. Otherwise returns the failure that
-    /// the CPU operation finds, if any.
+    /// Returns `None` if a CPU operation behind the device's operations must wait, and otherwise the failure that it
+    /// finds, if any.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
         let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, Mode::Write));
         // SAFETY: the operation holds the variable, and the device's work on it is complete; loom reports a race.
@@ -265,7 +263,7 @@ fn without_the_release_of_the_number_a_failure_is_missed() {
     must_fail("without_the_release_of_the_number_by_a_lane_that_fails", "a lost device did not do");
 }
 
-/// A wait may return immediately only if nothing is in flight and nothing has failed. Here the operation is either in
+/// A wait may return immediately only if nothing is in flight and nothing has failed. Here, the operation either is in
 /// flight or has failed, so the wait must not return immediately.
 #[test]
 fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
@@ -279,8 +277,8 @@ fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
     });
 }
 
-/// Two lanes find their device lost, each through its own error. Their operations, and one behind both, fail for the
-/// same reason.
+/// Two lanes find their device lost, each by its own error. Their operations, and one behind both, fail for the same
+/// reason.
 fn two_lanes_find_their_device_lost() {
     let device = Device::with_lanes(2);
     let lanes = [(0, 7), (1, 8)].map(|(lane, error)| {
@@ -312,9 +310,9 @@ fn without_turns_lanes_race_for_a_failure() {
     must_fail("without_turns", "Causality violation");
 }
 
-/// A lane looks for a failure before it issues an operation. At the same time, another lane of the device, which has
-/// the operation before that one in flight, finds the device lost. Whether or not the first lane finds a failure, its
-/// operation ends with the failure of the operation before it.
+/// A lane looks for a failure before issuing an operation. Meanwhile, the device's other lane, where the preceding
+/// operation is in flight, finds the device lost. Whether or not the first lane finds a failure, its operation ends
+/// with the preceding operation's failure.
 #[test]
 fn an_operation_issued_while_its_device_is_lost_fails_like_the_one_before_it() {
     model(COMPLETE, Flavour::Contract, || {
@@ -326,7 +324,7 @@ fn an_operation_issued_while_its_device_is_lost_fails_like_the_one_before_it() {
         assert!(found.is_none_or(|failure| failure == 7));
         assert_eq!(before.join().unwrap(), 7);
         if found.is_none() {
-            // The operation was issued on the lost device, and ends like all operations in flight there.
+            // The operation was issued on the lost device and ends like all operations in flight there.
             assert_eq!(device.ends(1, 8), 7);
         }
     });
@@ -344,8 +342,8 @@ fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
     stream.simulated().expect("it is simulated").launch(Duration::ZERO, (), kernel).expect("the device is sound");
 }
 
-/// Two threads poll a device, each with a stream of its own; either of them may run any kernel. One of the threads
-/// launches three kernels, the second of which is on an included stream.
+/// Two threads, each with its own stream, poll a device; either may run any kernel. One of the threads launches three
+/// kernels, the second of them on an included stream.
 fn a_kernel_on_an_included_stream_while_another_thread_polls() {
     let (gpu, data) = (SimulatedGpu::new(), Data::new());
     let mut other = GpuStream::alone(&gpu);
@@ -393,7 +391,7 @@ fn without_the_wait_behind_an_included_stream_its_work_comes_too_late() {
     must_fail("without_the_wait_behind_an_included_stream", "a kernel panicked");
 }
 
-/// A kernel waits for an event of another device, which another thread polls.
+/// A kernel waits for an event of another device, polled by another thread.
 #[test]
 fn a_kernel_behind_an_event_of_another_device_sees_what_was_done_before_the_event() {
     model(COMPLETE, Flavour::Contract, || {

@@ -1,4 +1,4 @@
-//! Families: when children start, and when their parent is complete.
+//! Families: when children start and when their parent is complete.
 #![cfg(raddle_loom)]
 
 use std::sync::{
@@ -39,7 +39,7 @@ impl Data {
 
 // ------------------------------------------------------------------------------------------------------ counts ----
 
-/// The family of a parent whose work has two parts, each of which changes a value of its own.
+/// The family of a parent whose work has two parts, each changing its own value.
 struct TwoParts {
     count: FamilyCount,
     parts: [Data; 2],
@@ -61,7 +61,7 @@ impl TwoParts {
     }
 }
 
-/// The function of a parent that is a future returns while the future ends on another thread.
+/// The parent is a future: its function returns while the future ends on another thread.
 fn the_parts_of_a_parent_end() {
     let parts = [Data::new(), Data::new()];
     let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
@@ -96,7 +96,7 @@ fn without_counting_parts_a_child_starts_during_one() {
 struct Children {
     count: FamilyCount,
     children: [Data; 2],
-    /// The variables of the family, which the thread that starts the children uses until all of them can start.
+    /// The variables of the family, used by the starting thread until all children can start.
     variables: Data,
     ends: Counter,
 }
@@ -116,7 +116,7 @@ impl Children {
     }
 }
 
-/// One thread starts two children, uses the variables of the family in between, and runs the second child itself.
+/// One thread starts two children, uses the family's variables in between, and runs the second child itself.
 fn children_end() {
     let (children, variables) = ([Data::new(), Data::new()], Data::new());
     let family = Arc::new(Children { count: FamilyCount::new(), children, variables, ends: Counter::new(0) });
@@ -124,7 +124,7 @@ fn children_end() {
     assert!(family.count.end_part(), "there is one part");
     let other = Arc::clone(&family);
     let child = thread::spawn(move || other.run(0));
-    // The drop of a value, behind the children, has a share of its own.
+    // Dropping a value, behind the children, has its own share.
     family.variables.add();
     family.count.enter();
     family.run(1);
@@ -152,11 +152,11 @@ fn without_a_share_of_the_work_a_parent_is_complete_while_its_children_are_start
     must_fail("without_a_share_of_the_work", "the parent is complete before a child");
 }
 
-/// A parent whose children are pushed on another thread as well.
+/// A parent whose children are also pushed on another thread.
 struct Pushed {
     count: FamilyCount,
     children: Mutex<Option<usize>>,
-    /// The effects of the parent before its work ended.
+    /// The parent's effects before its work ended.
     before: Data,
     started: Counter,
 }
@@ -188,7 +188,7 @@ impl Pushed {
     }
 }
 
-/// A thread that has kept the context of a future pushes a child while the work of the future ends.
+/// A thread that has kept a future's context pushes a child while the future's work ends.
 fn a_child_is_pushed_from_elsewhere() {
     let (children, before, started) = (Mutex::new(Some(0)), Data::new(), Counter::new(0));
     let family = Arc::new(Pushed { count: FamilyCount::new(), children, before, started });
@@ -220,8 +220,8 @@ fn a_child_that_is_admitted_in_any_case_comes_after_the_others_have_started() {
 
 // ------------------------------------------------------------------------------------------------ whole engines ----
 
-/// A parent's completion is used on one thread while the parent's function returns on another, which runs the child.
-/// The operation behind the parent runs on either thread.
+/// One thread uses a parent's completion while the parent's function returns on another, which runs the child. The
+/// operation behind the parent runs on either thread.
 #[test]
 fn a_child_sees_what_its_parent_did_and_the_operation_behind_the_parent_sees_everything() {
     model(Some(2), Flavour::Contract, || {

@@ -1,5 +1,5 @@
-//! The list of living engines, in which a forked child finds the engines that it must end. The models do not show that
-//! a child sees the writes before the fork, since they let another thread read the list instead of a child.
+//! The list of living engines, where a forked child finds the engines that it must end. The models do not show that a
+//! child sees the writes before the fork, since they let another thread read the list instead of a child.
 #![cfg(raddle_loom)]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -18,7 +18,7 @@ struct Name(NonNull<Engine>);
 unsafe impl Send for Name {}
 
 impl Name {
-    /// Creates an engine, and writes to it.
+    /// Creates an engine and writes to it.
     fn new(number: u32) -> Self {
         let engine = Box::new(Engine(UnsafeCell::new(0)));
         // SAFETY: no other thread has access to the engine yet.

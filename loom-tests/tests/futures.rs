@@ -1,5 +1,4 @@
-//! Operations that are futures, and guards: which thread polls, which thread ends the operation, and what these threads
-//! hand over.
+//! Operations that are futures, and guards: which thread polls, which ends the operation, and what they hand over.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -47,11 +46,10 @@ impl Data {
 
 // --------------------------------------------------------------------------------------------- the state of polls ----
 
-/// A future that is ready when it sees `wanted` signals. A thread that would queue a poll makes the poll itself
-/// instead.
+/// A future that is ready once it sees `wanted` signals. Instead of queueing a poll, a thread polls directly.
 struct Model {
     state: PollState,
-    /// Stands for the state of the future, which every poll mutates.
+    /// Represents the future's state, which every poll mutates.
     polls: Arc<Data>,
     signals: AtomicUsize,
     wanted: usize,
@@ -88,7 +86,7 @@ impl Model {
     }
 }
 
-/// The owner of the last waker has the future to itself.
+/// The last waker's owner has exclusive access to the future.
 impl Drop for Model {
     fn drop(&mut self) {
         self.state.look();
@@ -137,7 +135,7 @@ fn a_wake_that_queues_a_poll_during_a_poll_causes_two_polls_at_once() {
     must_fail("queueing_a_poll_during_a_poll", "Causality violation");
 }
 
-/// The second wake finds the poll of the first one queued or under way, or comes before that poll.
+/// The second wake finds the first one's poll queued or under way, or precedes that poll.
 #[test]
 fn each_of_two_wakes_is_seen_by_a_poll() {
     model(3, Flavour::Contract, || {
@@ -181,7 +179,7 @@ fn ready<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
-/// The operation ends on the thread that drops the last guard, and hands over the writes made through both guards.
+/// The operation ends on the thread that drops the last guard, handing over the writes made through both guards.
 #[test]
 fn the_last_guard_hands_over_what_all_guards_have_done() {
     model(2, Flavour::Contract, || {
@@ -236,7 +234,7 @@ fn an_acquisition_sees_what_came_before_and_wakes_its_task() {
     });
 }
 
-/// The future is dropped before its operation's turn comes, or afterwards but before its guards are taken.
+/// The future is dropped before its operation's turn comes, or later but before its guards are taken.
 #[test]
 fn a_dropped_acquisition_releases_the_variable_and_is_not_counted() {
     model(2, Flavour::Contract, || {
@@ -254,7 +252,7 @@ fn a_dropped_acquisition_releases_the_variable_and_is_not_counted() {
 
 // ------------------------------------------------------------------------------------ operations that are futures ----
 
-/// A future that another thread wakes.
+/// A future woken by another thread.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(bool, Option<Waker>)>>);
 
@@ -268,7 +266,7 @@ impl Signal {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Drops the waker, if there is one.
+    /// Drops the waker, if any.
     fn forget(&self) {
         let waker = self.0.lock().unwrap().1.take();
         drop(waker);
@@ -325,8 +323,7 @@ fn a_future_whose_wake_is_lost_is_lost() {
     must_fail("a_future_on_an_engine_that_loses_wakes", "the future was lost");
 }
 
-/// The other thread drops the waker: before the future has registered it, while the future is polled, or while it
-/// waits.
+/// The other thread drops the waker before the future has registered it, while the future is polled, or while it waits.
 #[test]
 fn a_future_whose_last_waker_is_dropped_fails_once() {
     model(2, Flavour::Contract, || {
@@ -351,7 +348,7 @@ fn a_future_whose_last_waker_is_dropped_fails_once() {
             })
             .unwrap();
         thread.join().unwrap();
-        // If the thread came before the future had registered its waker, the future still waits.
+        // If the thread came before the future registered its waker, the future is still waiting.
         if dropped.load(Relaxed) == 0 {
             polled.forget();
         }

@@ -1,5 +1,5 @@
-//! Waits in place: a waiter takes a ready operation from its queue while a worker pops it or looks at it, or while
-//! another thread cancels it.
+//! Waits in place: a waiter takes a ready operation from its queue while a worker pops or inspects it, or while another
+//! thread cancels it.
 #![cfg(raddle_loom)]
 
 use std::{panic::Location, ptr::NonNull, sync::Arc};
@@ -30,18 +30,18 @@ impl Runs {
     }
 }
 
-/// The task of an operation: a count of its runs, without a lock.
+/// An operation's task: an unlocked count of its runs.
 type Task = Arc<Runs>;
 type Shared = Arc<Cancellable<Option<()>>>;
 
-/// Runs an operation, and ends it.
+/// Runs an operation and ends it.
 fn run(op: OpRef<Task>) {
     // SAFETY: this thread owns the operation.
     unsafe { &*op.task_ptr() }.add();
     end_alone(op);
 }
 
-/// Pops the entry, and runs its operation unless the operation was taken or cancelled.
+/// Pops the entry and runs its operation unless that was taken or cancelled.
 fn work(queue: &Mutex<Option<OpRef<Task>>>, shared: &Shared) {
     let Some(entry) = queue.lock().unwrap().take() else { return };
     let Some(op) = entry.pop_entry() else { return };
@@ -73,7 +73,7 @@ fn one_thread_runs_it(cancels: bool) {
         });
         // SAFETY: the operation uses no variable.
         let op = unsafe { OpRef::new(Arc::clone(&runs), DEFAULT_BAND, false, std::iter::empty()) };
-        // A write before the operation is ready, which its run must see.
+        // This write precedes readiness, so the operation's run must see it.
         runs.add();
         let place = NonNull::new(op.as_ptr()).unwrap().cast();
         op.publish(|| {
@@ -112,7 +112,7 @@ fn a_cancelled_operation_in_a_queue_is_not_run() {
     one_thread_runs_it(true);
 }
 
-/// A worker looks at an entry's operation and puts the entry back into the queue, while a waiter takes the operation.
+/// A worker inspects an entry's operation and puts the entry back into the queue while a waiter takes the operation.
 fn a_worker_looks() {
     model(2, Flavour::Contract, || {
         let runs = Arc::<Runs>::default();

@@ -36,7 +36,7 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
 }
 
 /// Models `pushers` threads that push one operation each while the main thread pops twice. Then the main thread takes
-/// the rest, and relies on `highest` alone for bands that have a bit.
+/// the rest, relying on `highest` alone for bands that have a bit.
 fn pushers_and_a_popper(pushers: usize, band: u8) -> impl Fn() + Send + Sync + 'static {
     move || {
         let injector = Arc::new(Injector::default());
@@ -69,13 +69,13 @@ fn the_bit_of_a_band_is_set_while_it_holds_operations() {
 }
 
 /// Two poppers take more than one operation each, from `ready` and from the inbox; no operation is lost or taken twice,
-/// and no freed one is accessed.
+/// and no freed operation is accessed.
 #[test]
 fn two_poppers_that_take_several_share_all_pushed_operations() {
     model(3, Flavour::Contract, || {
         let injector = Arc::new(Injector::default());
         (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
-        // Takes the oldest and installs the others.
+        // Takes the oldest and installs the rest.
         assert_eq!(pop(&injector, DEFAULT_BAND), Some(0));
         let other = Arc::clone(&injector);
         let thread = thread::spawn(move || {
@@ -115,8 +115,7 @@ fn two_poppers_share_the_operations_of_two_pushes() {
     });
 }
 
-/// While a slow popper holds the head that it has loaded, that head is popped and freed, and another chain is
-/// installed.
+/// While a slow popper holds a loaded head, that head is popped and freed, and another chain is installed.
 #[test]
 fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     model(3, Flavour::Contract, || {
@@ -138,7 +137,7 @@ fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     });
 }
 
-/// Two poppers each hold a chain and take one operation from it. Only one of the two can leave the rest of its chain in
+/// Two poppers each hold a chain and take one operation from it. Only one of them can leave the rest of its chain in
 /// front.
 #[test]
 fn two_poppers_leave_the_rest_of_their_chains() {
@@ -159,9 +158,9 @@ fn two_poppers_leave_the_rest_of_their_chains() {
     });
 }
 
-/// D and X are in `ready`. One popper has loaded D as the head, with X behind it. Another popper pops both, ends X, and
-/// pushes two operations. If D `comes_back`, it is one of these two, and becomes the head again. The first popper must
-/// not mistake it for the head that it has loaded.
+/// D and X are in `ready`. One popper has loaded D as the head, with X behind it. Another pops both, ends X, and pushes
+/// two operations. If D `comes_back`, it is one of these and becomes the head again. The first popper must not mistake
+/// it for the loaded head.
 fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {
     const D: usize = 1;
     move || {
@@ -198,7 +197,7 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
     }
 }
 
-/// Creates a lane of two workers; the models do what the workers would do.
+/// Creates a lane of two workers; the models do the workers' part.
 fn lane() -> Arc<Lane<usize>> {
     Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
 }

@@ -1,4 +1,4 @@
-//! Loans: functions that have waited continue in place of idle workers.
+//! Loans: after a wait, functions continue in place of idle workers.
 #![cfg(raddle_loom)]
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -10,7 +10,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// A lane with idle workers, and the number of functions that compute in it.
+/// A lane with idle workers, and the number of functions computing in it.
 struct Lane {
     sleep: Sleep,
     loans: Loans,
@@ -43,7 +43,7 @@ impl Lane {
         has_stayed
     }
 
-    /// Lets a function that has waited continue, if it can borrow a place.
+    /// Lets a function continue after a wait if it can borrow a place.
     fn go_on(&self) {
         if self.loans.borrow(&self.sleep) {
             self.compute();
@@ -92,8 +92,8 @@ fn without_the_notification_the_worker_stays_idle_for_ever() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// A function continues, waits and continues again, while the worker that stays idle for it sees that the function has
-/// given the place back.
+/// A function continues, waits and continues again while the worker that stays idle for it sees that it has given the
+/// place back.
 #[test]
 fn a_worker_that_has_stayed_idle_sees_the_next_loan() {
     model(3, Flavour::Contract, || {
@@ -108,8 +108,7 @@ fn a_worker_that_has_stayed_idle_sees_the_next_loan() {
     });
 }
 
-/// Two workers find work at the same time, while a function continues in place of one of them. At most one of them
-/// stays idle.
+/// Two workers find work concurrently while a function continues in place of one of them. At most one stays idle.
 #[test]
 fn at_most_one_of_two_workers_stays_idle_for_a_function() {
     model(2, Flavour::Contract, || {
@@ -125,7 +124,7 @@ fn at_most_one_of_two_workers_stays_idle_for_a_function() {
     });
 }
 
-/// Two functions want to continue in place of one worker. At most one of them does at any time.
+/// Two functions try to continue in place of one worker. At most one does at any time.
 #[test]
 fn a_place_is_lent_to_one_function_at_a_time() {
     model(COMPLETE, Flavour::Contract, || {

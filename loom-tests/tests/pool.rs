@@ -1,5 +1,5 @@
-//! The stack of batches from which threads take free records: each batch, with its contents, belongs to one thread at
-//! a time. The records inside a batch are used by one thread only and are not modelled.
+//! The stack of batches from which threads take free records: each batch and its contents have one owning thread at a
+//! time. The records inside a batch are used by only one thread and are not modelled.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -31,11 +31,10 @@ impl Node for Batch {
 
 type Pool = Arc<Stack<Batch>>;
 
-/// A batch that belongs to the thread that has this value.
+/// A batch that belongs to the thread holding this value.
 struct Taken(NonNull<Batch>);
 
-// SAFETY: the thread that has this value is the only one that uses the batch. If the stack broke that rule, loom would
-// report it.
+// SAFETY: only the thread holding this value uses the batch. If the stack broke that rule, loom would report it.
 unsafe impl Send for Taken {}
 
 impl Taken {
@@ -69,11 +68,11 @@ impl Taken {
     }
 }
 
-/// Checks, after all threads have been joined, that `kept` and the pool together hold each batch with a number below
-/// `count` once.
+/// Checks, after all threads have been joined, that `kept` and the pool together hold each batch numbered below `count`
+/// once.
 fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     let mut all: Vec<Taken> = kept.into_iter().collect();
-    // Takes at most one batch more than there should be, in case the stack has become a cycle.
+    // Takes at most one batch more than expected, in case the stack has become cyclic.
     while let Some(batch) = Taken::from(pool).filter(|_| all.len() <= count) {
         all.push(batch);
     }
@@ -101,7 +100,7 @@ fn each_batch_is_taken_once_and_with_its_contents() {
     });
 }
 
-/// A thread is slow to take the first of two batches. Meanwhile, another thread takes both and puts the first one back.
+/// A thread is slow to take the first of two batches. Meanwhile, another thread takes both and puts the first back.
 #[test]
 fn a_slow_pop_does_not_restore_a_batch_that_was_taken() {
     model(3, Flavour::Contract, || {

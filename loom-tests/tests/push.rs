@@ -1,9 +1,9 @@
 //! A push is atomic: operations that share variables are in the same order in every queue, however their pushers
 //! interleave, and a stalled pusher delays only the operations behind its own.
 //!
-//! An operation's accesses are sorted by variable, so no thread can insert them in a different order. In these models
-//! every access may be inserted by its own pusher, or by any thread that finds its operation in the way. Unless a model
-//! says otherwise, threads only push, and ready operations run after the threads are joined. So interleavings differ
+//! An operation's accesses are sorted by variable, so no thread can insert them in a different order. In these models,
+//! an access may be inserted by its own pusher or by any thread that finds its operation in the way. Unless a model
+//! says otherwise, threads only push, and ready operations run after the threads are joined. Interleavings then differ
 //! only in the steps of pushes, and a bound covers more of these.
 
 #![cfg(raddle_loom)]
@@ -18,8 +18,8 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
 
-/// Pushes lists of operations, the last list on this thread and each other list on a thread of its own. Another thread
-/// finishes the `stalled` push, if there is one. Then runs all operations.
+/// Pushes lists of operations, the last list on this thread and each other list on a separate thread. Another thread
+/// finishes the `stalled` push, if any. Then runs all operations.
 fn push_all(world: &Arc<World>, stalled: Option<StalledPush>, mut lists: Vec<Vec<OpRef<Task>>>) {
     let push = |world: &World, ops: Vec<_>| ops.into_iter().filter_map(|op| world.push(op).ready).collect();
     let mine = lists.pop().expect("there should be a list for this thread");
@@ -71,7 +71,7 @@ fn without_help_two_pushes_deadlock() {
     must_fail("appending_without_help", "never became ready");
 }
 
-/// Two threads push over the same variables, and run ready operations immediately.
+/// Two threads push over the same variables and run ready operations immediately.
 fn two_that_run_immediately(flavour: Flavour, bound: usize, modes: [Mode; 2]) {
     model(bound, flavour, move || {
         let world = World::new(2);
@@ -94,8 +94,8 @@ fn a_reader_and_a_writer_exclude_each_other_while_they_are_pushed() {
     two_that_run_immediately(Contract, 2, [Read, Write]);
 }
 
-/// One thread pushes two operations while another push gets in their way: a helper that is slow to insert an access
-/// must notice that the access has been inserted, even if another operation is already behind it.
+/// One thread pushes two operations while another push gets in their way: a slow helper must notice that the access has
+/// been inserted, even if another operation is already behind it.
 fn a_slow_helper() {
     let world = World::new(2);
     let lists = vec![vec![world.op(&[A, B]), world.op(&[B])], vec![world.op(&[A])]];
@@ -138,17 +138,17 @@ fn a_stalled_pusher_delays_no_other_operation() {
         let thread = thread::spawn(move || other.push_and_run(beside));
         assert!(world.push(behind).ready.is_none(), "an operation is ready before the stalled one in front of it");
         thread.join().unwrap();
-        // All other pushes are over, and the operations that were ready have run.
+        // All other pushes are over, and all ready operations have run.
         assert_eq!(world.runs(STALLED), 0);
         world.finish_push(stalled).into_iter().for_each(|op| world.run(op));
         world.end();
     });
 }
 
-/// The number of the operation that a world created first.
+/// The number of the first operation created by a world.
 const STALLED: usize = 0;
 
-/// Two threads help the same operation with the same access at the same time. The access must be counted once.
+/// Two threads concurrently help the same operation with the same access, which must be counted once.
 #[test]
 fn an_access_inserted_by_two_helpers_is_counted_once() {
     model(1, Contract, || {
@@ -166,7 +166,7 @@ fn an_access_inserted_by_two_helpers_is_counted_once() {
     });
 }
 
-/// A thread that moves the tail to an access linked by another thread hands over the access: a thread that finds it at
+/// A thread that moves the tail to an access linked by another thread hands over that access: a thread that finds it at
 /// the tail may use it.
 #[test]
 fn the_tail_hands_over_the_access_it_points_to() {
@@ -185,7 +185,7 @@ fn the_tail_hands_over_the_access_it_points_to() {
     });
 }
 
-/// Three pushes use two of three variables each, so any two of the pushes share one variable. The first push is stalled
+/// Three pushes use two of three variables each, so any two of them share one variable. The first push is stalled
 /// halfway.
 fn a_ring_by_two_threads() {
     model(1, Contract, || {
@@ -217,9 +217,9 @@ fn without_help_a_ring_by_two_threads_deadlocks() {
     must_fail("a_ring_by_two_threads_without_help", "never became ready");
 }
 
-/// The ring of three pushes by three threads; the first two pushes start halfway. If all of them started at the
-/// beginning, there would be too many interleavings within a bound that finds the deadlock without help;
-/// `loom-tests/algorithm` has that model.
+/// The ring of three pushes by three threads; the first two start halfway. If all started at the beginning, a bound
+/// large enough to find the deadlock without help would allow too many interleavings; `loom-tests/algorithm` has that
+/// model.
 fn a_ring_by_three_threads() {
     model(0, Contract, || {
         let world = World::new(3);

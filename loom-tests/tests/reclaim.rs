@@ -1,12 +1,12 @@
-//! Records and variables are reclaimed once, and not while a thread may still use them.
+//! Records and variables are reclaimed once, never while a thread may still use them.
 //!
-//! An idle variable keeps its last access, and with it the record of the access's operation, until the next operation
-//! on the variable. Then the access is spent and retired, while other threads may still use it: threads that have read
-//! the tail, and helpers.
+//! An idle variable keeps its last access, and thus the record of the access's operation, until its next operation.
+//! Then the access is spent and retired while other threads may still use it: threads that have read the tail, and
+//! helpers.
 //!
-//! The models run on `Flavour::Contract`, which reclaims a record as soon as the contract of epoch-based reclamation
-//! allows it. crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could
-//! still use; one model runs on crossbeam-epoch, to cover the calls to it.
+//! The models run on `Flavour::Contract`, which reclaims a record as soon as epoch-based reclamation's contract allows.
+//! crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could still use;
+//! one model runs on crossbeam-epoch, to cover the calls to it.
 
 #![cfg(raddle_loom)]
 
@@ -21,7 +21,7 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{COMPLETE, World, end_alone, model, must_fail, without};
 
-/// An idle variable is used again by one thread while another checks whether it is idle.
+/// One thread uses an idle variable again while another checks whether it is idle.
 fn use_again_while_another_checks(bound: Option<usize>, flavour: Flavour, mode: Mode) {
     model(bound, flavour, move || {
         let world = World::new(1);
@@ -72,8 +72,8 @@ fn an_idle_variable_is_used_again_by_two_threads() {
     });
 }
 
-/// One thread completes an operation while another thread appends a second one behind it. Then the first thread pushes
-/// a third: the tail that it finds must not be the access that it has retired.
+/// One thread completes an operation while another appends a second one behind it. Then the first thread pushes a
+/// third: the tail that it finds must not be the access that it retired.
 fn complete_while_another_appends(bound: usize) {
     model(bound, Contract, || {
         let world = World::new(1);
@@ -142,9 +142,9 @@ fn the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behin
     complete_and_check_while_another_appends(&[(0, Write), (1, Write)]);
 }
 
-/// The record of an operation with two accesses has three shares: one for each access, and one for the thread that
-/// completes the operation. A different thread ends each share, and the one that ends the last share retires the
-/// record. Through the task's cell, loom checks that the other threads' uses of the record come before the retirement.
+/// The record of an operation with two accesses has three shares: one per access, and one for the completing thread.
+/// Different threads end the shares, and the one that ends the last share retires the record. Through the task's cell,
+/// loom checks that the other threads' uses of the record precede its retirement.
 #[test]
 fn the_last_share_retires_the_record_after_all_uses() {
     model(3, Contract, || {
@@ -164,8 +164,8 @@ fn the_last_share_retires_the_record_after_all_uses() {
     });
 }
 
-/// A slow helper may still use the queue of a variable after the operation that it helps, which is the last one there,
-/// is complete. Another thread then disposes of the variable.
+/// A slow helper may still use a variable's queue after the operation that it helps, the last one there, is complete.
+/// Another thread then disposes of the variable.
 #[test]
 fn a_variable_is_freed_only_after_the_helpers() {
     model(2, Contract, || {
@@ -200,7 +200,7 @@ fn a_task_is_dropped_after_all_uses_by_other_holders() {
     });
 }
 
-/// The record of an operation with one access is left to that access, unless another thread still holds the operation.
+/// A single-access operation's record is left to that access unless another thread still holds the operation.
 #[test]
 fn an_operation_that_another_thread_holds_keeps_its_record() {
     model(COMPLETE, Contract, || {
@@ -215,7 +215,7 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
             drop(hold);
         });
         world.complete(op, &mut ReadyList::default());
-        // Makes the first operation's access leave its queue.
+        // This makes the first operation's access leave its queue.
         world.push_and_run(world.op(&[(0, Write)]));
         thread.join().unwrap();
         world.end();

@@ -1,4 +1,4 @@
-//! The pool of records: a record has one user at a time, and is neither reused nor freed while a pinned thread may read
+//! The pool of records: a record has one user at a time and is neither reused nor freed while a pinned thread may read
 //! it. Lists hold two records here, and a batch is three records with its list.
 #![cfg(raddle_loom)]
 
@@ -21,7 +21,7 @@ use loom::{
 use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Registry, Step, mark, pin};
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// The contents that a pinned thread may read in a record.
+/// The contents of a record that a pinned thread may read.
 const OLD: usize = 0;
 
 /// Takes `count` records, which must be distinct, and writes `user` to them.
@@ -44,7 +44,7 @@ fn put_back(records: &[PooledRecord], user: usize) {
     }
 }
 
-/// A thread finds a record, and reads it, while another thread unlinks the record, puts it back, and calls `reuse`.
+/// A thread finds and reads a record while another unlinks it, puts it back, and calls `reuse`.
 fn read_while(bound: Option<usize>, reuse: impl Fn(PooledRecord) + Sync + Send + 'static) {
     model(bound, ContractForReaders, move || {
         let record = PooledRecord::take();
@@ -68,7 +68,7 @@ fn read_while(bound: Option<usize>, reuse: impl Fn(PooledRecord) + Sync + Send +
 fn reuse_while_another_thread_reads() {
     static REUSED: AtomicBool = AtomicBool::new(false);
     read_while(Some(3), |record| {
-        // The second record that is put back fills the list, and the third retires the batch.
+        // The second record put back fills the list, and the third retires the batch.
         put_back(&take(2, 1), 1);
         let taken = take(4, 2);
         if taken.contains(&record) {
@@ -111,7 +111,7 @@ fn a_record_of_a_thread_that_ends_is_not_freed_while_a_pinned_thread_reads_it() 
     read_while(Some(3), |_| ());
 }
 
-/// Two threads take records and put them back. Each of them takes batches that the other one has filled.
+/// Two threads take records and put them back. Each takes batches filled by the other.
 #[test]
 fn a_record_has_one_user_at_a_time() {
     static PASSED_ON: AtomicBool = AtomicBool::new(false);
@@ -132,13 +132,13 @@ fn a_record_has_one_user_at_a_time() {
     assert!(PASSED_ON.load(Relaxed), "no record passes from one thread to the other, so the model shows nothing");
 }
 
-/// A batch is on the stack. One thread takes a record of it and ends, so that the rest of the batch is freed, while
-/// another takes a record as well, and may read the word of the list that the first thread has popped.
+/// A batch is on the stack. One thread takes a record from it and ends, freeing the rest of the batch, while another
+/// also takes a record and may read the word of the list popped by the first thread.
 #[test]
 fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
     static POPPED: AtomicBool = AtomicBool::new(false);
     model(3, ContractForReaders, || {
-        // The third record that is put back retires the batch of the first two.
+        // The third record put back retires the batch of the first two.
         let before = take(4, 1);
         put_back(&before, 1);
         let other = thread::spawn(|| {
@@ -146,7 +146,7 @@ fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
             PooledRecord::end_thread();
             taken
         });
-        // If this thread pops the batch, the third record is the one that holds the list.
+        // If this thread pops the batch, the third record holds the list.
         let taken = take(3, 3);
         if other.join().unwrap().iter().any(|record| before.contains(record)) {
             POPPED.store(true, Relaxed);
@@ -157,18 +157,17 @@ fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
     assert!(POPPED.load(Relaxed), "the other thread never takes a record of the batch, so the model shows nothing");
 }
 
-/// The mark of the records of a model.
+/// The mark of a model's records.
 const OWN: *mut () = NonNull::dangling().as_ptr();
 
-/// A record that can be found by its mark.
+/// A record identifiable by its mark.
 #[repr(C)]
 struct Marked {
     mark: AtomicPtr<()>,
     data: UnsafeCell<usize>,
 }
 
-/// A thread looks for marked records while another one fills a record and marks it, as dumps do while operations are
-/// pushed.
+/// As dumps do while operations are pushed, a thread looks for marked records while another fills and marks a record.
 #[test]
 fn a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked() {
     model(COMPLETE, ContractForReaders, || {

@@ -1,7 +1,7 @@
-//! The models are real: the flags are set, loom explores more than one interleaving of the library's own types with
-//! either flavour of reclamation, and finds a planted race.
+//! The models are real: the flags are set, and loom explores several interleavings of the library's own types with
+//! either flavour of reclamation and finds a planted race.
 //!
-//! Flags are easily lost: any `RUSTFLAGS` in the environment replace those of a configuration file, and then all tests
+//! Flags are easily lost: `RUSTFLAGS` in the environment replaces the flags of a configuration file, and all tests then
 //! pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, which makes this file fail without the
 //! flags.
 
@@ -48,7 +48,7 @@ mod under_loom {
         assert!(crossbeam > contract, "crossbeam-epoch does not use loom's atomics: {crossbeam} <= {contract}");
     }
 
-    /// `AsyncState::fail` may be called only once; two threads that call it race on its cell.
+    /// `AsyncState::fail` may be called only once; two threads calling it race on its cell.
     #[test]
     #[ignore = "fails by design; run by the test below"]
     fn planted_race() {

@@ -1,6 +1,6 @@
 //! The count of pending operations, and shutdowns that race with pushes.
 //!
-//! Threads choose a shard of the count by their number, so two threads of a model use different shards if the count has
+//! Threads choose a shard of the count by thread number, so a model's two threads use different shards if the count has
 //! two.
 #![cfg(raddle_loom)]
 
@@ -37,7 +37,7 @@ fn shared() -> Arc<Shared> {
 }
 
 /// Two operations that entered before the wait leave on two threads; the wait ends after both and sees their effects.
-/// With `watched`, a future waits for room meanwhile, so that the operations look for such futures.
+/// If `watched`, a future waits for room meanwhile, so the operations look for such futures.
 fn wait_for_two(watched: bool) {
     let shared = shared();
     let tickets = [0, 1].map(|index| (index, shared.pending.enter()));
@@ -88,8 +88,8 @@ fn without_the_notification_a_wait_for_all_never_ends() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// The first operation of a scope enters a second one, and then leaves. The scope ends after both, and then has
-/// exclusive access to what they borrowed.
+/// A scope's first operation enters a second one and then leaves. The scope ends after both, with exclusive access to
+/// what they borrowed.
 fn end_of_a_scope() {
     let shared = shared();
     let (other, first) = (Arc::clone(&shared), shared.pending.enter());
@@ -132,8 +132,8 @@ fn without_a_second_wait_a_scope_ends_too_early() {
     must_fail("without_a_second_wait_at_the_end_of_a_scope", "");
 }
 
-/// An operation that enters after the wait has begun does not delay the wait, even if the operation never leaves; one
-/// that races with the wait is counted exactly once.
+/// An operation that enters after the wait has begun does not delay the wait even if it never leaves; one that races
+/// with the wait is counted exactly once.
 #[test]
 fn a_wait_for_all_does_not_cover_later_entries() {
     model(2, Flavour::Contract, || {
@@ -194,12 +194,12 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     });
 }
 
-/// A thread begins to enter a generation in one chunk and then finds the next one, in a chunk that was made meanwhile.
+/// A thread begins to enter a generation in one chunk and then finds the next one, in a newly created chunk.
 #[test]
 fn an_entry_finds_the_chunk_of_a_generation_that_was_opened_meanwhile() {
     model(COMPLETE, Flavour::Contract, || {
         let pending = Arc::new(PendingOps::new(1));
-        // The last of these generations is the last of its chunk.
+        // The last of these generations is the last in its chunk.
         let entered = [(); 3].map(|()| {
             let ticket = pending.enter();
             pending.end(&mut pending.begin());
@@ -218,7 +218,7 @@ fn an_entry_finds_the_chunk_of_a_generation_that_was_opened_meanwhile() {
     });
 }
 
-/// An operation enters and leaves while another one is pending, which is never left out of a count.
+/// An operation enters and leaves while another is pending; no count omits the pending one.
 #[test]
 fn a_count_includes_every_operation_that_is_pending() {
     model(COMPLETE, Flavour::Contract, || {
@@ -273,8 +273,8 @@ fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
     model(COMPLETE, Flavour::Contract, a_wait_is_polled);
 }
 
-/// A future is dropped while the operation that it waits for leaves. The operation may wake the future before the drop;
-/// after the drop, no waker is left.
+/// A future is dropped while its awaited operation leaves. The operation may wake the future before the drop;
+/// afterwards, no waker is left.
 #[test]
 fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     model(COMPLETE, Flavour::Contract, || {
@@ -301,7 +301,7 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     });
 }
 
-/// A future waits for room while all operations leave, one after the other.
+/// A future waits for room while all operations leave one by one.
 fn wait_for_room(operations: usize) {
     let shared = shared();
     let _ = shared.pending.set_limit(1);
@@ -324,7 +324,7 @@ fn a_wait_for_room_is_woken_when_an_operation_leaves() {
     model(COMPLETE, Flavour::Contract, || wait_for_room(1));
 }
 
-/// The first operation to leave may find no registered future, and end the watch, between the future's two checks.
+/// Between the future's two checks, the first operation to leave may find no registered future and end the watch.
 #[test]
 fn a_wait_for_room_misses_no_leave() {
     model(3, Flavour::Contract, || wait_for_room(3));
@@ -343,7 +343,7 @@ fn without_watching_a_wait_for_room_is_never_woken() {
     must_fail("without_watching", "the future was not woken");
 }
 
-/// A generation is closed, and another one opened, while a future waits for room. The operation that leaves in the new
+/// A generation is closed and another opened while a future waits for room. The operation that leaves in the new
 /// generation finds it watched.
 #[test]
 fn a_wait_for_room_is_woken_by_operations_of_later_generations() {
@@ -386,7 +386,7 @@ fn a_thread_that_waits_for_room_is_woken() {
     });
 }
 
-/// Two futures wait for the room of one operation. The first one is dropped; the second one is woken.
+/// Two futures wait for room for one operation. The first is dropped; the second is woken.
 #[test]
 fn a_future_that_is_dropped_passes_its_room_on() {
     model(2, Flavour::Contract, || {
@@ -409,7 +409,7 @@ fn a_future_that_is_dropped_passes_its_room_on() {
     });
 }
 
-/// Generations are reused while an operation that enters may still find one of them closed.
+/// Generations are reused while an entering operation may still find one of them closed.
 #[test]
 fn entries_are_counted_once_while_generations_are_reused() {
     model(2, Flavour::Contract, || {
@@ -427,8 +427,8 @@ fn entries_are_counted_once_while_generations_are_reused() {
 }
 
 /// Either a wait covers an operation, or the operation sees the writes before the wait, so a shutdown can refuse late
-/// pushes. The generation is closed and opened again while the operation is about to enter it, and the generation's
-/// word returns to its old value.
+/// pushes. While the operation is about to enter the generation, it is closed and reopened, and its word returns to its
+/// old value.
 #[test]
 fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
@@ -451,8 +451,8 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     });
 }
 
-/// When an operation pushes another one, the new operation enters before the pushing one leaves. So a wait that finds
-/// nothing pending covers both, and a shutdown may then end the threads.
+/// When an operation pushes another, the new one enters before the pushing one leaves. So a wait that finds nothing
+/// pending covers both, after which a shutdown may end the threads.
 #[test]
 fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {
@@ -493,7 +493,7 @@ fn a_push_that_races_with_a_shutdown_is_refused_or_runs() {
     });
 }
 
-/// A value that keeps an engine open, and whose drop does not wait.
+/// A value that keeps an engine open and whose drop does not wait.
 enum Keeper {
     Guard(WriteGuard<()>),
     /// Dropped inside an operation of another engine.
@@ -509,9 +509,9 @@ impl Keeper {
     }
 }
 
-/// A thread limits a group, registers a future that waits for room, and drops what keeps the engine open for it: a guard
-/// or a handle. The model's first thread has the other one of the two. Whichever thread drops the last one shuts the
-/// engine down, which ends the wait for room.
+/// A thread limits a group, registers a future that waits for room, and drops what keeps the engine open for it: a
+/// guard or a handle. The model's first thread holds the other of the two. Whichever thread drops last shuts the engine
+/// down, ending the wait for room.
 fn a_future_waits_for_room_while_handles_are_dropped(other_has_the_guard: bool) {
     let naive = || Engine::builder().kind(EngineKind::Naive).build().unwrap();
     let engine = naive();
@@ -555,8 +555,8 @@ fn a_shutdown_by_the_last_handle_ends_waits_for_room_that_began_beside_a_guard()
     model(2, Flavour::Contract, || a_future_waits_for_room_while_handles_are_dropped(true));
 }
 
-/// A thread limits a group for the first time, and a future begins to wait for room there, while the engine begins to
-/// shut down: either the future finds the shutdown, or the shutdown finds the future.
+/// While the engine begins to shut down, a thread limits a group for the first time, and a future begins to wait for
+/// room there: either the future finds the shutdown, or the shutdown finds the future.
 #[test]
 fn a_future_that_begins_to_wait_for_room_during_a_shutdown_is_refused_or_woken() {
     model(2, Flavour::Contract, || {

@@ -1,8 +1,7 @@
-//! Models that are too large for loom: dozens of operations on five or six threads, in hundreds or thousands of
-//! schedules.
+//! Models too large for loom: dozens of operations on five or six threads, in hundreds or thousands of schedules.
 //!
-//! Every atomic access counts as `SeqCst` here, so these models check the logic of the protocols, but not the
-//! orderings. They run the library's own types; the last models run whole engines with their threads.
+//! Every atomic access counts as `SeqCst` here, so these models check the protocols' logic but not their orderings.
+//! They run the library's own types; the last models run whole engines with their threads.
 #![cfg(raddle_shuttle)]
 
 use std::{
@@ -43,7 +42,7 @@ fn below(bound: usize) -> usize {
 
 const VARIABLES: usize = 4;
 
-/// The data of an operation's record: its number, and a count of drops.
+/// The data of an operation's record: its number and a count of drops.
 struct Task {
     number: usize,
     dropped: Arc<AtomicUsize>,
@@ -120,8 +119,8 @@ impl World {
         }
     }
 
-    /// Ends the world after all threads have been joined. Checks that every operation ran once, and that they ran in an
-    /// order that the pushes allow.
+    /// Ends the world after all threads have been joined. Checks that every operation ran once, in an order allowed by
+    /// the pushes.
     fn end(self: Arc<Self>) {
         let made = self.made.lock().unwrap();
         for (one, earlier) in made.iter().enumerate() {
@@ -141,7 +140,7 @@ impl World {
             // SAFETY: all operations are done, no other is pushed, and the closure keeps the world alive until it runs.
             unsafe { VarQueue::dispose(NonNull::from(queue), move || drop(world)) };
         }
-        assert_eq!(self.dropped.load(Relaxed), made.len(), "records that were dropped (left) and made (right)");
+        assert_eq!(self.dropped.load(Relaxed), made.len(), "records dropped (left) and made (right)");
         assert!(made.iter().any(|made| made.thread > 0), "only one thread has pushed");
     }
 }
@@ -206,7 +205,7 @@ fn a_lane_with_three_workers() {
                 let mut taken = Vec::new();
                 while let Some(number) = take(&worker) {
                     taken.push(number);
-                    // Every third operation makes another one ready, which goes to the slot or to the deque.
+                    // Every third operation makes another ready, which goes to the slot or the deque.
                     if number % 3 == 0 {
                         if below(2) == 0 {
                             worker.push_next(op(number + 1));
@@ -243,8 +242,8 @@ fn three_workers_take_each_operation_once_and_all_end() {
     explore(4000, a_lane_with_three_workers);
 }
 
-/// Workers take exactly one operation each, so a worker that takes a batch, or that is the last to stop searching, must
-/// wake another.
+/// Workers take exactly one operation each, so a worker that takes a batch or is the last to stop searching must wake
+/// another.
 fn workers_that_take_one_operation_each() {
     const WORKERS: usize = 4;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: WORKERS, idle: IdlePolicy::Park });
@@ -253,7 +252,7 @@ fn workers_that_take_one_operation_each() {
         .map(|worker| {
             thread::spawn(move || {
                 worker.lane().sleep().set_thread(worker.index());
-                // The worker may have further operations in its deque, for other workers to steal.
+                // Other workers may steal further operations from the worker's deque.
                 (take(&worker).unwrap(), worker)
             })
         })
@@ -271,8 +270,8 @@ fn four_pushes_reach_four_workers_that_take_one_operation_each() {
     explore(6000, workers_that_take_one_operation_each);
 }
 
-/// A thread calls `idle_since` twice. If both calls return the same `Some`, the lane was idle in between: all
-/// operations have run, since only operations push others here.
+/// A thread calls `idle_since` twice. If both calls return the same `Some`, the lane was idle between them: all
+/// operations have run, since only operations push here.
 fn two_looks_at_an_idle_lane() {
     const OPERATIONS: usize = 6;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park });
@@ -357,7 +356,7 @@ fn waits_for_all_end_while_others_enter_and_leave() {
 // ------------------------------------------------------------------------------------------------------- engine ----
 
 /// Three threads push on an engine with two workers. Operations succeed, fail, panic or lose their completions; threads
-/// wait outside and inside operations, and clear errors; then the engine drains.
+/// wait outside and inside operations and clear errors; then the engine drains.
 fn an_engine(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -449,7 +448,7 @@ fn an_engine(kind: EngineKind) {
         }
     }
     let _ = engine.wait_for_all();
-    assert_eq!(dropped.load(Relaxed), made.load(Relaxed), "functions that were dropped (left) and made (right)");
+    assert_eq!(dropped.load(Relaxed), made.load(Relaxed), "functions dropped (left) and made (right)");
     drop((logs, token));
     engine.shutdown(Shutdown::Drain, None).unwrap();
 }
@@ -464,8 +463,7 @@ fn an_engine_per_device_runs_the_operations_of_three_threads_and_ends() {
     explore(800, || an_engine(EngineKind::PerDevice));
 }
 
-/// The engine is cancelled in the middle of pushes: accepted operations run or are cancelled, and nothing runs after
-/// the end.
+/// The engine is cancelled during pushes: accepted operations run or are cancelled, and nothing runs after the end.
 fn a_cancelled_engine(workers: usize) {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -499,8 +497,8 @@ fn a_cancelled_engine_lets_every_wait_end_and_runs_nothing_more() {
     explore(2000, || a_cancelled_engine(2));
 }
 
-/// Threads push to an engine of workers that shuts down: each push is refused, or its operation has run when the
-/// shutdown returns. Operations with one access, and nothing special, are pushed on a path of their own.
+/// Threads push to an engine with workers while it shuts down: each push is refused, or its operation has run when the
+/// shutdown returns. Plain operations with one access have their own push path.
 fn pushes_to_a_pool_that_shuts_down() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -532,7 +530,7 @@ fn pushes_to_a_pool_that_shuts_down() {
     let counts = threads.map(|(accesses, ran, thread)| (accesses, ran.load(Relaxed), ran, thread));
     for (accesses, at_the_end, ran, thread) in counts {
         let accepted = thread.join().unwrap();
-        assert_eq!(at_the_end, accepted, "accepted operations with {accesses} accesses that had run, and all of them");
+        assert_eq!(at_the_end, accepted, "accepted operations with {accesses} accesses: those that had run, and all");
         assert_eq!(ran.load(Relaxed), at_the_end, "operations with {accesses} accesses ran after the shutdown");
     }
 }
@@ -542,7 +540,7 @@ fn a_push_to_a_pool_that_shuts_down_is_refused_or_its_operation_runs() {
     explore(1200, pushes_to_a_pool_that_shuts_down);
 }
 
-/// An engine is stopped and started while operations are pushed, some of which wait for others.
+/// An engine is stopped and started during pushes of operations, some of which wait for others.
 fn an_engine_that_stops(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -590,7 +588,7 @@ fn an_engine_that_is_stopped_and_started_loses_nothing() {
     explore(400, || an_engine_that_stops(EngineKind::PerDevice));
 }
 
-/// Threads push parents with children, and open scopes that use the same variables.
+/// Threads push parents with children and open scopes that use the same variables.
 fn scopes_and_children() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -640,7 +638,7 @@ fn scopes_end_after_their_operations_and_parents_after_their_children() {
     explore(800, scopes_and_children);
 }
 
-/// Parents of every kind have children that use variables of their families, while other threads use the parents'
+/// Parents of every kind have children that use their families' variables while other threads use the parents'
 /// completions, keep their guards, and push further children.
 fn families() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
@@ -725,7 +723,7 @@ fn families_that_do_not_count_parts_start_children_twice() {
     must_fail("families_that_do_not_count_parts", "panicked");
 }
 
-/// A waker that waits for an operation when it is called.
+/// A waker that waits for an operation when called.
 struct WaitsFor {
     next: Mutex<Option<OpHandle<()>>>,
     is_over: Arc<AtomicUsize>,
@@ -739,18 +737,18 @@ impl Wake for WaitsFor {
     }
 }
 
-/// The future that an operation notifies when it ends.
+/// The future notified by an operation when it ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notifies {
     /// The future of its own handle.
     Handle,
     /// A future that waits for all operations; a worker notifies it.
     All,
-    /// A future that waits for all operations; the thread that uses the operation's completion notifies it.
+    /// A future that waits for all operations; the thread using the operation's completion notifies it.
     AllByCompletion,
 }
 
-/// An operation notifies a future, whose waker waits for the operation behind the first one.
+/// An operation notifies a future, whose waker waits for the operation's successor.
 fn a_waker_that_waits_for_a_successor(workers: usize, notifies: Notifies) {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(workers).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -758,7 +756,7 @@ fn a_waker_that_waits_for_a_successor(workers: usize, notifies: Notifies) {
     let (sender, receiver) = mpsc::channel();
     let begin = move |_: &OpContext<'_>, done| sender.send(done).unwrap();
     engine.op("asynchronous").writes([&token]).push_async_any(raddle::cx(), begin).unwrap();
-    // All other operations are behind this one, which this thread completes.
+    // All other operations are behind this one, completed by this thread.
     let done: Completion = receiver.recv().unwrap();
     let mut notified: Pin<Box<dyn Future<Output = Result<(), WaitError>>>> = match notifies {
         Notifies::Handle => Box::pin(engine.op("notifies").writes([&token]).submit((), |()| ()).unwrap()),
@@ -790,8 +788,8 @@ fn ready_operations_are_scheduled_before_the_program_is_notified() {
     }
 }
 
-/// A deletion, which the engine accepts at any time, pushes an operation while another thread shuts the engine down. If
-/// the push is accepted, the operation runs.
+/// A deletion, which the engine always accepts, pushes an operation while another thread shuts the engine down. If the
+/// push is accepted, the operation runs.
 fn a_deletion_that_pushes_while_the_engine_ends() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -816,12 +814,12 @@ fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
 
 // ------------------------------------------------------------------------------------------------------ devices ----
 
-/// The numbers of the operations whose kernels have used a device's variable, in `std` types, which add no schedules.
+/// The numbers of the operations whose kernels have used a device variable, in `std` types, which add no schedules.
 type Done = Arc<Mutex<Vec<usize>>>;
 
-/// Three threads push kernels, copies and CPU operations on an engine with a GPU. The GPU picks its next step at
-/// random, and in some schedules it is lost during the run. A thread that sees its operation succeed finds the effects
-/// of that operation and of its own earlier ones; every wait ends.
+/// Three threads push kernels, copies and CPU operations on an engine with a GPU. The GPU picks its next step at random
+/// and, in some schedules, is lost during the run. A thread that sees its operation succeed finds the effects of that
+/// operation and of its own earlier ones; every wait ends.
 fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
@@ -838,7 +836,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                 (engine.clone(), gpu.clone(), vars.clone(), host.clone(), done.clone());
             let (made, dropped) = (Arc::clone(&made), Arc::clone(&dropped));
             thread::spawn(move || {
-                // The kernels of this thread, by variable.
+                // This thread's kernels, by variable.
                 let mut own = [Vec::new(), Vec::new()];
                 for number in 0..4 {
                     let number = pusher * 10 + number;
@@ -915,7 +913,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
             assert!(done.iter().filter(|&&number| number / 10 == pusher).is_sorted(), "{done:?} is not in push order");
         }
     }
-    assert_eq!(dropped.load(Relaxed), made.load(Relaxed), "functions that were dropped (left) and made (right)");
+    assert_eq!(dropped.load(Relaxed), made.load(Relaxed), "functions dropped (left) and made (right)");
     drop((vars, host));
     engine.shutdown(Shutdown::Drain, None).unwrap();
 }
@@ -970,9 +968,8 @@ impl Drop for Life {
     }
 }
 
-/// An operator over a device's variable is dropped; a reader may be running on the device, or may have run there.
-/// Another reader is launched behind the operator's deletion. If the deletion is `first`, that reader runs until the
-/// operator is deleted.
+/// An operator over a device variable is dropped; a reader may be running or have run on the device. Another reader is
+/// launched behind the operator's deletion. If the deletion is `first`, that reader runs until the operator is deleted.
 fn a_deleted_operator(workers: usize, first: bool) {
     const GPU: Device = Device::Gpu(0);
     const LATER: Duration = Duration::from_millis(1);
@@ -1023,8 +1020,8 @@ fn a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once()
     }
 }
 
-/// An operation shuts its engine down. The engine then waits only for the last operation of a device. The last handle
-/// to the engine is dropped outside operations.
+/// An operation shuts its engine down. The engine then waits only for a device's last operation. The engine's last
+/// handle is dropped outside operations.
 fn an_engine_that_ends_while_a_device_works() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
@@ -1072,7 +1069,7 @@ macro_rules! twins {
         #[test]
         #[ignore = "fails by design; run by the test below"]
         fn $twin() {
-            // Ends with the first schedule that fails; for some models such schedules are rare.
+            // Ends with the first failing schedule; for some models, such schedules are rare.
             without(Step::$step, || explore(200_000, $model));
         }
 

@@ -2,8 +2,8 @@
 //! pushing and notifying.
 //!
 //! A lost wake-up leaves a worker parked forever, which loom reports as a deadlock. The workers use a model of the
-//! deque, so these models check the code that steals, but not the real deque. Workers do not spin here: spinning would
-//! only add a search before the same announcement.
+//! deque, so these models check the stealing code but not the real deque. Workers do not spin here: spinning would only
+//! add a search before the same announcement.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn lane(workers: usize) -> Made {
     Lane::new(LaneOptions { name: "model", workers, idle: IdlePolicy::Park })
 }
 
-/// Creates a lane whose workers park once with a time limit before they park without one.
+/// Creates a lane whose workers park once with a time limit before parking without one.
 fn contended_lane(workers: usize) -> Made {
     let made = lane(workers);
     (0..workers).for_each(|worker| made.0.sleep().set_contended(worker));
@@ -45,7 +45,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
     Some(number)
 }
 
-/// Starts a thread for each worker, and calls `f` with the worker on that thread.
+/// Starts a thread for each worker and calls `f` with the worker there.
 fn spawn_workers<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
     let spawn = |worker: Worker<Number>| {
         thread::spawn(move || {
@@ -56,19 +56,19 @@ fn spawn_workers<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>)
     workers.into_iter().map(spawn).collect()
 }
 
-/// Takes exactly one operation. The worker may have further ones in its deque, for other workers to steal.
+/// Takes exactly one operation. Other workers may steal further ones from the worker's deque.
 fn take_one(worker: Worker<Number>) -> (Number, Worker<Number>) {
     (take(&worker).unwrap(), worker)
 }
 
-/// Asserts that each operation with a number below `count` was [taken](take_one) once.
+/// Asserts that each operation numbered below `count` was [taken](take_one) once.
 fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>, count: Number) {
     let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     taken.sort_unstable_by_key(|&(number, _)| number);
     assert!(taken.iter().map(|&(number, _)| number).eq(0..count));
 }
 
-/// Models one worker that waits for as many operations as `bands` has elements, and one pusher that injects them.
+/// Models one worker that waits for as many operations as `bands` has elements, and a pusher that injects them.
 fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
     one_worker_of(lane, bands)
 }
@@ -110,8 +110,8 @@ fn two_pushes_reach_one_worker() {
     model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
 }
 
-/// A push may rely on a worker that is searching. Each of two operations is taken once, and the end of the lane reaches
-/// both workers.
+/// A push may rely on a searching worker. Each of two operations is taken once, and the end of the lane reaches both
+/// workers.
 #[test]
 fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
@@ -121,8 +121,8 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
         lane.inject(op(1, DEFAULT_BAND));
         lane.end();
         let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        // A lane ends when nothing is pending; here it ends early, and operations that were not taken are still in the
-        // injector.
+        // A lane ends when nothing is pending; here, it ends early, and the injector still holds the operations not
+        // taken.
         let mut left = 0;
         while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             end_alone(chain.last().unwrap());
@@ -133,13 +133,13 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
 }
 
 /// Two workers take exactly one operation each: each of two pushes must reach one of them, whether they search or
-/// sleep, and even if one of them holds both operations.
+/// sleep, even if one of them holds both operations.
 #[test]
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, two_workers(lane));
 }
 
-/// A notifier need not wake a worker that is in a timed park, even if the worker then parks without a time limit.
+/// A notifier need not wake a worker in a timed park, even if the worker then parks without a time limit.
 #[test]
 fn two_pushes_reach_two_workers_with_timed_parks() {
     model(2, Flavour::Contract, two_workers(contended_lane));
@@ -154,10 +154,10 @@ fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Worker 0, which was announced, finds an operation, and so does a searcher. Then the searcher or another thread
-/// publishes work. Of worker 0 and the searcher, only the one that stops searching last checks again. So the publishing
-/// thread must wake worker 1, which sleeps. If that thread takes worker 0 for a sleeper instead, worker 0 or the
-/// searcher must wake worker 1.
+/// Worker 0, which was announced, finds an operation, as does a searcher. Then the searcher or another thread publishes
+/// work. Of worker 0 and the searcher, only the last to stop searching checks again. So the publishing thread must wake
+/// worker 1, which sleeps. If that thread instead takes worker 0 for a sleeper, worker 0 or the searcher must wake
+/// worker 1.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, _workers) = lane(2);
@@ -169,7 +169,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
                 lane.sleep().notify();
             }
         };
-        // The sleeper starts the other threads once it is announced.
+        // Once announced, the sleeper starts the other threads.
         let sleeper = thread::spawn(move || {
             lane.sleep().set_thread(1);
             (0..2).for_each(|worker| lane.sleep().announce(worker, SearchState::Inactive, ParkKind::Untimed));
@@ -197,7 +197,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             lane.sleep().park(1);
             [Some(sleeper), Some(searcher), maker]
         });
-        // Joined here and not by the sleeper, which may be woken again when it is already awake.
+        // The sleeper does not join these threads, since it may be woken again when already awake.
         sleeper.join().unwrap().into_iter().flatten().for_each(|thread| thread.join().unwrap());
     }
 }
@@ -229,8 +229,8 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
     });
 }
 
-/// A thread stores its handle twice, as two threads that run the worker in turn would do, and ends. A notifier wakes
-/// the worker at the same time, through the old or the new handle, which must be complete and not freed.
+/// A thread stores its handle twice, as two threads running the worker in turn would, and ends. Meanwhile, a notifier
+/// wakes the worker through the old or the new handle, which must be complete and not freed.
 #[test]
 fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     model(3, Flavour::Contract, || {
@@ -243,8 +243,8 @@ fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     });
 }
 
-/// Three workers take one operation each; all three operations are in the deque of one of them. A stealer takes one
-/// operation and moves another into its own deque; during the move, no other worker can find the moved operation.
+/// Three workers take one operation each; all three operations are in one worker's deque. A stealer takes one operation
+/// and moves another into its own deque; during the move, no other worker can find the moved operation.
 #[test]
 fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     model(1, Flavour::Contract, || {
@@ -254,7 +254,7 @@ fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     });
 }
 
-/// Two operations become ready on a worker, which runs one of them and does not search again before that one has ended.
+/// Two operations become ready on a worker, which runs one of them and does not search again before it has ended.
 #[test]
 fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
@@ -300,14 +300,14 @@ unsafe impl Send for Data {}
 fn workers_see_earlier_writes_when_their_lane_ends() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
-        // Stands for another worker that searches: a worker that does not search executes no fence when it ends.
+        // This represents another, searching worker: a worker that is not searching executes no fence when it ends.
         lane.sleep().start_search();
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
             worker.lane().sleep().set_thread(0);
             assert!(take(&worker).is_none());
-            // SAFETY: the lane has ended, and no thread writes after that, which is what the model checks.
+            // SAFETY: the lane has ended, and no thread writes afterwards, which is what the model checks.
             assert_eq!(other.0.with(|data| unsafe { *data }), 1);
         });
         // SAFETY: the worker reads only after the lane has ended, which is what the model checks.
@@ -343,8 +343,8 @@ fn without_the_second_search_a_wake_up_is_lost() {
     must_fail("without_the_second_search", "deadlock");
 }
 
-/// The notifier must not leave its work to a worker that stays parked. There are two workers, since a notifier leaves
-/// work to others only while another worker is awake.
+/// The notifier must not leave its work to a worker that stays parked. The lane has two workers, since a notifier
+/// leaves work to others only while another worker is awake.
 #[test]
 #[ignore = "fails by design; run by the test below"]
 fn when_a_timed_park_does_not_end() {
@@ -371,8 +371,8 @@ fn when_a_timed_park_is_not_retracted_a_parked_worker_is_taken_for_a_timed_one()
     must_fail("when_a_timed_park_is_not_retracted", "deadlock");
 }
 
-/// A worker takes the operations out of its deque to look for the one that it waits for, and puts them back. The other
-/// worker may have found the deque empty in the meantime.
+/// A worker takes the operations out of its deque to look for the one that it awaits, then puts them back. Meanwhile,
+/// the other worker may have found the deque empty.
 #[test]
 fn an_operation_that_a_waiter_puts_back_reaches_the_other_worker() {
     model(2, Flavour::Contract, || {

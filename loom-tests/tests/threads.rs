@@ -1,4 +1,4 @@
-//! Spare threads, the end of an engine in the background, and the workers that a stop lays aside.
+//! Spare threads, the end of an engine in the background, and workers laid aside by a stop.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -52,8 +52,8 @@ fn without_the_second_check_a_worker_offered_to_a_thread_that_gives_up_is_lost()
     must_fail("without_the_second_check", "the worker is lost");
 }
 
-/// Two workers are offered concurrently, while two threads wait or are about to. Each accepted worker is taken once,
-/// and the end reaches the threads that were offered none.
+/// Two workers are offered concurrently while two threads wait or are about to wait. Each accepted worker is taken
+/// once, and the end reaches the threads offered none.
 #[test]
 fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_others() {
     model(2, Flavour::Contract, || {
@@ -75,10 +75,10 @@ fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_
     });
 }
 
-/// The end of an engine in the background, which happens as soon as nothing is pending.
+/// An engine's end in the background, as soon as nothing is pending.
 struct Ends {
     pending: Arc<PendingOps>,
-    /// The number of operations that are complete.
+    /// The number of complete operations.
     over: Arc<AtomicUsize>,
     ended: AtomicBool,
 }
@@ -132,7 +132,7 @@ fn without_checking_again_a_background_end_is_too_early() {
     must_fail("without_checking_again", "an operation is still pending");
 }
 
-/// The engine stops while a function begins to wait for an operation that another worker has. Either that worker is not
+/// The engine stops while a function begins to wait for an operation held by another worker. Either that worker is not
 /// laid aside, or the function takes it up again.
 fn stop_while_a_function_begins_to_wait() {
     let (aside, runs) = (Arc::new(Aside::new(1)), Arc::new(AtomicUsize::new(0)));
@@ -190,8 +190,8 @@ fn a_start_overtakes_a_stop_and_no_worker_is_lost() {
     });
 }
 
-/// A GPU lane is used for the first time while the engine stops. Either the stop waits until the lane's worker is aside,
-/// or the lane gets no thread.
+/// A GPU lane is used for the first time while the engine stops. Either the stop waits until the lane's worker is laid
+/// aside, or the lane gets no thread.
 #[test]
 fn a_lane_that_is_first_used_during_a_stop_has_no_thread_afterwards() {
     model(3, Flavour::Contract, || {
@@ -211,7 +211,7 @@ fn a_lane_that_is_first_used_during_a_stop_has_no_thread_afterwards() {
         });
         assert!(aside.request(|| recalled.store(true, SeqCst)));
         let (other, serving) = (Arc::clone(&aside), Arc::clone(&served));
-        // The lane's thread, if there is one, which the recall wakes.
+        // The lane's thread, if any, which the recall wakes.
         let lane = thread::spawn(move || {
             let _ = other.lay(|| serving.lock().unwrap().take());
         });

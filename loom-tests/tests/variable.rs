@@ -1,4 +1,4 @@
-//! The happens-before edges that a variable adds: through its version, and through the count of its handles.
+//! The happens-before edges added by a variable, through its version and its handle count.
 #![cfg(raddle_loom)]
 
 use std::sync::Arc;
@@ -56,8 +56,8 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
         let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
         // This thread runs the mutation, which loads the version and then stores the next one. If the spawned thread
-        // ran it, loom would take the mutation's load for the last access, and would not explore the case in which the
-        // reader's load comes after the store.
+        // ran it, loom would take the mutation's load for the last access and would not explore the reader's load
+        // coming after the store.
         let (its_token, its_data) = (token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
             if its_token.version() == 1 {
@@ -73,7 +73,7 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
     });
 }
 
-/// As above, for an operation of a GPU: several lanes may count mutations of a variable at the same time.
+/// As above, for a GPU operation: several lanes may concurrently count mutations of a variable.
 #[test]
 fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() {
     model(2, Contract, || {
@@ -94,8 +94,8 @@ fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() 
     });
 }
 
-/// A mutation is counted before its operation is complete: a thread that knows that the operation has begun, and then
-/// waits for it, finds the mutation counted.
+/// A mutation is counted before its operation is complete: a thread that knows the operation has begun and then waits
+/// for it finds the mutation counted.
 #[test]
 fn a_thread_that_has_waited_for_a_mutation_sees_it_in_the_version() {
     model(2, Contract, || {

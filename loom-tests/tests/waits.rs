@@ -18,7 +18,7 @@ fn poll(wait: &mut VarWait) -> Poll<Result<(), WaitError>> {
     Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// One thread begins a wait; the other pushes an operation, and then begins a wait as well.
+/// One thread begins a wait; the other pushes an operation and then begins a wait as well.
 fn a_wait_behind_a_push() {
     let (engine, token, done) = pending();
     let (other, its_token) = (engine.clone(), token.clone());
@@ -52,7 +52,7 @@ fn without_the_check_behind_the_wait_a_joining_wait_ends_too_early() {
     must_fail("without_the_check_behind_the_wait", "before an earlier push");
 }
 
-/// One thread begins a wait; the other begins a wait as well, and then pushes an operation.
+/// One thread begins a wait; the other also begins a wait, then pushes an operation.
 fn a_wait_in_front_of_a_push() {
     let (engine, token, done) = pending();
     let (other, its_token) = (engine.clone(), token.clone());
@@ -86,8 +86,8 @@ fn without_the_check_that_the_wait_is_queued_a_wait_covers_later_pushes() {
 }
 
 /// Waits of both kinds, `wait_to_read_async` and `wait_for_var_async`, begin while the operation in front of them
-/// fails. The wait that they may join ends with that operation. Each wait returns the failure, and the records that the
-/// waits held are freed.
+/// fails. The wait that they may join ends with that operation. Each wait returns the failure, and the waits' records
+/// are freed.
 #[test]
 fn waits_that_join_a_wait_while_it_ends_return_the_failure() {
     model(2, Contract, || {

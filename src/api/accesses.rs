@@ -1,4 +1,4 @@
-//! Turns the declarations of an operation into the references that its function receives.
+//! Turns an operation's declarations into the references that its function receives.
 
 use std::{marker::PhantomData, ptr::NonNull};
 
@@ -18,7 +18,7 @@ use crate::{
 
 /// The accesses that a typed operation declares: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of them, arrays,
 /// `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives references in the
-/// same shape: an array for an array, and a `Vec` for a `Vec` or a slice. Operations over untyped variables alone
+/// same shape: an array for an array, and a `Vec` for a `Vec` or a slice. Operations over only untyped variables
 /// declare `()`.
 ///
 /// ```
@@ -35,7 +35,7 @@ use crate::{
 /// # }
 /// ```
 ///
-/// With the feature `derive`, a struct of accesses implements this trait too, and the function receives a struct of
+/// With the feature `derive`, a struct of accesses also implements this trait, and the function receives a struct of
 /// references:
 ///
 /// ```
@@ -74,10 +74,10 @@ pub trait Accesses: ScopedAccesses<Captured: 'static> {}
 #[diagnostic::do_not_recommend]
 impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
 
-/// The accesses that an operation of a [scope](crate::Engine::scope) declares: those that [`Accesses`] lists, and the
-/// declarations [`ScopedRead`](crate::ScopedRead) and [`ScopedWrite`](crate::ScopedWrite) of the scope's own variables.
+/// The accesses that an operation in a [scope](crate::Engine::scope) declares: those listed under [`Accesses`], plus
+/// [`ScopedRead`](crate::ScopedRead) and [`ScopedWrite`](crate::ScopedWrite) for the scope's own variables.
 ///
-/// The trait is sealed, and its items are not for use outside this crate.
+/// The trait is sealed, and its items are private to this crate.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not declare what an operation reads and mutates",
     label = "not a declaration of accesses",
@@ -87,11 +87,11 @@ impl<A: ScopedAccesses<Captured: 'static>> Accesses for A {}
     note = "a field of `#[derive(Accesses)]` is a `Read`, a `Write`, a `Cx`, or a tuple, an array or a struct of those"
 )]
 pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
-    /// The guards to which the future of [`Engine::acquire`](crate::Engine::acquire) resolves, and which the functions
-    /// of [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
+    /// The guards that [`Engine::acquire`](crate::Engine::acquire) resolves to and that functions passed to
+    /// [`OpBuilder::push_future`](crate::OpBuilder::push_future) receive: a [`ReadGuard`] for a [`Read`], a
     /// [`WriteGuard`] for a [`Write`], and a [`FutureContext`] for a [`Cx`].
     type Guards: Send + 'static;
-    /// The pointers that the operation keeps until it runs.
+    /// The pointers that the operation stores until it runs.
     #[doc(hidden)]
     type Captured: Send + Sync;
     /// Whether the function receives references to values, which must not outlive the operation.
@@ -126,7 +126,7 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
     unsafe fn guards(captured: &Self::Captured, share: &sealed::Share) -> Self::Guards;
 }
 
-/// The references that the function of an operation with the accesses `A` receives, for the lifetime `'a` of the call.
+/// The references that an operation's function receives for the accesses `A`, valid for the lifetime `'a` of the call.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -151,11 +151,10 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
 /// ```
 pub type Refs<'a, A> = <A as AccessRefs<'a>>::Refs;
 
-/// The references, with the lifetime `'a`, that accesses yield while an operation runs. Programs name them through
-/// [`Refs`].
+/// The references with lifetime `'a` that accesses yield while an operation runs. Programs name them through [`Refs`].
 ///
-/// `Outlives` is always `&'a Self`. It tells the compiler that the values of the variables live for `'a`, so a value
-/// may borrow data that lives no longer than a [scope](crate::Engine::scope).
+/// `Outlives` is always `&'a Self`. It tells the compiler that the variables' values live for `'a`, so a value may
+/// borrow data that lives only as long as a [scope](crate::Engine::scope).
 pub trait AccessRefs<'a, Outlives = &'a Self> {
     /// The references that the function receives.
     type Refs;
@@ -171,19 +170,19 @@ pub(crate) mod sealed {
     )]
     pub trait Sealed {}
 
-    /// A marker that `#[derive(Accesses)]` implements in addition to [`ScopedAccesses`](super::ScopedAccesses).
+    /// A marker trait that `#[derive(Accesses)]` implements alongside [`ScopedAccesses`](super::ScopedAccesses).
     ///
     /// # Safety
-    /// 1. `declare` and `capture` call the function of the same name for each field, in the same order, and do nothing
+    /// 1. `declare` and `capture` call the same-named function of every field, both in the same order, and do nothing
     ///    else.
-    /// 2. `refs` and `guards` call the function of the same name once for each field, with the pointers that the field
-    ///    has captured.
+    /// 2. `refs` and `guards` call the same-named function of every field once, with the pointers captured by that
+    ///    field.
     pub unsafe trait Derived {}
 
     #[diagnostic::do_not_recommend]
     impl<A: Derived> Sealed for A {}
 
-    /// The list in which accesses declare themselves.
+    /// The list to which accesses add their declarations.
     #[derive(Debug)]
     pub struct List<'l>(pub(crate) &'l mut Entries);
 }
@@ -231,7 +230,7 @@ impl<T: Send + Sync + 'static> ScopedAccesses for Read<'_, T> {
     unsafe fn guards(captured: &Captured<T>, share: &sealed::Share) -> ReadGuard<T> {
         // SAFETY: (1): the operation declares the variable, whose value has this type.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: `value` points into a cell.
+        // SAFETY: `value` points into a cell, so it is not null.
         let value = unsafe { NonNull::new_unchecked(value) };
         // SAFETY: (1): the operation holds the variable for reading, so nothing mutates the value while the guard has
         // its share.
@@ -271,7 +270,7 @@ impl<T: Send + 'static> ScopedAccesses for Write<'_, T> {
     unsafe fn guards(captured: &Captured<T>, share: &sealed::Share) -> WriteGuard<T> {
         // SAFETY: (1): the operation declares the variable, whose value has this type.
         let value = unsafe { variable::value_ptr::<T>(captured.0) };
-        // SAFETY: `value` points into a cell.
+        // SAFETY: `value` points into a cell, so it is not null.
         let value = unsafe { NonNull::new_unchecked(value) };
         // SAFETY: (1): the operation holds the variable for writing, so no other operation uses the value; (2): the
         // operation has no other guard for the variable.
@@ -311,7 +310,7 @@ impl<A: ScopedAccesses> ScopedAccesses for Vec<A> {
     }
 }
 
-/// Declares all accesses that an iterator yields. The operation's function receives a `Vec` of their references, in the
+/// Declares every access that an iterator yields. The operation's function receives a `Vec` of the references, in the
 /// same order.
 ///
 /// ```
@@ -418,7 +417,7 @@ impl ScopedAccesses for () {
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
-/// A declaration, returned by [`cx`], that an operation's function receives its [`OpContext`].
+/// The declaration, returned by [`cx`], that makes an operation's function receive its [`OpContext`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -434,7 +433,7 @@ impl ScopedAccesses for () {
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct Cx(());
 
-/// Declares that an operation's function receives its [`OpContext`], in the position of this declaration among the
+/// Declares that an operation's function receives its [`OpContext`], at the position of this declaration among the
 /// accesses.
 ///
 /// ```
@@ -446,7 +445,7 @@ pub struct Cx(());
 /// engine.op("note").push((cx(), log.write()), |(cx, log)| log.push(cx.name().to_owned()))?;
 /// assert_eq!(engine.get(&log)?, ["note"]);
 ///
-/// // An operation over untyped variables can declare the context alone.
+/// // An operation over untyped variables can declare just the context.
 /// let disk = engine.token();
 /// engine.op("flush").writes([&disk]).push(cx(), |cx| assert_eq!(cx.name(), "flush"))?;
 /// engine.wait_for_var(&disk)?;
@@ -478,7 +477,7 @@ impl ScopedAccesses for Cx {
         cx
     }
 
-    /// Returns a context that futures and owners of guards can use after the [`OpContext`] of the call has ended.
+    /// Returns a context that futures and guard owners can use after the call's [`OpContext`] is gone.
     unsafe fn guards((): &(), share: &sealed::Share) -> FutureContext {
         FutureContext::new(share)
     }

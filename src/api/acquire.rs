@@ -29,21 +29,21 @@ use crate::{
 };
 
 impl Engine {
-    /// Acquires variables for code outside operations, such as a task of an asynchronous runtime: returns a future that
-    /// resolves to guards when the call's turn has come. The program uses the values through the guards, and later
-    /// operations that conflict with this use wait until the guards are dropped.
+    /// Acquires variables for code outside operations, such as a task on an asynchronous runtime. Returns a future that
+    /// resolves to guards when the call's turn comes. The guards provide access to the values, and later conflicting
+    /// operations wait until the guards are dropped.
     ///
-    /// The call takes its place in the order of pushes immediately, before the future is polled, like the push of an
-    /// operation with these accesses. The future runs on any executor and needs no worker. If it is dropped before it
-    /// resolves, nothing happens when the call's turn comes: no variable fails, and no mutation is counted.
+    /// Like the push of an operation with these accesses, the call takes its place in the push order immediately,
+    /// before the future is polled. The future runs on any executor and needs no worker. If the future is dropped
+    /// before it resolves, the call has no effect when its turn comes: no variable fails, and no mutation is counted.
     ///
     /// [`Var::read`](crate::Var::read) yields a [`ReadGuard`](crate::ReadGuard). [`Var::write`](crate::Var::write) and
     /// [`Var::overwrite`](crate::Var::overwrite) yield a [`WriteGuard`](crate::WriteGuard). Tuples and arrays of
     /// accesses yield tuples and arrays of guards, `Vec`s and slices yield a `Vec`, and [`cx()`](crate::cx) yields a
     /// [`FutureContext`](crate::FutureContext).
     ///
-    /// The future and the guards keep the engine open, as its handles do. If one of them is the last to do so, its drop
-    /// returns immediately, and the engine ends in the background.
+    /// The future and the guards keep the engine open, as its handles do. Dropping the last of these returns
+    /// immediately if it is a future or a guard, and the engine ends in the background.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -51,7 +51,7 @@ impl Engine {
     /// let (rate, balance) = (engine.var(2), engine.var(100));
     /// let task = async {
     ///     let (rate, mut balance) = engine.acquire((rate.read(), balance.write())).await?;
-    ///     *balance += *balance * *rate / 100; // other tasks may run between two lines that await
+    ///     *balance += *balance * *rate / 100; // other tasks may run between awaits
     ///     Ok::<_, raddle::WaitError>(())
     /// };
     /// tokio::runtime::Builder::new_current_thread().build()?.block_on(task)?;
@@ -62,12 +62,12 @@ impl Engine {
     ///
     /// # Errors
     /// The future resolves to [`WaitError::Failed`] if one of the variables has failed, or if the engine is shut down
-    /// with [`Shutdown::Cancel`](crate::Shutdown::Cancel) before the call's turn has come. In both cases the variables
-    /// that would have been mutated fail as well. It resolves to [`WaitError::WouldDeadlock`] if the operation that
-    /// makes the call holds one of the variables, and to [`WaitError::Refused`] if the push was refused.
+    /// with [`Shutdown::Cancel`](crate::Shutdown::Cancel) before the call's turn comes. In both cases, the variables
+    /// that would have been mutated also fail. It resolves to [`WaitError::WouldDeadlock`] if the calling operation
+    /// holds one of the variables, and to [`WaitError::Refused`] if the push was refused.
     ///
-    /// A task that holds guards and awaits a conflicting acquisition of the same variables waits forever. Acquire
-    /// variables that are used together in one call.
+    /// A task that awaits a conflicting acquisition of variables whose guards it holds waits forever. In one call,
+    /// acquire all variables that are used together.
     #[track_caller]
     pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
         let mut entries = Entries::new();
@@ -82,12 +82,12 @@ impl Engine {
     }
 }
 
-/// Calls that read values in asynchronous code.
+/// Methods that read values in asynchronous code.
 impl Engine {
-    /// Returns a future that waits for every mutation of the variable that was pushed before this call, and then
-    /// resolves to a clone of the value. The clone is made on the thread that polls the future; mutations wait for it,
-    /// but other readers do not. In all other respects this call is like [`acquire`](Self::acquire) with a declaration
-    /// to read the variable.
+    /// Returns a future that waits for every mutation of the variable pushed before this call, then resolves to a clone
+    /// of the value. The value is cloned on the thread that polls the future; mutations wait for the clone, but other
+    /// readers do not. Otherwise, this call is like [`acquire`](Self::acquire) with a declaration that reads the
+    /// variable.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -112,7 +112,7 @@ impl Engine {
     }
 }
 
-/// A future that resolves to the guards `G` of acquired variables; from [`Engine::acquire`].
+/// A future that resolves to the guards `G` for acquired variables, returned by [`Engine::acquire`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -121,7 +121,7 @@ impl Engine {
 ///
 /// let total = engine.var(1);
 /// engine.op("double").push(total.write(), |total| *total *= 2)?;
-/// let acquire: Acquire<WriteGuard<i32>> = engine.acquire(total.write()); // takes its place here
+/// let acquire: Acquire<WriteGuard<i32>> = engine.acquire(total.write()); // takes its place in the order here
 /// engine.op("double").push(total.write(), |total| *total *= 2)?;
 /// let mut guard = pollster::block_on(acquire)?;
 /// *guard += 1;
@@ -133,7 +133,7 @@ impl Engine {
 #[must_use = "the future must be awaited to receive the guards"]
 pub struct Acquire<G> {
     acquiring: Result<Waiter<Granted<G>, Claim>, WaitError>,
-    /// Keeps the engine open until the guards take this over. Dropped after the waiter.
+    /// Keeps the engine open until the guards take over this role. Dropped after the waiter.
     keeps_open: Option<KeepsOpen>,
     engine: Engine,
 }
@@ -176,7 +176,7 @@ impl<G> Drop for Acquire<G> {
         }
         let acquiring: &Arc<Acquiring<G>> = waiter.oneshot();
         acquiring.beside().cancel(Cancel::Quietly);
-        // If the operation has started, its guards are dropped untaken, either here or on the thread that would have
+        // If the operation has started, its unclaimed guards are dropped either here or on the thread that would have
         // passed them to this future.
         drop(acquiring.abandon());
     }

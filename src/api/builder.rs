@@ -48,7 +48,7 @@ impl Engine {
         EngineBuilder::default()
     }
 
-    /// Returns the engine of the process, built with the default settings by the first call. The engine is never
+    /// Returns the process-wide engine, which the first call builds with default settings. This engine is never
     /// dropped, so a program must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds its
     /// own engine.
     ///
@@ -62,14 +62,14 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`EngineBuilder::build`]. If a call fails, the next one tries again.
+    /// Returns the errors of [`EngineBuilder::build`]. If a call fails, the next call tries again.
     pub fn global() -> Result<&'static Self, BuildError> {
         static GLOBAL: PerProcess<Global> = PerProcess::new();
         GLOBAL.get(Global::default).engine()
     }
 }
 
-/// The engine of a process.
+/// The process-wide engine.
 #[derive(Default)]
 struct Global {
     engine: OnceLock<Engine>,
@@ -90,7 +90,7 @@ impl Global {
     }
 }
 
-/// A builder that configures and creates an [`Engine`], from [`Engine::builder`].
+/// A builder that configures and creates an [`Engine`], returned by [`Engine::builder`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -131,8 +131,8 @@ impl fmt::Debug for Observers {
 
 impl EngineBuilder {
     /// Sets the kind of engine. Default: the value of the environment variable `RADDLE_ENGINE`, or
-    /// [`PerDevice`](EngineKind::PerDevice) if that is not set. The environment never overrides a kind that is set
-    /// here.
+    /// [`PerDevice`](EngineKind::PerDevice) if that is unset. A kind set here always takes precedence over the
+    /// environment.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -148,8 +148,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of workers for ordinary operations. Default: one for each core that the engine may use (see
-    /// [`pin`](Self::pin)), limited by the CPU quota of the process's control group. Workers beyond the number of cores
+    /// Sets the number of workers for ordinary operations. Default: one per core that the engine may use (see
+    /// [`pin`](Self::pin)), capped by the CPU quota of the process's control group. Workers beyond the number of cores
     /// are not pinned.
     ///
     /// ```
@@ -164,7 +164,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations of
+    /// Sets the number of workers for [`Property::CpuPrioritized`](crate::Property::CpuPrioritized) operations on
     /// [`PerDevice`](EngineKind::PerDevice) engines. Default: 1. These workers are not pinned, so the operating system
     /// can run them on the cores of busy workers.
     ///
@@ -182,17 +182,17 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether each worker for ordinary operations is pinned to a core of its own. Default: `true`. If the
-    /// operating system refuses, the worker runs unpinned, [`Engine::placements`] reports it, and a warning is logged.
-    /// The threads of a GPU run on the cores near it, if Linux reports which cores these are.
+    /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true`. If the operating
+    /// system refuses, the worker runs unpinned, [`Engine::placements`] says so, and a warning is logged. A GPU's
+    /// threads run on the cores nearest the GPU if Linux reports them.
     ///
-    /// An engine may use the cores on which the thread that builds it may run at that moment, or, if that thread
-    /// belongs to another engine, all cores of that engine. All of its threads stay on these cores. The engine pins its
-    /// workers to the cores that have the fewest pinned workers of other engines of the process, and, among equals, to
-    /// the lowest-numbered ones. A worker releases its core when the engine ends.
+    /// An engine may use the cores on which its building thread may run at the time or, if that thread belongs to
+    /// another engine, all of that engine's cores. All of its threads stay on these cores. The engine pins its workers
+    /// to the cores with the fewest pinned workers from the process's other engines, preferring lower-numbered cores. A
+    /// worker releases its core when the engine ends.
     ///
-    /// A thread that an operation starts inherits the core of the worker. Operations should therefore start threads,
-    /// such as those of a thread pool, inside [`unpinned`](crate::unpinned).
+    /// A thread started by an operation inherits the worker's core. Operations should therefore start threads, such as
+    /// those of a thread pool, inside [`unpinned`](crate::unpinned).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -223,34 +223,33 @@ impl EngineBuilder {
         self
     }
 
-    /// Limits the number of pending operations, so a producer that is faster than the workers cannot exhaust the
-    /// memory. Default: no limit. A limit of 0 is treated as 1.
+    /// Limits the number of pending operations, so a producer that outpaces the workers cannot exhaust memory. Default:
+    /// no limit. A limit of 0 is treated as 1.
     ///
-    /// **With a limit, a push may block, and may run other operations.** A push from outside operations that finds the
-    /// engine full
+    /// **With a limit, a push may block and may run other operations.** If a push from outside operations finds the
+    /// engine full, it
     ///
-    /// 1. runs ready operations of the CPU on the pushing thread, until there is room;
-    /// 2. continues although the engine is full, if no operation is ready or running: all pending operations then wait
-    ///    for something that the program must do, such as using a [`Completion`](crate::Completion) or dropping a
-    ///    guard, perhaps on the pushing thread;
+    /// 1. runs ready CPU operations on the pushing thread until there is room;
+    /// 2. proceeds even though the engine is full, if no operation is ready or running: all pending operations are then
+    ///    waiting for the program to act, perhaps on the pushing thread, for example by using a
+    ///    [`Completion`](crate::Completion) or dropping a guard;
     /// 3. otherwise waits until there is room.
     ///
-    /// So a thread must not push while it holds a lock that an operation takes, or a guard or a completion that an
-    /// operation waits for inside its function: that operation may run inside the push. [`OpBuilder::if_room`] never
-    /// blocks and runs nothing: if there is no room, it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for
-    /// asynchronous code. Both respect the limit in case 2 as well. A shutdown ends every wait for room with
+    /// A thread must therefore not push while it holds a lock that an operation takes, or a guard or completion that an
+    /// operation's function waits for: that operation may run inside the push. [`OpBuilder::if_room`] never blocks or
+    /// runs operations: if there is no room, it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for
+    /// asynchronous code. Both enforce the limit in case 2 too. A shutdown ends every wait for room with
     /// [`PushError::ShutDown`]. While the engine is [stopped](Engine::stop), a push that finds it full returns
     /// [`PushError::Full`].
     ///
-    /// Pushes from operations, from polls of their futures, and from all other code that an engine calls, such as
-    /// wakers and destructors, count towards the limit, but are never held back. [`Engine::acquire`] and waits are not
-    /// held back either.
+    /// Pushes from operations, from polls of their futures, and from other code called by an engine, such as wakers and
+    /// destructors, count towards the limit but are never held back. Neither are [`Engine::acquire`] and waits.
     ///
-    /// The limit is approximate. Apart from case 2, a thread that is the only one to push does not exceed it. If
-    /// several threads push, each may exceed it by up to 32 operations, or by a few if the limit is small.
+    /// The limit is approximate. Except in case 2, a single pushing thread does not exceed it. If several threads push,
+    /// each may exceed it by up to 32 operations, or by a few if the limit is small.
     ///
-    /// Pushes on an engine without a limit cost nothing extra. See [`Group::max_pending`](crate::Group::max_pending)
-    /// for the operations of one group, and the [guide](crate::guide::bounding_work) for other ways to bound work.
+    /// Without a limit, pushes cost nothing extra. See [`Group::max_pending`](crate::Group::max_pending) for the
+    /// operations of one group, and the [guide](crate::guide::bounding_work) for other ways to bound work.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -274,12 +273,12 @@ impl EngineBuilder {
         self
     }
 
-    /// Records in `recorder` what the engine does. The program [takes](Recorder::take) a [`Trace`](crate::Trace) from
-    /// the recorder. Several engines may share a recorder. Only the last call takes effect.
+    /// Records the engine's activity in `recorder`, from which the program [takes](Recorder::take) a
+    /// [`Trace`](crate::Trace). Several engines may share a recorder. Only the last call takes effect.
     ///
-    /// A recorder adds about 25 ns to each push and about 40 ns to each run; each reading of the clock accounts for 10
-    /// ns of that. An engine without a recorder, an [observer](Self::observer), a [profile](Self::profile) or a
-    /// [watchdog](Self::watchdog) pays only for one test in each push.
+    /// A recorder adds about 25 ns to each push and about 40 ns to each run; each clock reading accounts for 10 ns of
+    /// that. An engine without a recorder, an [observer](Self::observer), a [profile](Self::profile) or a
+    /// [watchdog](Self::watchdog) pays only for one test per push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -296,17 +295,17 @@ impl EngineBuilder {
         self
     }
 
-    /// Writes a trace of everything that the engine does to the file at `path` while the engine runs. If the name ends
-    /// with `.json`, the file has Chrome's format; otherwise, as in `trace.pftrace`, it has the format of
+    /// Writes a trace of all engine activity to the file at `path` while the engine runs. If the name ends with
+    /// `.json`, the file is in Chrome's format; otherwise, as for `trace.pftrace`, it is in the native format of
     /// [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part is written when the engine ends, so a
-    /// program should drop its engine, or shut it down, before it exits. If several engines of a program write profiles
-    /// to one path, the later ones add a number to the name.
+    /// program should drop its engine or shut it down before exiting. If several of a program's engines write profiles
+    /// to the same path, the later ones add a number to the name.
     ///
-    /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is not set.
+    /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset.
     ///
     /// A separate thread writes to the file every few milliseconds. If a thread pushes and runs more than about 40,000
-    /// operations in that time, the file lacks some of them, and a warning is logged. A [`recorder`](Self::recorder)
-    /// that the program has set keeps its own trace, in rings of the size that the program has chosen.
+    /// operations in that time, some are missing from the file, and a warning is logged. A [`recorder`](Self::recorder)
+    /// set by the program keeps its own trace, in rings of the size chosen by the program.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -324,29 +323,28 @@ impl EngineBuilder {
         self
     }
 
-    /// Watches the engine, and reports what takes too long. See [`Watchdog`], which has an example. Each operation of
-    /// such an engine receives a number and the time of its push, so a push reads the clock. Only the last call takes
-    /// effect.
+    /// Watches the engine and reports what takes too long. See [`Watchdog`] for an example. Each operation of a watched
+    /// engine records a number and its push time, so a push reads the clock. Only the last call takes effect.
     pub fn watchdog(mut self, watchdog: Watchdog) -> Self {
         self.watchdog = Some(watchdog);
         self
     }
 
-    /// Starts ready operations in a random order, so that tests reveal whether the program relies on an order that it
-    /// has not declared. `seed` decides the order. Default: the value of the environment variable `RADDLE_SHUFFLE`, a
-    /// number, or no shuffling if that is not set. A naive engine does not shuffle.
+    /// Starts ready operations in a random order determined by `seed`, so that tests reveal whether the program relies
+    /// on an undeclared order. Default: the number in the environment variable `RADDLE_SHUFFLE`, or no shuffling if
+    /// that is unset. A naive engine does not shuffle.
     ///
-    /// Operations that conflict still run in push order. For all others, an engine that shuffles ignores the order of
-    /// the pushes and the priorities, and it delays their starts. It is slow, and meant for tests.
+    /// Operations that conflict still run in push order. For all others, a shuffling engine ignores push order and
+    /// priorities, and delays their start. Shuffling is slow and meant for tests.
     ///
     /// **With one worker, the same seed gives the same order.** Operations start one after the other, and the seed
-    /// decides which of the ready ones is next. There are two conditions: only one thread pushes, apart from
-    /// operations, and this thread waits only in the engine's blocking waits, such as [`Engine::wait_for_all`]. While
-    /// the thread waits for anything else, such as a channel or a future, the engine starts operations once nothing has
-    /// been pushed for 50 ms. The order may still change if other threads use completions, or if operations wait inside
+    /// decides which of the ready ones is next. This holds under two conditions: apart from operations, only one thread
+    /// pushes, and that thread waits only in the engine's blocking waits, such as [`Engine::wait_for_all`]. While the
+    /// thread waits for anything else, such as a channel or a future, the engine starts operations once nothing has
+    /// been pushed for 50 ms. The order may still vary if other threads use completions or if operations wait inside
     /// their functions.
     ///
-    /// With several workers, the order and the overlaps change from run to run.
+    /// With several workers, the order and overlap vary from run to run.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -375,15 +373,15 @@ impl EngineBuilder {
         self
     }
 
-    /// Adds an observer, which the engine calls at each step of an operation, such as its push, its start and its end.
-    /// See [`Observer`], which has an example.
+    /// Adds an observer, which the engine calls at each step of an operation, such as its push, start and completion.
+    /// See [`Observer`] for an example.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.0.push(Arc::new(observer));
         self
     }
 
-    /// Adds a GPU. Operations name it [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs added
-    /// before it. Each lane of the GPU starts its thread with its first operation.
+    /// Adds a GPU. Operations refer to it as [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs
+    /// added before it. Each of the GPU's lanes starts its thread with its first operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -406,15 +404,15 @@ impl EngineBuilder {
     /// use raddle::{BuildError, Engine};
     ///
     /// assert!(matches!(Engine::builder().workers(0).build(), Err(BuildError::NoWorkers)));
-    /// let engine = Engine::builder().build()?; // one worker for each core
+    /// let engine = Engine::builder().build()?; // one worker per core
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     /// Returns an error if there are no workers or too many, if there are too many GPUs, if the value of
-    /// `RADDLE_ENGINE` names no kind of engine, if the value of `RADDLE_SHUFFLE` is not a number, if a profile cannot
-    /// be written, or if a thread cannot be started.
+    /// `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE` is not a number, if a
+    /// profile cannot be written, or if a thread cannot be started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
@@ -487,7 +485,7 @@ impl EngineBuilder {
     }
 }
 
-/// Returns the value of `RADDLE_SHUFFLE`, if it is set and not empty.
+/// Returns the value of `RADDLE_SHUFFLE` if it is set and nonempty.
 fn seed_from_environment() -> Result<Option<u64>, BuildError> {
     let value = env::var_os("RADDLE_SHUFFLE").unwrap_or_default().to_string_lossy().into_owned();
     if value.trim().is_empty() {

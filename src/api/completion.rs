@@ -20,18 +20,18 @@ use crate::{
     tracker::VarQueue,
 };
 
-/// A handle that completes an asynchronous operation, from any thread. If the operation's function has references to
-/// values, the operation is complete only when the function has returned as well.
+/// A handle that completes an asynchronous operation from any thread. If the operation's function has references to
+/// values, the operation is complete only once the function has also returned.
 ///
-/// A completion that is dropped unused fails its operation with [`Cause::LostCompletion`]: a forgotten completion is an
-/// error, not a hang. This also happens if a function without references to values returns an error early and thereby
-/// drops its completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports the function's error. Such
-/// a function should pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the completion,
-/// the operation fails with the panic. A completion that is leaked, for example by [`std::mem::forget`], never
-/// completes its operation: the operations behind it wait forever.
+/// Dropping a completion unused fails its operation with [`Cause::LostCompletion`]: a forgotten completion is an error,
+/// not a hang. This includes a function without references to values that returns an error early, dropping its
+/// completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports the function's error. Such a function
+/// should pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the completion, the
+/// operation fails with the panic. If a completion is leaked, for example by [`std::mem::forget`], its operation never
+/// completes, and the operations behind it wait forever.
 ///
-/// Everything that a thread wrote before it used the completion is visible to the operations that depend on the
-/// completed one.
+/// Everything that a thread writes before using the completion is visible to the operations that depend on the
+/// completed operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,7 +49,7 @@ use crate::{
 /// ```
 #[must_use = "a completion dropped unused fails its operation"]
 pub struct Completion {
-    /// The right to end the operation, and its engine, until the completion is used.
+    /// The right to end the operation, along with its engine, until the completion is used.
     of: Option<(Right<Task>, Arc<Core>)>,
     /// Set if the operation's function has references to values, which must not outlive the operation.
     gate: Option<Arc<Gate>>,
@@ -63,13 +63,12 @@ impl fmt::Debug for Completion {
 }
 
 impl Completion {
-    /// Creates the completion of an operation whose function is about to be called.
+    /// Creates the completion for an operation whose function is about to be called.
     pub(crate) fn new(right: Right<Task>, core: Arc<Core>) -> Self {
         Self { of: Some((right, core)), gate: None }
     }
 
-    /// Returns the operation's name, the location of its push, and how it has declared the variable whose queue is
-    /// `queue`.
+    /// Returns the operation's name and push location, and how it declares the variable whose queue is `queue`.
     pub(super) fn declared(&self, queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
         let Some((right, _)) = &self.of else { return (None, Declared::No) };
         let task = right.op().task();
@@ -93,7 +92,7 @@ impl Completion {
         self.end(Ok(()));
     }
 
-    /// Ends the operation with an error: every variable that it mutates fails.
+    /// Ends the operation with an error, so every variable that it mutates fails.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -123,7 +122,7 @@ impl Drop for Completion {
             return;
         }
         if let Some(gate) = self.gate.take() {
-            // The right is not put back into the frame: otherwise a wait inside the function would complete the
+            // The right is not put back into the frame; otherwise, a wait inside the function could complete the
             // operation while the function still has its references. With a gate, a panic in the function replaces this
             // cause.
             resolve(Some(gate), right, core, Err(Cause::LostCompletion));
@@ -134,11 +133,11 @@ impl Drop for Completion {
     }
 }
 
-/// Ends an operation whose completion was used: now, or, if its function still has references to values, when the
+/// Ends an operation whose completion was used: now or, if its function still has references to values, when the
 /// function returns.
 fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
-        // Another thread of the parent process may have held the lock of the gate.
+        // Another thread of the parent process may have held the gate's lock.
         return std::mem::forget((gate, right, core, result));
     }
     let used = Used { right, core, result };
@@ -151,30 +150,30 @@ fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result:
     }
 }
 
-/// A completion that was used: the right to end the operation, and the result.
+/// A used completion: the right to end the operation, and the result.
 struct Used {
     right: Right<Task>,
     core: Arc<Core>,
     result: Result<(), Cause>,
 }
 
-/// A gate that keeps an operation from ending while its function, which has references to values, still runs.
+/// A gate that keeps an operation from ending while its function, which has references to values, is running.
 #[derive(Default)]
 struct Gate(Mutex<Phase>);
 
 #[derive(Default)]
 enum Phase {
-    /// The function runs, and the completion has not been used.
+    /// The function is running, and the completion has not been used.
     #[default]
     Running,
-    /// The function runs, and the completion has been used.
+    /// The function is running, and the completion has been used.
     Used(Used),
     /// The function has returned.
     Returned,
 }
 
 impl Gate {
-    /// Returns `used` if the operation may end now; otherwise keeps it until the function has returned.
+    /// Returns `used` if the operation may end now; otherwise, keeps it until the function has returned.
     fn pass(&self, used: Used) -> Option<Used> {
         let mut phase = lock(&self.0);
         match *phase {
@@ -186,7 +185,7 @@ impl Gate {
         }
     }
 
-    /// Notes that the function has returned. Returns the completion if it has already been used.
+    /// Marks the function as returned. Returns the completion if it has already been used.
     fn open(&self) -> Option<Used> {
         match std::mem::replace(&mut *lock(&self.0), Phase::Returned) {
             Phase::Used(used) => Some(used),
@@ -219,7 +218,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     // ending until `f` has returned.
     let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }, done));
     if call.core().is_forked() {
-        // The parent process completes the operation, and one of its other threads may have held the lock of the gate.
+        // The parent process completes the operation, and another of its threads may have held the gate's lock.
         std::mem::forget((gate, result));
         return Ok(());
     }
@@ -230,7 +229,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
         }
         (used, result) => {
             if let Some(Used { right, core, result }) = used {
-                // The operation fails with the failure of its function. A failure that the completion reported is
+                // The operation fails with its function's failure. A failure reported through the completion is
                 // recorded too.
                 if let Some(cause) = result.err().filter(|cause| !matches!(cause, Cause::LostCompletion)) {
                     right.op().task().failed_by(cause).record(core.failures());
@@ -242,7 +241,7 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     }
 }
 
-/// Returns the job of an asynchronous operation that is pushed once.
+/// Returns the job for an asynchronous operation that is pushed once.
 ///
 /// # Safety
 /// 1. `captured` came from `A::capture`. The operation that runs the returned job declares the accesses of that `A`,

@@ -1,4 +1,4 @@
-//! The handle to an engine, and the calls that a program makes on it.
+//! The handle to an engine, and its methods.
 
 use std::{
     fmt,
@@ -55,7 +55,7 @@ use crate::{
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// Pending operations run, and may push further operations. All other pushes are refused.
+    /// Pending operations run and may push more operations. All other pushes are refused.
     Drain,
     /// Operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled). Deletions and
     /// [clean-ups](crate::OpBuilder::cleanup) still run.
@@ -63,19 +63,18 @@ pub enum Shutdown {
 }
 
 /// A dependency engine. A program pushes operations, each with the variables that it reads and mutates. Conflicting
-/// operations run in push order, and all others in parallel.
+/// operations run in push order, all others in parallel.
 ///
-/// Any number of threads may push concurrently, even inside operations. Each push is atomic over all its variables:
-/// there is a single order of all pushes, and the queue of every variable follows it. That order respects the order in
-/// which each thread pushes, and real time. A push waits for other operations only if a
-/// [limit](crate::EngineBuilder::max_pending) holds it back. A push runs operations only on a
-/// [`Naive`](EngineKind::Naive) engine, if its own operation is [eager](crate::OpBuilder::eager) and ready, or while a
-/// limit holds it back.
+/// Any number of threads may push concurrently, even inside operations. Each push is atomic over all its variables: all
+/// pushes have a single order, which every variable's queue follows and which is consistent with real time and with
+/// each thread's own push order. A push waits for other operations only if a [limit](crate::EngineBuilder::max_pending)
+/// holds it back. It runs operations only on a [`Naive`](EngineKind::Naive) engine, if its own operation is
+/// [eager](crate::OpBuilder::eager) and ready, or while a limit holds it back.
 ///
-/// Clones are handles to the same engine. Dropping the last handle drains the engine: the drop waits for the pending
-/// operations and ends the threads. Inside an operation of any engine, and in other code that an engine calls, the drop
-/// returns immediately and the engine ends in the background. Variables may outlive their engine. [`get`](Self::get)
-/// can read them as long as a handle to the engine exists.
+/// Clones are handles to the same engine. Dropping the last handle drains the engine: the drop waits for pending
+/// operations and ends the threads. Inside an operation of any engine, and in other code called by an engine, the drop
+/// returns immediately and the engine ends in the background. Variables may outlive their engine. As long as a handle
+/// to the engine exists, [`get`](Self::get) can read them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -96,19 +95,19 @@ pub enum Shutdown {
 ///
 /// # Forked processes
 ///
-/// A forked child has none of the threads of its parent's engines, so those engines cannot work there. On Linux, every
+/// A forked child has none of the threads of its parent's engines, so these engines cannot work there. On Linux, every
 /// call on such an engine, or on its variables and handles, returns immediately in the child: a push with
 /// [`PushError::Forked`], a wait with [`WaitError::Refused`], a shutdown with [`ShutdownError::Forked`], and a future
-/// when it is polled. Pending operations do not run in the child, and drops do nothing there: variables and their
-/// values stay in memory. The parent is not affected.
+/// when it is polled. In the child, pending operations do not run and drops have no effect: variables and their values
+/// stay in memory. The parent is unaffected.
 ///
 /// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
-/// fork inside an operation. If a thread of an engine forks, that thread ends in the child when the operation's
-/// function returns. A child cannot use the GPUs of its parent: simulated ones are lost there, and CUDA does not work
+/// fork inside an operation. If an engine thread forks, the child's copy of that thread ends when the operation's
+/// function returns. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
 /// in a child of a process that has used it.
 ///
-/// Forks on other systems, and children created by the system call `clone` without `fork`, are not detected. In these
-/// cases the child must not use the engines of its parent.
+/// Forks on other systems, and children created by the system call `clone` rather than `fork`, are not detected. Such a
+/// child must not use its parent's engines.
 pub struct Engine {
     core: Arc<Core>,
     /// Whether this handle keeps the engine open.
@@ -139,7 +138,7 @@ impl Drop for Engine {
         if self.core.is_forked() {
             return;
         }
-        // AcqRel: the uses through all other handles come before the shutdown, whose phase they must not find.
+        // AcqRel: all uses through other handles happen before the shutdown, whose phase they must not observe.
         if self.counted && self.core.handles.fetch_sub(1, AcqRel) == 1 {
             self.core.begin_shutdown(false);
             self.core.finish_by_drop();
@@ -161,12 +160,12 @@ impl Engine {
         &self.core
     }
 
-    /// Returns a handle that can push and wait, but does not keep the engine open: the engine drains when the last
-    /// handle that keeps it open is dropped, and later pushes are refused with [`PushError::ShutDown`].
+    /// Returns a handle that can push and wait but does not keep the engine open: when the last handle that does so is
+    /// dropped, the engine drains, and later pushes are refused with [`PushError::ShutDown`].
     ///
-    /// Operations of the engine may still push while it drains, and the drain waits for that work as well. So the
-    /// function of an operation should capture a downgraded handle. A captured clone of the engine itself keeps the
-    /// engine open until the function is dropped, so dropping `engine` in `main` does not wait. Clones of a downgraded
+    /// While the engine drains, its operations may still push, and the drain also waits for that work. An operation's
+    /// function should therefore capture a downgraded handle. An ordinary clone captured by the function keeps the
+    /// engine open until the function is dropped, so dropping `engine` in `main` would not wait. Clones of a downgraded
     /// handle do not keep the engine open either.
     ///
     /// ```
@@ -185,8 +184,8 @@ impl Engine {
         Self::uncounted(Arc::clone(&self.core))
     }
 
-    /// Returns a handle to the engine whose operation runs on this thread, or `None` outside operations. Like the
-    /// handle that [`downgrade`](Self::downgrade) returns, it does not keep the engine open.
+    /// Returns a handle to the engine whose operation is running on this thread, or `None` outside operations. Like a
+    /// handle returned by [`downgrade`](Self::downgrade), it does not keep the engine open.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -222,8 +221,8 @@ impl Engine {
         self.core.kind()
     }
 
-    /// Returns where each worker of the CPU lane was placed when the engine was built. Engines of one process use
-    /// different cores as long as there are enough; [`EngineBuilder::pin`](crate::EngineBuilder::pin) states the rule.
+    /// Returns where each worker of the CPU lane was placed when the engine was built. Engines in the same process use
+    /// different cores if there are enough; see [`EngineBuilder::pin`](crate::EngineBuilder::pin) for the rule.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -256,8 +255,8 @@ impl Engine {
         Var::new(Token::typed(&self.core, value))
     }
 
-    /// Creates a variable for `len` values in the memory of a device, with unspecified contents. The memory comes from
-    /// a pool. If the pool has none, the calling thread allocates it from the driver of the device.
+    /// Creates a variable for `len` values in device memory, with unspecified contents. The memory comes from a pool.
+    /// If the pool has none, the calling thread allocates it from the device's driver.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -279,9 +278,8 @@ impl Engine {
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Elsewhere)))
     }
 
-    /// Creates a variable for `len` values in page-locked host memory, which devices copy to and from directly. The
-    /// memory is cacheable, and initialized to zeros. Like that of [`device_var`](Self::device_var), it comes from a
-    /// pool.
+    /// Creates a variable for `len` values in page-locked host memory, which devices can copy to and from directly. The
+    /// memory is cacheable, zero-initialized and, as with [`device_var`](Self::device_var), taken from a pool.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -303,14 +301,14 @@ impl Engine {
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
     }
 
-    /// Creates a variable for a stream that the program has imported. Operations name it to issue work on the stream
-    /// through [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has exclusive
-    /// use of the stream. Operations of the stream's device that mutate the variable run in push order, and the host
-    /// waits for none of them.
+    /// Creates a variable for a stream imported by the program. Operations name the variable to issue work on the
+    /// stream through [`GpuStream::include`](crate::GpuStream::include). An operation that mutates the variable has
+    /// exclusive use of the stream. Operations on the stream's device that mutate the variable run in push order,
+    /// without host waits between them.
     ///
     /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
-    /// the one before it has failed. A success then clears the error of this variable, so an operation should also
-    /// mutate the variables that hold its data: these keep the error.
+    /// the previous operation failed. A success then clears this variable's error, so an operation should also mutate
+    /// the variables that hold its data: these keep their errors.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
@@ -325,7 +323,7 @@ impl Engine {
         }
     }
 
-    /// Creates a variable without a value, which stands for something outside the engine.
+    /// Creates a variable without a value, to represent something outside the engine.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -342,10 +340,10 @@ impl Engine {
         Token::typed(&self.core, ())
     }
 
-    /// Deletes a variable: once every operation that was pushed on it before is complete, its value is dropped, and
-    /// then `f` runs. Later pushes on the variable are refused, and later waits for it return once it is deleted. The
-    /// deletion runs on the calling thread if no operation is pending on the variable. It runs even if the variable has
-    /// failed, or the engine is shut down.
+    /// Deletes a variable: once every operation previously pushed on it is complete, its value is dropped, and then `f`
+    /// runs. Later pushes on the variable are refused, and later waits for it return once it is deleted. The deletion
+    /// runs on the calling thread if no operation is pending on the variable. It runs even if the variable has failed
+    /// or the engine is shut down.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -360,7 +358,7 @@ impl Engine {
     ///
     /// # Errors
     /// Returns [`PushError::ForeignVariable`], [`PushError::FamilyVariable`], [`PushError::DeletedVariable`] if the
-    /// variable was deleted before, or [`PushError::Forked`]. If there is an error, `f` does not run.
+    /// variable was already deleted, or [`PushError::Forked`]. On error, `f` does not run.
     #[track_caller]
     pub fn delete_variable(
         &self,
@@ -370,8 +368,8 @@ impl Engine {
         self.core.delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
     }
 
-    /// Clears the variable's error, in push order: operations on the variable that were pushed before this call are
-    /// still skipped, and those pushed after it run.
+    /// Clears the variable's error, in push order: operations pushed on the variable before this call are still
+    /// skipped, and those pushed afterwards run.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -394,8 +392,8 @@ impl Engine {
         self.core.clear_error(variable.as_ref().var(), Location::caller())
     }
 
-    /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has not reported yet. Returns the earliest one and
-    /// how many there were, or `None` if there were none. Failed variables stay failed. Always returns `None` in a
+    /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has not reported yet. Returns the earliest error and
+    /// the number of errors, or `None` if there were none. Failed variables stay failed. Always returns `None` in a
     /// forked child.
     ///
     /// ```
@@ -405,7 +403,7 @@ impl Engine {
     ///     engine.op("fail").try_push((), move |()| Err(format!("number {number}").into()))?;
     /// }
     /// engine.op("last").run_always().push((), |()| {})?;
-    /// _ = engine.wait_for_all(); // reports the earliest
+    /// _ = engine.wait_for_all(); // reports the earliest error
     /// let (next, count) = engine.clear_errors().expect("two are left");
     /// assert_eq!((next.name(), count), ("fail", 2));
     /// # Ok(())
@@ -420,10 +418,10 @@ impl Engine {
 
     // ------------------------------------------------------------------------------------------------------ waits ----
 
-    /// Waits for every operation on the variable that was pushed before the call.
+    /// Waits for every operation pushed on the variable before the call.
     ///
-    /// Any thread may wait. Inside an operation, a wait first runs ready operations that it depends on. If none is left
-    /// and the wait is not over, the worker is handed over to another thread; see [`blocking`](crate::blocking).
+    /// Any thread may wait. Inside an operation, a wait first runs the ready operations that it depends on. If none is
+    /// left and the wait is not over, another thread takes over the worker; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -440,8 +438,8 @@ impl Engine {
     /// * [`WaitError::WouldDeadlock`]: the wait would never return, for example because the calling operation names the
     ///   variable.
     /// * [`WaitError::TooManyWaiting`]: no thread could take over the worker.
-    /// * [`WaitError::Refused`]: the variable belongs to another engine or to the children of an operation, or this is
-    ///   a forked child.
+    /// * [`WaitError::Refused`]: the variable belongs to another engine or to an operation's children, or this is a
+    ///   forked child.
     /// * [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::InObserver`]: waits are forbidden here,
     ///   even if no operation is pending.
     #[track_caller]
@@ -469,15 +467,15 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]. After a timeout the
+    /// Returns the errors of [`wait_for_var`](Self::wait_for_var), and [`WaitError::TimedOut`]. After a timeout,
     /// pending operations continue.
     #[track_caller]
     pub fn wait_for_var_timeout(&self, variable: impl AsRef<Token>, timeout: Duration) -> Result<(), WaitError> {
         self.wait(variable.as_ref(), WaitFor::All, Some(timeout))
     }
 
-    /// Like [`wait_for_var`](Self::wait_for_var), but returns a future. It covers the operations that were pushed
-    /// before this call.
+    /// Like [`wait_for_var`](Self::wait_for_var), but returns a future, which covers the operations pushed before this
+    /// call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -496,7 +494,7 @@ impl Engine {
         self.wait_async(variable.as_ref(), WaitFor::All)
     }
 
-    /// Waits for every mutation of the variable that was pushed before the call, but not for readers.
+    /// Waits for every mutation of the variable pushed before the call, but not for readers.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -538,8 +536,8 @@ impl Engine {
         self.wait(variable.as_ref(), WaitFor::Writers, Some(timeout))
     }
 
-    /// Like [`wait_to_read`](Self::wait_to_read), but returns a future. It covers the mutations that were pushed before
-    /// this call.
+    /// Like [`wait_to_read`](Self::wait_to_read), but returns a future, which covers the mutations pushed before this
+    /// call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -568,7 +566,7 @@ impl Engine {
         VarWait::new(self.core.begin_wait(token.var(), kind, Location::caller()))
     }
 
-    /// Waits for every operation that any thread pushed before the call. Later pushes do not prolong the wait.
+    /// Waits for every operation pushed by any thread before the call. Later pushes do not prolong the wait.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -584,11 +582,11 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`WaitError::Failed`] with the earliest unreported error: one that no wait and no handle has returned,
-    /// and that neither [`clear_error`](Self::clear_error) nor an overwriting operation has cleared on a variable. This
-    /// call reports the error. Repeat the call for the next error, or call [`clear_errors`](Self::clear_errors) to
-    /// discard all that are left. The engine keeps at most 4,096 errors, and only counts further ones. After the kept
-    /// errors, one more error states how many were only counted.
+    /// Returns [`WaitError::Failed`] with the earliest unreported error: one that no wait or handle has returned and
+    /// that neither [`clear_error`](Self::clear_error) nor an overwriting operation has cleared from a variable. The
+    /// error then counts as reported. Repeat the call for the next error, or call [`clear_errors`](Self::clear_errors)
+    /// to discard the rest. The engine stores at most 4,096 errors and only counts the excess. After the stored errors,
+    /// a final error gives the number of those only counted.
     ///
     /// Returns [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself, and
     /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
@@ -617,8 +615,8 @@ impl Engine {
         self.core.wait_for_all(deadline(Some(timeout)))
     }
 
-    /// Like [`wait_for_all`](Self::wait_for_all), but returns a future. It covers the operations that were pushed
-    /// before this call.
+    /// Like [`wait_for_all`](Self::wait_for_all), but returns a future, which covers the operations pushed before this
+    /// call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -635,17 +633,17 @@ impl Engine {
         self.core.wait_for_all_async()
     }
 
-    /// Returns what is pending at the moment, what each operation waits for, which operations hold each variable, and
-    /// which threads wait. The call does not interrupt the engine, and may be made at any time and on any thread, even
-    /// inside an operation: it takes no lock that an operation's code could hold. A dump shows where operations run,
-    /// and how old they are, only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// Returns a snapshot of the pending operations, what each waits for, which operations hold each variable, and
+    /// which threads are waiting. The call does not interrupt the engine and may be made at any time on any thread,
+    /// even inside an operation: it takes no lock that an operation's code could hold. A dump shows where operations
+    /// run and how old they are only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
-    /// A function that waits for an operation may run it on its own stack. Both operations are then running, and the
-    /// dump does not say that one waits for the other, unless the wait is the end of a scope.
+    /// A function that waits for an operation may run it on its own stack. The dump then shows both operations as
+    /// running, without the wait between them, unless that wait ends a scope.
     ///
     /// The engine keeps running during the call. The dump is therefore exact for operations and threads that make no
-    /// progress, as in a hang, but may mix several moments for the others.
+    /// progress, as in a hang, but may combine different moments for others.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -669,10 +667,10 @@ impl Engine {
     }
 
     /// Returns statistics about the engine: what its workers have done, and how long the operations of each name took.
-    /// The times are known only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// Times are available only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
-    /// The counts are read one after the other, while the engine continues.
+    /// The counts are read one by one while the engine keeps running.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -694,12 +692,12 @@ impl Engine {
         self.core.stats()
     }
 
-    /// Returns the number of pending operations: those that were pushed and are not complete. The engine's own
-    /// operations, such as deletions, count as well. Operations that other threads push or complete during the call may
-    /// or may not count. Always returns 0 in a forked child.
+    /// Returns the number of pending operations: those pushed but not yet complete. The engine's own operations, such
+    /// as deletions, are included. Operations that other threads push or complete during the call may or may not be
+    /// counted. Always returns 0 in a forked child.
     ///
-    /// The call adds up the counters of all threads under a lock. Use it for reports and for occasional decisions, but
-    /// not for every push.
+    /// The call sums all threads' counters under a lock. Use it for reports and occasional decisions, but not on every
+    /// push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -722,17 +720,16 @@ impl Engine {
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
     /// Shuts the engine down: refuses further pushes, waits until no operation is pending, and ends the threads.
-    /// Returns after at most `timeout`, however long the program's functions run. The call may be repeated, on any
-    /// handle: [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels the operations that have not
-    /// started.
+    /// Returns after at most `timeout`, however long the program's functions run. The call may be repeated on any
+    /// handle: [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels operations that have not started.
     ///
-    /// A shutdown does not report failures. Afterwards [`wait_for_all`](Self::wait_for_all) still returns each failure
-    /// that has not been reported, including the failures of cancelled operations. The first such failure that is not a
-    /// cancellation is also logged as a warning.
+    /// A shutdown does not report failures. Afterwards, [`wait_for_all`](Self::wait_for_all) still returns every
+    /// unreported failure, including those of cancelled operations. The first that is not a cancellation is also logged
+    /// as a warning.
     ///
-    /// A thread has ended when the destructors of its thread-locals have run. A shutdown with a `timeout` starts
-    /// another thread to wait for these destructors. On systems other than Linux it does not wait for them if that
-    /// thread cannot be started.
+    /// A thread has ended once its thread-local destructors have run. A shutdown with a `timeout` starts another thread
+    /// to wait for these destructors. If that thread cannot be started, a shutdown on systems other than Linux does not
+    /// wait for them.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -742,33 +739,33 @@ impl Engine {
     /// let engine = Engine::builder().workers(1).build()?;
     /// engine.op("last").push((), |()| println!("runs before the shutdown returns"))?;
     /// if engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(60))).is_err() {
-    ///     engine.shutdown(Shutdown::Cancel, None)?; // too late: what has not started is cancelled
+    ///     engine.shutdown(Shutdown::Cancel, None)?; // timed out: cancel what has not started
     /// }
     /// assert_eq!(engine.op("late").push((), |()| {}), Err(PushError::ShutDown));
-    /// engine.wait_for_all()?; // returns a failure that was not reported
+    /// engine.wait_for_all()?; // returns any unreported failure
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// * [`ShutdownError::TimedOut`]: operations were still pending. The shutdown has begun, and a further call waits
+    /// * [`ShutdownError::TimedOut`]: operations were still pending. The shutdown has begun, and another call waits
     ///   again.
-    /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads that the error names had not ended.
-    ///   A further call waits again.
+    /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads named in the error had not ended.
+    ///   Another call waits again.
     /// * [`ShutdownError::InsideOperation`]: the caller must not wait, for example because the shutdown would wait for
-    ///   the caller, or no thread could take over its worker. The shutdown continues in the background.
+    ///   that caller, or no thread could take over its worker. The shutdown continues in the background.
     /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown(deadline(timeout))
     }
 
-    /// Begins a shutdown, and returns a future that resolves when no operation is pending and the threads have been
-    /// notified to end. Neither the call nor the future blocks, so they suit tasks of an asynchronous runtime. The
-    /// threads end soon after; dropping the last handle to the engine waits for them.
+    /// Begins a shutdown and returns a future that resolves when no operation is pending and the threads have been
+    /// notified to end. Neither the call nor the future blocks, so both suit tasks on an asynchronous runtime. The
+    /// threads end soon afterwards; dropping the last handle to the engine waits for them.
     ///
-    /// The shutdown continues if the future is dropped. For a time limit, use a timer of the runtime: when it expires,
-    /// make a second call, with [`Cancel`](Shutdown::Cancel), to cancel operations that have not started.
+    /// Dropping the future does not stop the shutdown. To limit the wait, use one of the runtime's timers: when it
+    /// expires, make a second call with [`Cancel`](Shutdown::Cancel) to cancel operations that have not started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -784,32 +781,32 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to [`ShutdownError::InsideOperation`] if an operation of this engine makes the call, and to
+    /// The future resolves to [`ShutdownError::InsideOperation`] if the caller is an operation of this engine, and to
     /// [`ShutdownError::Forked`] in a forked child.
     pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown_async()
     }
 
-    /// Stops the engine: ends the threads of its workers and devices, and keeps what is pending.
-    /// [`start`](Self::start) starts the threads again.
+    /// Stops the engine: ends its worker and device threads, keeping all pending operations. [`start`](Self::start)
+    /// starts the threads again.
     ///
-    /// Functions that have started run to completion, and the call waits for them; while one of them waits, the workers
-    /// run what it may be waiting for. All other operations stay pending. Pushes are accepted, unless a
-    /// [limit](crate::EngineBuilder::max_pending) leaves no room, and their operations stay pending too, except that
-    /// ready deletions and ready [eager](crate::OpBuilder::eager) operations run on the pushing thread. A wait for an
-    /// operation that stays pending returns only after a start, or at its time limit.
+    /// Functions that have started run to completion, and the call waits for them; while such a function waits, the
+    /// workers run what it may be waiting for. All other operations stay pending. Pushes are accepted unless a
+    /// [limit](crate::EngineBuilder::max_pending) leaves no room. The pushed operations stay pending too, except for
+    /// ready deletions and ready [eager](crate::OpBuilder::eager) operations, which run on the pushing thread. A wait
+    /// for a pending operation returns only after a start or at its time limit.
     ///
-    /// Devices complete what was issued on them, and the call waits for that too. Nothing more is issued. The streams
-    /// stay open, so objects that the program has bound to them remain valid. Futures of such work, and waits for its
-    /// groups, may be notified only after a start, since a stopped engine runs no wakers.
+    /// Devices complete all issued work, and the call waits for it too. Nothing more is issued. The streams stay open,
+    /// so objects that the program has bound to them remain valid. A stopped engine runs no wakers, so futures of such
+    /// work and waits for its groups may be notified only after a start.
     ///
-    /// If a function is still running or a device still working when the `timeout` has passed, the call returns an
-    /// error, and the engine keeps running.
+    /// If a function is still running or a device still working when `timeout` expires, the call returns an error and
+    /// the engine keeps running.
     ///
-    /// An engine of the kind [`Naive`](EngineKind::Naive) has no threads, so its operations run inside their pushes as
-    /// always. A shutdown starts a stopped engine again, and so does the drop of its last handle. Several threads may
-    /// stop and start an engine at the same time; a stop that is overtaken by a start returns `Ok`.
+    /// A [`Naive`](EngineKind::Naive) engine has no threads, so its operations run inside their pushes as usual. A
+    /// shutdown starts a stopped engine again, as does dropping its last handle. Several threads may stop and start an
+    /// engine concurrently; a stop overtaken by a start returns `Ok`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -833,16 +830,16 @@ impl Engine {
         self.core.stop(deadline(timeout))
     }
 
-    /// Starts the threads of an engine that was [stopped](Self::stop). On any other engine this does nothing.
+    /// Starts the threads of a [stopped](Self::stop) engine. On any other engine, does nothing.
     ///
     /// # Errors
-    /// Returns [`BuildError::Thread`] if a thread could not be started. Workers that have a thread run; a further call
-    /// tries again for the others.
+    /// Returns [`BuildError::Thread`] if a thread could not be started. Workers that have threads run; another call
+    /// retries for the rest.
     pub fn start(&self) -> Result<(), BuildError> {
         self.core.start()
     }
 
-    /// Returns whether the engine was [stopped](Self::stop), or is being stopped, and has not been started since.
+    /// Returns whether the engine was [stopped](Self::stop) or is being stopped, and has not been started since.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.core.is_stopped()
@@ -856,7 +853,7 @@ impl Engine {
     /// use raddle::{Engine, Shutdown};
     ///
     /// let engine = Engine::builder().workers(1).build()?;
-    /// let stopper = engine.downgrade(); // for instance for a signal handler's thread
+    /// let stopper = engine.downgrade(); // for instance, for a signal-handling thread
     /// std::thread::spawn(move || stopper.notify_shutdown()).join().expect("it does not panic");
     /// engine.shutdown(Shutdown::Cancel, None)?; // waits for what has started
     /// # Ok(())

@@ -1,4 +1,4 @@
-//! The context of an operation that is a future.
+//! The context for an operation that is a future.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -9,11 +9,11 @@ use crate::{
 };
 
 /// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to
-/// the engine, and what the operation needs to push children.
+/// the engine, plus what the operation needs to push children.
 ///
-/// An operation that declares [`cx()`](crate::cx) among its accesses receives the context together with its guards. The
-/// context dereferences to a handle that does not keep the engine open; see [`Engine::downgrade`]. It may outlive the
-/// operation.
+/// An operation that declares [`cx()`](crate::cx) among its accesses receives the context along with its guards. The
+/// context dereferences to a handle that does not keep the engine open; see [`Engine::downgrade`]. The context may
+/// outlive the operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +52,7 @@ impl Deref for FutureContext {
 }
 
 impl FutureContext {
-    /// Creates the context of the operation of `share`.
+    /// Creates the context for the operation of `share`.
     pub(super) fn new(share: &Share) -> Self {
         let engine = Engine::uncounted(Arc::clone(share.core()));
         Self { engine, family: share.parent_of().and_then(Family::from_kin) }
@@ -66,8 +66,7 @@ impl FutureContext {
         self.family.as_deref()
     }
 
-    /// Creates a variable for the children of this operation; see
-    /// [`OpContext::child_var`](crate::OpContext::child_var).
+    /// Creates a variable for this operation's children; see [`OpContext::child_var`](crate::OpContext::child_var).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,7 +92,7 @@ impl FutureContext {
         Token::of_family(self.family.as_deref(), value).map(Var::new)
     }
 
-    /// Creates a variable without a value for the children of this operation; see [`child_var`](Self::child_var).
+    /// Creates a variable without a value for this operation's children; see [`child_var`](Self::child_var).
     ///
     /// # Errors
     /// Returns the errors of [`child_var`](Self::child_var).

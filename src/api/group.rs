@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Creates a group of operations, which are waited for, counted and cancelled together.
+    /// Creates a group of operations that can be waited for, counted and cancelled together.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,16 +35,17 @@ impl Engine {
     }
 }
 
-/// A group of operations that are waited for, counted and cancelled together; from [`Engine::group`].
+/// A group of operations that can be waited for, counted and cancelled together, returned by [`Engine::group`].
 ///
-/// Clones are handles to the same group. Groups form a tree: the operations of a [group inside](Self::group) a group
-/// belong to both. Neither the drop of a handle nor a wait closes a group. A group does not order its operations, and
-/// does not keep the engine open, so the function of an operation may capture a handle and push through it.
+/// Clones are handles to the same group. Groups form a tree: the operations of a [nested group](Self::group) also
+/// belong to the groups around it. Neither dropping a handle nor waiting closes a group. A group imposes no order on
+/// its operations. It does not keep the engine open, so an operation's function may capture a handle and push through
+/// it.
 ///
-/// Operations of one group may be pushed by any number of threads. When a wait has returned, everything that the
-/// awaited operations have done is visible.
+/// Any number of threads may push operations to a group. Once a wait has returned, all effects of the awaited
+/// operations are visible.
 ///
-/// A group takes about 3 KiB of memory, and an operation in it takes about 100 ns longer than others.
+/// A group takes about 3 KiB of memory and adds about 100 ns to each of its operations.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -56,9 +57,9 @@ impl Engine {
 ///     *image = std::fs::read("no such image")?;
 ///     Ok(())
 /// })?;
-/// let error = request.wait().unwrap_err(); // the group's own error, and no other's
+/// let error = request.wait().unwrap_err(); // only the group's own error
 /// assert!(error.to_string().starts_with("operation `load`"));
-/// engine.wait_for_all()?; // it was reported
+/// engine.wait_for_all()?; // the error was already reported
 /// # Ok(())
 /// # }
 /// ```
@@ -80,7 +81,7 @@ impl Group {
         Self { core: Arc::clone(core), shared: Arc::clone(shared) }
     }
 
-    /// Returns a builder for an operation of this group. See [`Engine::op`].
+    /// Returns a builder for an operation in this group. See [`Engine::op`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -95,7 +96,7 @@ impl Group {
         OpBuilder::in_group(&self.core, name.into(), &self.shared)
     }
 
-    /// Creates a group inside this one: its operations belong to both.
+    /// Creates a group nested in this one. Its operations belong to both.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -114,11 +115,11 @@ impl Group {
         Self { core: Arc::clone(&self.core), shared: group::Group::new(Some(Arc::clone(&self.shared))) }
     }
 
-    /// Limits the number of pending operations of the group, including operations of groups inside it. The limit
-    /// applies to all handles, and a further call changes it; 0 is treated as 1. If the group, or one around it, is
-    /// full, a push from outside operations is held back as if the engine were full; see
-    /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). The limit may be exceeded by one operation
-    /// for each other thread that pushes to the group at the same moment.
+    /// Limits the number of pending operations in the group, including those in nested groups. The limit applies to all
+    /// handles, and another call changes it; 0 is treated as 1. If the group or an enclosing group is full, a push from
+    /// outside operations is held back as if the engine were full; see
+    /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). Each additional thread that pushes to the
+    /// group at the same moment may exceed the limit by one operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -137,9 +138,9 @@ impl Group {
         self
     }
 
-    /// Waits for every operation that any thread pushed to the group before the call. Inside an operation, a wait first
-    /// runs ready operations that it depends on. If none is left and the wait is not over, the worker is handed over to
-    /// another thread; see [`blocking`](crate::blocking).
+    /// Waits for every operation pushed to the group by any thread before the call. Inside an operation, a wait first
+    /// runs the ready operations that it depends on. If none is left and the wait is not over, another thread takes
+    /// over the worker; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -152,15 +153,15 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Returns [`WaitError::Failed`] with the failure of the operation that was pushed first among those that have
-    /// failed since the last wait. A later wait for the group returns none of these failures, and
-    /// [`Engine::wait_for_all`] returns neither the one returned here nor others that began in the group. A skipped
-    /// operation counts as failed, with the failure that caused the skip.
+    /// Returns [`WaitError::Failed`] with the failure of the earliest-pushed operation among those that have failed
+    /// since the last wait. A later wait for the group returns none of these failures, and [`Engine::wait_for_all`]
+    /// returns neither the failure returned here nor others that originated in the group. A skipped operation counts as
+    /// failed, with the failure that caused the skip.
     ///
-    /// Returns [`WaitError::WouldDeadlock`] inside an operation of the group, or inside one that an operation of the
-    /// group waits for, and [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are
-    /// forbidden, returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked
-    /// child, returns [`WaitError::Refused`].
+    /// Returns [`WaitError::WouldDeadlock`] inside an operation of the group or an operation that the group waits for,
+    /// and [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
+    /// [`WaitError::Refused`].
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }
@@ -175,20 +176,20 @@ impl Group {
     /// let frame = engine.group();
     /// frame.op("draw").push((), |()| {})?;
     /// if frame.wait_timeout(Duration::from_millis(16)).is_err() {
-    ///     frame.cancel(); // too late: operations that have not started are no longer needed
+    ///     frame.cancel(); // too late: cancel what has not started
     /// }
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout the operations
+    /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`]. After a timeout, the operations
     /// continue.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, deadline(Some(timeout)))
     }
 
-    /// Like [`wait`](Self::wait), but returns a future. It covers the operations that were pushed before this call.
+    /// Like [`wait`](Self::wait), but returns a future, which covers the operations pushed before this call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -206,8 +207,8 @@ impl Group {
         self.core.wait_for_group_async(&self.shared)
     }
 
-    /// Returns the number of pending operations of the group: those that were pushed and are not complete. Operations
-    /// that other threads push or complete during the call may or may not count. Always returns 0 in a forked child.
+    /// Returns the number of pending operations in the group: those pushed but not yet complete. Operations that other
+    /// threads push or complete during the call may or may not be counted. Always returns 0 in a forked child.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -224,9 +225,9 @@ impl Group {
         if self.core.is_forked() { 0 } else { self.shared.pending.count() }
     }
 
-    /// Cancels all operations of the group, and of the groups inside it, that have not started, including those that
-    /// are pushed later. Each of them fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and
-    /// its function is dropped then. Running operations can learn of the cancellation through
+    /// Cancels all operations in the group and its nested groups that have not started, including those pushed later.
+    /// Each fails with [`Cause::Cancelled`](crate::Cause::Cancelled) when its turn comes, and its function is then
+    /// dropped. Running operations can check for cancellation through
     /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled). [Clean-ups](OpBuilder::cleanup) still run.
     ///
     /// ```
@@ -245,9 +246,9 @@ impl Group {
         self.shared.cancel(Cancel::Loudly);
     }
 
-    /// Like [`cancel`](Self::cancel), but the cancelled operations change nothing: their variables do not fail, and
+    /// Like [`cancel`](Self::cancel), but the cancelled operations have no effect: their variables do not fail, and
     /// later operations run as if the cancelled ones had never been pushed. The handles of the cancelled operations
-    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). If both methods are called, the first call decides.
+    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). If both methods are called, the first call takes effect.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -265,7 +266,7 @@ impl Group {
         self.shared.cancel(Cancel::Quietly);
     }
 
-    /// Returns whether this group, or one around it, was cancelled.
+    /// Returns whether this group or an enclosing group was cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.shared.cancelled().is_some()

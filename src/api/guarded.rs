@@ -20,18 +20,18 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// A value that belongs to a [`Token`], and that can check whether the code that uses it has declared the token.
+/// A value that is associated with a [`Token`] and can check whether the code using it has declared that token.
 ///
 /// The engine does not know what a token stands for, so it cannot check that operations use only what they have
 /// declared. A guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
-/// return an error unless the caller belongs to an operation that has declared the token. The error names the caller's
-/// operation and the last one that used the value. In every build, both return an error if the value is being used in a
-/// conflicting way, so conflicting uses never happen at the same time. A test therefore finds an operation that does
-/// not declare its token even if that operation happens to run at the right time;
-/// [shuffling](crate::EngineBuilder::shuffle) makes it run at other times.
+/// return an error unless the caller is part of an operation that has declared the token. The error names the caller's
+/// operation and the last one that used the value. In every build, both return an error if a conflicting use is in
+/// progress, so conflicting uses never overlap. A test with debug assertions therefore catches a missing declaration
+/// even if the operation happens to run at the right time; [shuffling](crate::EngineBuilder::shuffle) makes it run at
+/// other times.
 ///
-/// A [`Var`](crate::Var) needs none of this, since its operations receive references. Prefer it when the value can live
-/// in the engine.
+/// A [`Var`](crate::Var) needs no such check, since its operations receive references. Prefer a `Var` if the value can
+/// live in the engine.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,16 +54,16 @@ use crate::{
 /// # }
 /// ```
 ///
-/// # What belongs to an operation
+/// # Code that is part of an operation
 ///
-/// The function of an operation belongs to the operation, and so does the code that the function calls on its thread. A
-/// child may also use what its parent has declared, and an operation of a scope may use what the operations around the
-/// scope have declared. Code on another thread that has the operation's [`Completion`] calls
-/// [`read_for`](Self::read_for) and [`write_for`](Self::write_for).
+/// An operation consists of its function and the code that the function calls on its thread. A child may also use what
+/// its parent has declared, and an operation in a scope may use what the operations around the scope have declared.
+/// Code on another thread that holds the operation's [`Completion`] must call [`read_for`](Self::read_for) and
+/// [`write_for`](Self::write_for).
 pub struct Guarded<T> {
     token: Token,
     value: RwLock<T>,
-    /// The operation that used the value last. Set only with debug assertions.
+    /// The last operation that used the value. Set only with debug assertions.
     last: Mutex<Option<Pushed>>,
 }
 
@@ -80,7 +80,7 @@ impl<T> Guarded<T> {
         Self { token, value: RwLock::new(value), last: Mutex::new(None) }
     }
 
-    /// Returns the token that an operation must declare.
+    /// Returns the token that operations must declare.
     pub fn token(&self) -> &Token {
         &self.token
     }
@@ -103,7 +103,7 @@ impl<T> Guarded<T> {
         self.write_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Like [`read`](Self::read), but for code of the operation that `done` completes, on any thread.
+    /// Like [`read`](Self::read), but for code, on any thread, that is part of the operation completed by `done`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -131,7 +131,7 @@ impl<T> Guarded<T> {
         self.read_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Like [`write`](Self::write), but for code of the operation that `done` completes, on any thread.
+    /// Like [`write`](Self::write), but for code, on any thread, that is part of the operation completed by `done`.
     ///
     /// # Errors
     /// See [`UseErrorKind`].
@@ -140,13 +140,13 @@ impl<T> Guarded<T> {
         self.write_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Returns a mutable reference to the value. The caller has the only reference to the `Guarded`, so no operation
-    /// can use the value.
+    /// Returns a mutable reference to the value. The caller has exclusive access to the `Guarded`, so no operation can
+    /// use the value.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the value, and drops the token.
+    /// Returns the value and drops the token.
     pub fn into_inner(self) -> T {
         self.value.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -174,7 +174,7 @@ impl<T> Guarded<T> {
         let user = self.check(Use::Write, location, declared)?;
         let value = match self.value.try_write() {
             Ok(value) => value,
-            // The operation that panicked has failed, and the engine reports that.
+            // The operation that panicked has failed, and the engine reports the failure.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(self.refuse(UseErrorKind::InUse, location, user)),
         };
@@ -182,7 +182,7 @@ impl<T> Guarded<T> {
         Ok(GuardedMut(value))
     }
 
-    /// Checks that the caller has declared its use. Returns the caller's operation.
+    /// Checks that the caller has declared this use of the value. Returns the caller's operation.
     fn check(
         &self,
         how: Use,
@@ -218,8 +218,8 @@ impl<T> fmt::Debug for Guarded<T> {
     }
 }
 
-/// A reference to a [`Guarded`] value. It should be dropped before the operation ends. As long as it exists, operations
-/// that try to change the value receive [`UseErrorKind::InUse`].
+/// A reference to a [`Guarded`] value. It should be dropped before the operation ends. While it exists, attempts to
+/// mutate the value return [`UseErrorKind::InUse`].
 #[must_use = "the value is in use until this is dropped"]
 pub struct GuardedRef<'g, T>(RwLockReadGuard<'g, T>);
 
@@ -237,8 +237,8 @@ impl<T: fmt::Debug> fmt::Debug for GuardedRef<'_, T> {
     }
 }
 
-/// A mutable reference to a [`Guarded`] value. It should be dropped before the operation ends. As long as it exists,
-/// operations that try to use the value receive [`UseErrorKind::InUse`].
+/// A mutable reference to a [`Guarded`] value. It should be dropped before the operation ends. While it exists,
+/// attempts to use the value return [`UseErrorKind::InUse`].
 #[must_use = "the value is in use until this is dropped"]
 pub struct GuardedMut<'g, T>(RwLockWriteGuard<'g, T>);
 

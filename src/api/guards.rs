@@ -9,14 +9,13 @@ use std::{
 
 use crate::engine::held::Share;
 
-/// A guard for a variable that an operation reads; from [`Engine::acquire`](crate::Engine::acquire) and
-/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, and
+/// A guard for a variable read by an operation, from [`Engine::acquire`](crate::Engine::acquire) or
+/// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, but
 /// mutations wait.
 ///
-/// The guards of one operation belong together. The operation is complete when the last of them has been dropped, on
-/// any thread, and its future, if it is one, has ended. A guard that is leaked, for example by [`std::mem::forget`],
-/// holds all variables of its operation forever, so later operations on these variables never start. A guard can be
-/// sent to other threads and shared between them.
+/// The operation is complete when the last of its guards has been dropped, on any thread, and its future, if any, has
+/// ended. If a guard is leaked, for example by [`std::mem::forget`], all of its operation's variables are held forever,
+/// so later conflicting operations never start. A guard can be sent to other threads and shared between them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,7 +31,7 @@ use crate::engine::held::Share;
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct ReadGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation from completing, and so keeps the value valid.
+    /// Keeps the operation from completing, and thus the value valid.
     _share: Share,
 }
 
@@ -72,12 +71,12 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
     }
 }
 
-/// A guard for a variable that an operation mutates; from [`Engine::acquire`](crate::Engine::acquire) and
+/// A guard for a variable mutated by an operation, from [`Engine::acquire`](crate::Engine::acquire) or
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, no other operation uses the
 /// variable.
 ///
-/// The guards of one operation belong together; see [`ReadGuard`]. When the operation completes, a mutation is counted
-/// for each variable that it mutates, whether or not the value was changed. If a panic drops one of the guards, these
+/// An operation is complete only when all of its guards have been dropped; see [`ReadGuard`]. Its completion counts as
+/// a mutation of each variable that it mutates, even if the value was not changed. If a panic drops a guard, these
 /// variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
 ///
 /// ```
@@ -106,7 +105,7 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// # }
 /// ```
 ///
-/// A reference that is stored in the value must live as long as the type of the value requires:
+/// A reference stored in the value must live as long as the value's type requires:
 ///
 /// ```compile_fail,E0597
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -116,17 +115,17 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// let word = engine.var("warp");
 /// let text = String::from("weft");
 /// let mut guard: WriteGuard<&str> = pollster::block_on(engine.acquire(word.write()))?;
-/// *guard = &text; // it would outlive the text
+/// *guard = &text; // the reference would outlive `text`
 /// # Ok(())
 /// # }
 /// ```
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct WriteGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation from completing, and so keeps the value valid.
+    /// Keeps the operation from completing, and thus the value valid.
     _share: Share,
-    /// Makes the guard invariant in `T`: a guard for a `&'static U` must not become a guard for a `&'short U`, through
-    /// which a short-lived reference could be stored.
+    /// Makes the guard invariant in `T`: a guard for a `&'static U` must not coerce to a guard for a `&'short U`,
+    /// through which a short-lived reference could be stored.
     _invariant: PhantomData<fn(T) -> T>,
 }
 

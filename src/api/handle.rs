@@ -20,9 +20,9 @@ use crate::{
     sync::fork::ProcessMark,
 };
 
-/// A handle to a pushed operation. A thread can block on the result, and async code can `.await` it.
+/// A handle to a pushed operation. Threads can block on the result, and async code can `.await` it.
 ///
-/// Dropping the handle has no effect on the operation. When a wait has returned, everything that the operation did is
+/// Dropping the handle has no effect on the operation. Once a wait has returned, all effects of the operation are
 /// visible, and later operations may use its variables.
 ///
 /// ```
@@ -51,9 +51,9 @@ impl<R> OpHandle<R> {
         Self { waiter: Waiter::new(oneshot), core }
     }
 
-    /// Returns whether the operation is complete. On a [`Naive`](crate::EngineKind::Naive) engine this call runs the
-    /// operation if its push was nested too deeply inside other operations to run it. In a forked child it returns
-    /// `true` for operations of the parent, since a wait for them returns immediately.
+    /// Returns whether the operation is complete. On a [`Naive`](crate::EngineKind::Naive) engine, this call runs the
+    /// operation if its push was nested too deeply inside other operations to do so. In a forked child, it returns
+    /// `true` for the parent's operations, since waits for them return immediately.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,8 +72,8 @@ impl<R> OpHandle<R> {
 
     /// Waits for the operation and takes its result.
     ///
-    /// Inside an operation, a wait first runs ready operations that it depends on. If none is left and the wait is not
-    /// over, the worker is handed over to another thread; see [`blocking`](crate::blocking).
+    /// Inside an operation, a wait first runs the ready operations that it depends on. If none is left and the wait is
+    /// not over, another thread takes over the worker; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,7 +93,7 @@ impl<R> OpHandle<R> {
         self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
 
-    /// Waits for the operation for at most `timeout` and takes its result. The call can be repeated after
+    /// Like [`wait`](Self::wait), but waits for at most `timeout`. The call can be repeated after
     /// [`WaitError::TimedOut`].
     ///
     /// ```
@@ -121,11 +121,11 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    /// Drops the handle. A failure that the handle would have returned counts as reported:
-    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and the
+    /// Drops the handle. Any failure that the handle would have returned counts as reported, so
+    /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and any
     /// variables that it fails stay failed.
     ///
-    /// A handle that is dropped without this call leaves its failure to `wait_for_all`.
+    /// If the handle is dropped without this call, `wait_for_all` returns the failure.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -148,17 +148,17 @@ impl<R> OpHandle<R> {
 }
 
 impl<R> OpHandle<R> {
-    /// Cancels the operation if it has not started, and returns whether this call cancelled it. At most one call
-    /// returns `true`.
+    /// Cancels the operation if it has not started. Returns whether this call cancelled it. At most one call returns
+    /// `true`.
     ///
-    /// A cancelled operation never runs. Before this call returns, its function is dropped, and waits on the handle
-    /// return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables stay as they are until its turn comes. Then
-    /// those that it mutates fail with the same error, and later operations that name one of these are skipped. If
+    /// A cancelled operation never runs. Before this call returns, the operation's function is dropped, and waits on
+    /// the handle return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables are unaffected until its turn
+    /// comes. Those that it mutates then fail with the same error, and later operations that name them are skipped. If
     /// nothing else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
     ///
-    /// An operation that has started runs to completion, and can check
-    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) in order to stop early. An operation that is a
-    /// [future](crate::OpBuilder::submit_future) stops at its next `await`, and fails. A
+    /// An operation that has started runs to completion, but can check
+    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) to stop early. An operation that is a
+    /// [future](crate::OpBuilder::submit_future) stops at its next `await` and fails. A
     /// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
     ///
     /// ```
@@ -182,7 +182,7 @@ impl<R> OpHandle<R> {
         self.cancel_by(Cancel::Loudly)
     }
 
-    /// Like [`cancel`](Self::cancel), but the operation changes nothing when its turn comes: its variables do not fail,
+    /// Like [`cancel`](Self::cancel), but the operation has no effect when its turn comes: its variables do not fail,
     /// and later operations run as if it had never been pushed.
     ///
     /// ```
@@ -217,7 +217,7 @@ impl<R> OpHandle<R> {
     }
 }
 
-/// Whether the result is set. If it is not, runs the work that the calling thread has deferred, which may set it.
+/// Returns whether the result is set. If not, first runs the calling thread's deferred work, which may set it.
 pub(super) fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {
@@ -242,8 +242,8 @@ impl<R> Future for OpHandle<R> {
     }
 }
 
-/// A future that waits for a variable, from [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async) and
-/// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async).
+/// A future that waits for a variable, returned by [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async)
+/// and [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

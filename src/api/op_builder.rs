@@ -1,4 +1,4 @@
-//! The builder that describes an operation and pushes it.
+//! The builder that describes and pushes an operation.
 
 use std::{future::Future, panic::Location, sync::Arc, time::Instant};
 
@@ -41,7 +41,7 @@ use crate::{
     values::{device::Device, name::Name, property::Property},
 };
 
-/// Calls the function of an operation of a device with the operation's stream.
+/// Calls the function of a device operation with the operation's stream.
 fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, Cause>) -> Result<R, Cause> {
     match call.take_stream() {
         Some(stream) => f(stream).map_err(Cause::of_device),
@@ -50,7 +50,7 @@ fn with_stream<R>(call: &Call<'_>, f: impl FnOnce(&mut GpuStream) -> Result<R, C
 }
 
 impl Engine {
-    /// Returns a builder for an operation with this name. The name appears in errors, dumps and traces, and may be
+    /// Returns a builder for an operation with this name. The name appears in errors, dumps and traces and may be
     /// empty.
     ///
     /// ```
@@ -90,9 +90,9 @@ impl OpContext<'_> {
     /// # }
     /// ```
     ///
-    /// A push through the builder returns [`PushError::NotHeld`] for a variable that this operation does not hold, or
-    /// that it only reads and the child mutates, and [`PushError::NotAParent`] if this operation was pushed without
-    /// `with_children`.
+    /// A push through the builder returns [`PushError::NotHeld`] if this operation does not hold one of the child's
+    /// variables, or only reads one that the child mutates. It returns [`PushError::NotAParent`] if this operation was
+    /// pushed without `with_children`.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.frame().engine(), name.into(), Family::of(self.frame()))
     }
@@ -101,9 +101,9 @@ impl OpContext<'_> {
 impl FutureContext {
     /// Returns a builder for a child of this operation, which must have been pushed
     /// [`with_children`](crate::OpBuilder::with_children). Children start once the future has ended and its guards have
-    /// been dropped. The operation is complete when its children are.
+    /// been dropped. The operation is complete only when its children are.
     ///
-    /// A future must not await its children: inside the future, the handle of a child returns
+    /// A future must not await its children: inside the future, a child's handle returns
     /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
     ///
     /// ```
@@ -123,24 +123,24 @@ impl FutureContext {
     /// # }
     /// ```
     ///
-    /// A push through the builder returns the errors that [`OpContext::child`](crate::OpContext::child) names, and
+    /// A push through the builder returns the errors listed under [`OpContext::child`](crate::OpContext::child), and
     /// [`PushError::ParentEnded`] once the future has ended and its guards have been dropped.
     pub fn child(&self, name: impl Into<Name>) -> OpBuilder<'_> {
         OpBuilder::child(self.engine().core(), name.into(), self.family())
     }
 }
 
-/// A builder that describes an operation and pushes it, from [`Engine::op`].
+/// A builder that describes and pushes an operation, returned by [`Engine::op`].
 ///
 /// # Accesses
 ///
-/// Variables are declared in two ways that may be mixed: untyped ones through [`reads`](Self::reads),
-/// [`writes`](Self::writes) and [`overwrites`](Self::overwrites), and typed ones in the call that pushes, where
+/// Variables can be declared in two ways, which may be combined: untyped through [`reads`](Self::reads),
+/// [`writes`](Self::writes) and [`overwrites`](Self::overwrites), and typed in the push method, where
 /// [`cx()`](crate::cx) declares the operation's [`OpContext`]. Naming a variable twice is equivalent to naming it once;
-/// a variable that is both read and mutated counts as mutated. However, the typed accesses of one operation must not
-/// name a variable twice if one of them mutates it, since that would alias a `&mut`.
+/// a variable that is both read and mutated counts as mutated. However, an operation's typed accesses must not name a
+/// variable twice if one of them mutates it, since this would alias a `&mut`.
 ///
-/// # Calls that push
+/// # Push methods
 ///
 /// | the function | returns nothing | may fail | returns a value | returns a value or fails |
 /// |---|---|---|---|---|
@@ -152,11 +152,11 @@ impl FutureContext {
 /// | the same, on a device | [`launch_operator`](Self::launch_operator) | [`try_launch_operator`](Self::try_launch_operator) | | |
 /// | the same, with a completion | [`operator_async`](Self::operator_async) | [`try_operator_async`](Self::try_operator_async) | | |
 ///
-/// A function that may fail returns `Result<_, BoxError>`, so that `?` accepts any error. Only the calls for such
-/// functions turn an `Err` into a failure of the operation. [`submit`](Self::submit) returns an `Err` as a value like
-/// any other.
+/// A function that may fail returns `Result<_, BoxError>`, so `?` accepts any error. Only the methods for such
+/// functions turn an `Err` into a failure of the operation. [`submit`](Self::submit) treats an `Err` like any other
+/// value.
 ///
-/// The builder borrows the variables that are declared on it:
+/// The builder borrows the variables declared on it:
 ///
 /// ```compile_fail,E0505
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -175,17 +175,17 @@ pub struct OpBuilder<'e> {
     spec: Spec,
     property: Property,
     device: Device,
-    /// Whether the property, the device or the location was set. If so, a push takes additional steps.
+    /// Whether the property, device or location was set. If so, a push takes additional steps.
     has_more: bool,
-    /// The source location to report for the push. Used only with `has_more`.
+    /// The source location reported for the push. Used only with `has_more`.
     location: Option<&'static Location<'static>>,
     entries: Entries,
-    /// The group of the operation. Used only with `flag::CLAIMS`, like the next three fields.
+    /// The operation's group. Like the next three fields, used only with `flag::CLAIMS`.
     group: Option<&'e Arc<Group>>,
     deadline: Option<Instant>,
     /// The family of a child.
     family: Option<&'e Family>,
-    /// Whether the operation is described as a child of an operation that cannot have children.
+    /// Whether the operation is declared as the child of an operation that cannot have children.
     is_orphan: bool,
 }
 
@@ -207,8 +207,8 @@ impl<'e> OpBuilder<'e> {
         }
     }
 
-    /// Returns a builder for a child of the operation with this family. If there is no family, pushes through the
-    /// builder are refused.
+    /// Returns a builder for a child of the operation with this family. Without a family, pushes through the builder
+    /// are refused.
     pub(super) fn child(core: &'e Arc<Core>, name: Name, family: Option<&'e Family>) -> Self {
         let mut builder = Self::new(core, name);
         builder.spec.flags |= flag::CLAIMS;
@@ -228,7 +228,7 @@ impl<'e> OpBuilder<'e> {
         builder
     }
 
-    /// Returns a builder for an operation of a group.
+    /// Returns a builder for an operation in a group.
     pub(super) fn in_group(core: &'e Arc<Core>, name: Name, group: &'e Arc<Group>) -> Self {
         let mut builder = Self::new(core, name);
         builder.spec.flags |= flag::CLAIMS;
@@ -236,12 +236,12 @@ impl<'e> OpBuilder<'e> {
         builder
     }
 
-    /// Sets the priority of the operation among those that are ready. Higher priorities run first. Default: 0.
+    /// Sets the operation's priority among ready operations. Higher priorities run first. Default: 0.
     ///
-    /// A worker that becomes free takes a ready operation of the highest band in its lane, except that it may first
-    /// finish a run of at most 32 successors that it already holds. Priorities from -7 to 7 have a band each; beyond
-    /// these, the priorities from one power of two up to the next share a band (8 to 15, 16 to 31, ...). The
-    /// [guide](crate::guide::promises#turns) describes the order within a band, in which no operation starves.
+    /// A free worker takes a ready operation from the highest nonempty band in its lane, but may first finish a run of
+    /// up to 32 successors that it already holds. Each priority from -7 to 7 has its own band; beyond these, the
+    /// priorities from one power of two up to the next share a band (8 to 15, 16 to 31, ...). No operation starves
+    /// within a band; the [guide](crate::guide::promises#turns) describes the order.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -259,7 +259,7 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Sets the kind of work that the operation does, which determines its lane. Default: [`Property::Normal`].
+    /// Sets the kind of work that the operation performs, which determines its lane. Default: [`Property::Normal`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -277,8 +277,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Runs the operation even if a variable that it names has failed. Such a run neither clears nor propagates the
-    /// error. `MXNet` calls this `kNoSkip`.
+    /// Makes the operation run even if a variable that it names has failed. Such a run neither clears nor propagates
+    /// the error. `MXNet` calls this `kNoSkip`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -295,9 +295,10 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Marks the operation as one that releases a resource: it has the highest priority, it runs even if a variable
-    /// that it names has failed, and it is never cancelled, not even by [`Shutdown::Cancel`](crate::Shutdown::Cancel).
-    /// It keeps the lane of its [property](Self::property). `MXNet` calls this `kDeleteVar`.
+    /// Marks the operation as a clean-up, for releasing a resource: it has the highest priority, runs even if a
+    /// variable that it names has failed, and is never cancelled, not even by
+    /// [`Shutdown::Cancel`](crate::Shutdown::Cancel). Its lane still depends on its [property](Self::property). `MXNet`
+    /// calls this `kDeleteVar`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -314,10 +315,10 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Starts the operation on the pushing thread if it is ready when it is pushed, and otherwise sends it to its lane.
-    /// Use this for work that is short, or that only starts something. `MXNet` calls this `kAsync`.
+    /// Starts the operation on the pushing thread if it is ready when pushed; otherwise, sends it to its lane. Use this
+    /// for work that is short or that only starts something. `MXNet` calls this `kAsync`.
     ///
-    /// An operation of a device must start on the thread of its lane, so the push of an eager one is refused with
+    /// A device operation must start on its lane's thread, so pushing an eager one is refused with
     /// [`PushError::EagerOnDevice`].
     ///
     /// ```
@@ -335,9 +336,9 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Cancels the operation if it has not started by `deadline`: when its turn comes, it fails with
-    /// [`Cause::DeadlinePassed`] instead of running. Deadlines do not order operations: an earlier deadline does not
-    /// make an operation run first. Each run of an operator has the same deadline. A [clean-up](Self::cleanup) ignores
-    /// the deadline.
+    /// [`Cause::DeadlinePassed`] instead of running. Deadlines do not affect order: an operation with an earlier
+    /// deadline does not run first. All runs of an operator share its deadline. A [clean-up](Self::cleanup) ignores the
+    /// deadline.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -364,7 +365,7 @@ impl<'e> OpBuilder<'e> {
     /// that pushes the operation.
     ///
     /// Code that pushes on behalf of a caller should report the caller's location. A function with `#[track_caller]`
-    /// does so automatically. This call is for code that cannot have the attribute, such as closures and `async`
+    /// does so automatically. This method is for code that cannot use the attribute, such as closures and `async`
     /// functions, and for requests that are pushed later.
     ///
     /// ```
@@ -395,35 +396,35 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Lets the operation have children, which its function pushes through [`OpContext::child`]. The operation is
-    /// complete when its function has returned and all its children, with their own children, are complete. No function
-    /// has to wait for this. Until then the operation holds its variables.
+    /// Allows the operation to have children, which its function pushes through [`OpContext::child`]. The operation is
+    /// complete when its function has returned and all its children, including their own children, are complete. No
+    /// function needs to wait for them. Until then, the operation holds its variables.
     ///
-    /// If the operation is completed by a [`Completion`], the completion must have been used as well. If the operation
-    /// is a future, the future must have ended and its guards must have been dropped; it pushes children through
-    /// [`FutureContext::child`](crate::FutureContext::child). An [`Operator`] may have children in each of its runs.
+    /// If the operation has a [`Completion`], it must also have been used. If the operation is a future, the future
+    /// must have ended and its guards must have been dropped; it pushes children through
+    /// [`FutureContext::child`](crate::FutureContext::child). Each run of an [`Operator`] may have children.
     ///
-    /// Children may name variables that their parent holds: they may mutate what it mutates, and read what it reads or
-    /// mutates. They may also name [variables of their own](OpContext::child_var), which end with the parent. They take
-    /// the parent's place in the order, so no other operation comes between them, and they are ordered among themselves
-    /// like any other operations. They start after the function of their parent has returned. If the parent is a
-    /// future, they start after the future has ended and its guards have been dropped. So a function or a future must
-    /// not wait for its children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A
-    /// completion may be used before or after the children run.
+    /// Children may name variables that their parent holds: they may mutate what it mutates and read what it reads or
+    /// mutates. They may also name [their own variables](OpContext::child_var), which end with the parent. They take
+    /// the parent's place in the order, so no other operation comes between them, and are ordered among themselves like
+    /// any other operations. They start after the parent's function has returned or, if the parent is a future, after
+    /// the future has ended and its guards have been dropped. A function or future must therefore not wait for its
+    /// children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be
+    /// used before or after the children run.
     ///
-    /// If the function fails, the variables that the parent mutates fail, for its children as well: children that name
-    /// one of them are skipped. If a child fails, and no later one has cleared the failure, the parent fails with it;
-    /// if there are several such failures, it fails with the one whose child was pushed first. The version of each
-    /// variable that the parent mutates rises by one, however many children mutate it. Children have the priority, the
-    /// deadline and the group of their parent, unless they set their own priority or deadline, and children of a
-    /// [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started; cancelling
-    /// the parent through its handle does not, once the parent has started.
+    /// If the function fails, the variables that the parent mutates fail for its children too, and children that name
+    /// one are skipped. If a child fails and no later child clears the failure, the parent fails with it; if there are
+    /// several such failures, the parent fails with that of the child pushed first. The version of each variable that
+    /// the parent mutates increases by one, however many children mutate it. Children inherit their parent's priority,
+    /// deadline and group, but may set their own priority or deadline; children of a [clean-up](Self::cleanup) are
+    /// clean-ups. Cancelling the group cancels children that have not started; cancelling the parent through its handle
+    /// does not, once the parent has started.
     ///
-    /// Each push of a child costs time and memory for each family that it is in, so families should not be nested
+    /// Pushing a child costs time and memory for each family that contains it, so families should not be nested
     /// hundreds deep.
     ///
-    /// Only operations of the CPU can have children; others are refused with [`PushError::UnfitForFamily`]. A child may
-    /// be of any kind except an operator, and may run on a device.
+    /// Only CPU operations can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be any
+    /// kind of operation except an operator, and may run on a device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -449,12 +450,12 @@ impl<'e> OpBuilder<'e> {
 
     // ---------------------------------------------------------------------------------------------------- limits ----
 
-    /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of a group
-    /// leaves no room for the operation. Otherwise the push that follows on this builder is not held back. In both
-    /// cases the program still has the function of the operation.
+    /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or a group leaves
+    /// no room for the operation. Otherwise, the subsequent push on this builder is not held back. Either way, the
+    /// program still owns the operation's function.
     ///
-    /// The room is not reserved: if several threads find room for one operation, each of them may push one. Inside
-    /// operations there is always room.
+    /// Room is not reserved: if several threads find room for one operation, each may push one. Inside operations,
+    /// there is always room.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -478,15 +479,15 @@ impl<'e> OpBuilder<'e> {
         Ok(self.admitted())
     }
 
-    /// Returns a future that resolves to the builder when there is room for the operation. The push that follows is not
-    /// held back. This call is for tasks of an asynchronous runtime, which must not block.
+    /// Returns a future that resolves to the builder when there is room for the operation. The subsequent push is not
+    /// held back. This method is for tasks on an asynchronous runtime, which must not block.
     ///
-    /// A poll neither blocks nor runs operations, and a future that is dropped leaves nothing behind. Futures are
-    /// notified of room in the order of their first polls, but room is not reserved for them: a thread that pushes may
-    /// take it first. Inside operations, and in the future of an operation, there is always room.
+    /// Polling neither blocks nor runs operations, and a dropped future leaves nothing behind. Futures are notified of
+    /// room in the order of their first polls, but room is not reserved for them: a pushing thread may take it first.
+    /// Inside an operation or its future, there is always room.
     ///
-    /// The future waits for room even if nothing runs. A task must therefore not wait for room while it holds what all
-    /// pending operations wait for, such as a guard.
+    /// The future waits for room even if nothing is running. A task must therefore not wait for room while it holds
+    /// something that all pending operations wait for, such as a guard.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -520,21 +521,22 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Sets the device that the operation runs on. Default: [`Device::Cpu`].
+    /// Sets the device on which the operation runs. Default: [`Device::Cpu`].
     ///
-    /// The function of a device operation is called on the thread of a lane of that device. The operation's
-    /// [property](Self::property) decides which: in a [`PerDevice`](crate::EngineKind::PerDevice) engine, a device has
-    /// one lane for copies in each direction, one for urgent work ([`GpuPrioritized`](Property::GpuPrioritized)), and
-    /// one for all other work. [`launch`](Self::launch) and its siblings pass the lane's stream to the function.
-    /// Operations pushed by other calls receive no stream, and run once their dependencies are complete, as on the CPU.
+    /// The function of a device operation is called on the thread of one of the device's lanes. The operation's
+    /// [property](Self::property) determines the lane: in a [`PerDevice`](crate::EngineKind::PerDevice) engine, a
+    /// device has one lane for copies in each direction, one for urgent work
+    /// ([`GpuPrioritized`](Property::GpuPrioritized)), and one for all other work. [`launch`](Self::launch) and its
+    /// siblings pass the lane's stream to the function. Operations pushed by other methods receive no stream and run
+    /// once their dependencies are complete, as on the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self.has_more = true;
         self
     }
 
-    /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference. One call takes variables of
-    /// one type. For variables of several types, call it again, or name their [tokens](Var::token).
+    /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference. Each call takes variables of
+    /// one type. For several types, call it repeatedly or name the variables' [tokens](Var::token).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -567,8 +569,8 @@ impl<'e> OpBuilder<'e> {
         self.declare(variables, Mode::Write)
     }
 
-    /// Declares variables that the operation mutates regardless of their state: it is not skipped because they have
-    /// failed, and its success clears their errors.
+    /// Declares variables that the operation mutates regardless of their state: their failure does not cause it to be
+    /// skipped, and its success clears their errors.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -587,7 +589,7 @@ impl<'e> OpBuilder<'e> {
 
     #[inline]
     fn declare<T: AsRef<Token> + 'e>(mut self, variables: impl IntoIterator<Item = &'e T>, mode: Mode) -> Self {
-        // Not `extend`, which costs more for few variables, since it prepares for many.
+        // `extend` would cost more for a few variables, since it prepares for many.
         for variable in variables {
             self.entries.push(Entry { cell: variable.as_ref().ptr(), mode, refs: spec::Refs::None });
         }
@@ -596,12 +598,12 @@ impl<'e> OpBuilder<'e> {
 
     // ------------------------------------------------------------------------------------------------ on a worker ----
 
-    /// Pushes an operation whose function returns nothing. For a function that returns a `Result` use
+    /// Pushes an operation whose function returns nothing. For a function that returns a `Result`, use
     /// [`try_push`](Self::try_push) or [`submit`](Self::submit).
     ///
     /// The function receives what `accesses` declares: references to values, and the operation's context for
-    /// [`cx()`](crate::cx). `()` declares nothing, for operations over untyped variables alone. The function may
-    /// outlive the code that pushes it, so it cannot assign to local variables of that code; to get a value back, use
+    /// [`cx()`](crate::cx). `()` declares nothing, for operations over only untyped variables. The function may outlive
+    /// the pushing code, so it cannot assign to that code's local variables; to get a value back, use
     /// [`submit`](Self::submit).
     ///
     /// ```
@@ -615,7 +617,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     #[inline]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
@@ -635,7 +637,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
-    /// operations that name one of these are skipped with the same error.
+    /// operations that name such a variable are skipped with the same error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -651,7 +653,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     #[inline]
     pub fn try_push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
@@ -671,8 +673,8 @@ impl<'e> OpBuilder<'e> {
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
     ///
-    /// A `Result` is a value like any other: its `Err` does not fail the operation. Use
-    /// [`try_submit`](Self::try_submit) for that.
+    /// A `Result` is a value like any other: an `Err` does not fail the operation. For that, use
+    /// [`try_submit`](Self::try_submit).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -685,7 +687,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -703,9 +705,9 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, 0, f)
     }
 
-    /// Pushes an operation whose function returns a value or fails, and returns a handle to the result. An `Err` fails
-    /// every variable that the operation mutates, and later operations that name one of these are skipped with the same
-    /// error. The handle returns the error as well.
+    /// Pushes an operation whose function returns a value or an error, and returns a handle to the result. An `Err`
+    /// fails every variable that the operation mutates, and later operations that name such a variable are skipped with
+    /// the same error. The handle also returns the error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -718,7 +720,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn try_submit<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -738,12 +740,12 @@ impl<'e> OpBuilder<'e> {
 
     // ------------------------------------------------------------------------------------------------ on a device ----
 
-    /// Pushes an operation of a device whose function returns nothing. The function receives the stream to issue work
-    /// on, and what `accesses` declares. See [`GpuStream`].
+    /// Pushes a device operation whose function returns nothing. The function receives a stream on which to issue work,
+    /// and what `accesses` declares. See [`GpuStream`].
     ///
-    /// The function is called when the operation's dependencies on the same device have been issued, and all others are
-    /// complete. If it receives a reference to a value in host memory, the work of devices on that value is complete as
-    /// well. The function should only issue work and return: other operations of the lane wait for it.
+    /// The function is called once the operation's dependencies on the same device have been issued and all others are
+    /// complete. If it receives a reference to a value in host memory, all device work on that value is also complete.
+    /// The function should only issue work and return, since the lane's other operations wait for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -761,7 +763,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -774,9 +776,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes an operation of a device whose function may fail. An `Err` fails every variable that the operation
-    /// mutates, and later operations that name one of these are skipped with the same error. An error of the device
-    /// becomes [`Cause::Device`]. Otherwise this is like [`launch`](Self::launch).
+    /// Pushes a device operation whose function may fail. An `Err` fails every variable that the operation mutates, and
+    /// later operations that name such a variable are skipped with the same error. A device error becomes
+    /// [`Cause::Device`]. Otherwise, this behaves like [`launch`](Self::launch).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -802,7 +804,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn try_launch<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -835,8 +837,8 @@ impl<'e> OpBuilder<'e> {
         self.enqueue(location, &accesses, flag::DEVICE | flags, FnJob::new(f))
     }
 
-    /// Pushes an operation of a device whose function returns a value, and returns a handle to the result. The result
-    /// is available once the device has completed the work that the function issued. Otherwise this is like
+    /// Pushes a device operation whose function returns a value, and returns a handle to the result. The result is
+    /// available once the device has completed the work issued by the function. Otherwise, this behaves like
     /// [`launch`](Self::launch).
     ///
     /// ```
@@ -853,7 +855,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn submit_launch<A, F, R>(self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -864,9 +866,9 @@ impl<'e> OpBuilder<'e> {
         self.try_submit_launch(accesses, |stream, refs| Ok(f(stream, refs)))
     }
 
-    /// Pushes an operation of a device whose function returns a value or fails, and returns a handle to the result. An
-    /// `Err` fails every variable that the operation mutates, and later operations that name one of these are skipped
-    /// with the same error. The handle returns the error as well. Otherwise this is like
+    /// Pushes a device operation whose function returns a value or an error, and returns a handle to the result. An
+    /// `Err` fails every variable that the operation mutates, and later operations that name such a variable are
+    /// skipped with the same error. The handle also returns the error. Otherwise, this behaves like
     /// [`submit_launch`](Self::submit_launch).
     ///
     /// ```
@@ -886,7 +888,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn try_submit_launch<A, F, R>(mut self, accesses: A, f: F) -> Result<OpHandle<R>, PushError>
     where
@@ -907,11 +909,11 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
-    /// Pushes a copy of a whole buffer to the memory of the operation's device. Unless a [property](Self::property) is
-    /// set, the copy goes to the lane for copies to the device. If the lengths differ, the operation fails.
+    /// Pushes a copy of a whole buffer into the memory of the operation's device. Unless a [property](Self::property)
+    /// is set, the copy uses the lane for copies to the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn copy_to_device<T: Pod + Send + Sync>(
         self,
@@ -925,10 +927,10 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes a copy of a whole buffer from the memory of the operation's device. Unless a [property](Self::property)
-    /// is set, the copy goes to the lane for copies from the device. If the lengths differ, the operation fails.
+    /// is set, the copy uses the lane for copies from the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn copy_from_device<T: Pod + Send + Sync>(
         self,
@@ -941,12 +943,12 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy of a whole buffer from the memory of one device to the memory of another. The operation's device
-    /// performs the copy. Unless a [property](Self::property) is set, the copy goes to the lane for copies to the
-    /// device. If the lengths differ, the operation fails.
+    /// Pushes a copy of a whole buffer from one device's memory to another's. The operation's device performs the copy.
+    /// Unless a [property](Self::property) is set, the copy uses the lane for copies to the device. If the lengths
+    /// differ, the operation fails.
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn copy_peer<T: Pod + Send + Sync>(
         self,
@@ -961,15 +963,16 @@ impl<'e> OpBuilder<'e> {
 
     // -------------------------------------------------------------------------------------------- by a completion ----
 
-    /// Pushes an asynchronous operation: it is complete when its [`Completion`] is used, not when its function returns.
+    /// Pushes an asynchronous operation, which is complete when its [`Completion`] is used, not when its function
+    /// returns.
     ///
-    /// If `accesses` declares references to values, the operation is complete only when the function has returned and
-    /// the completion was used. So the references stay valid until the function returns, even if the completion is used
-    /// earlier.
+    /// If `accesses` declares references to values, the operation is complete only once the function has returned and
+    /// the completion has been used. The references thus stay valid until the function returns, even if the completion
+    /// is used earlier.
     ///
-    /// If the function panics, the operation fails with that panic once its completion is used. If the completion was
+    /// If the function panics, the operation fails with the panic once its completion is used. If the completion was
     /// used before the panic, [`Engine::wait_for_all`] reports the panic. If the function has references to values, the
-    /// operation fails with the panic in both cases.
+    /// operation fails with the panic either way.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -985,7 +988,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1003,12 +1006,12 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an asynchronous operation whose function may fail. An `Err` fails every variable that the operation
-    /// mutates, and later operations that name one of these are skipped with the same error.
+    /// mutates, and later operations that name such a variable are skipped with the same error.
     ///
     /// The operation fails with the function's error once its completion is used. If an early return dropped the
     /// completion, the operation has already failed with [`Cause::LostCompletion`], and [`Engine::wait_for_all`]
     /// reports the function's error. If the function has references to values, the operation fails with the function's
-    /// error in both cases. Otherwise this is like [`push_async`](Self::push_async).
+    /// error either way. Otherwise, this behaves like [`push_async`](Self::push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1025,7 +1028,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs.
+    /// See [`PushError`]. On error, the operation never runs.
     #[track_caller]
     pub fn try_push_async<A, F>(mut self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -1041,18 +1044,18 @@ impl<'e> OpBuilder<'e> {
 
     // ---------------------------------------------------------------------------------------------------- futures ----
 
-    /// Pushes an operation that is a future. When its turn has come, the function is called on a worker and receives a
-    /// guard for each access, as with [`Engine::acquire`]. The workers poll the future that the function returns,
-    /// immediately and whenever the future is woken. Between two polls it occupies no worker.
+    /// Pushes an operation that is a future. When the operation's turn comes, the function is called on a worker and
+    /// receives a guard for each access, as with [`Engine::acquire`]. Workers poll the returned future immediately and
+    /// whenever it is woken. Between polls, it occupies no worker.
     ///
     /// The operation is complete when the future has ended and all guards have been dropped. The future may pass guards
     /// on, for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push
-    /// even while the engine drains, and it must not wait for a variable of the operation. A future that waits by
-    /// blocking hands over its worker like other functions; one that awaits does not need to.
+    /// even while the engine drains, and must not wait for the operation's variables. A future that blocks hands over
+    /// its worker like other functions; a future that awaits does not need to.
     ///
     /// If the future panics, the variables that the operation mutates fail. They also fail, with [`Cause::LostFuture`],
-    /// if all wakers of the future have been dropped, so that nothing can wake it again. If the operation is cancelled
-    /// after it has started, through its handle or its group, the next poll drops the future, and the operation fails.
+    /// if all the future's wakers are dropped, since nothing can wake it again. If the operation is cancelled through
+    /// its handle or group after it has started, the next poll drops the future, and the operation fails.
     ///
     /// A [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and later inside each wake.
     ///
@@ -1072,7 +1075,7 @@ impl<'e> OpBuilder<'e> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs. An operation of a device is refused with
+    /// See [`PushError`]. On error, the operation never runs. A device operation is refused with
     /// [`PushError::FutureOnDevice`].
     #[track_caller]
     pub fn push_future<A, F, Fut>(mut self, accesses: A, f: F) -> Result<(), PushError>
@@ -1087,8 +1090,8 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes an operation that is a future and may fail. An `Err` fails every variable that the operation mutates, and
-    /// later operations that name one of these are skipped with the same error. Otherwise this is like
+    /// Pushes an operation that is a fallible future. An `Err` fails every variable that the operation mutates, and
+    /// later operations that name such a variable are skipped with the same error. Otherwise, this behaves like
     /// [`push_future`](Self::push_future).
     ///
     /// ```
@@ -1120,9 +1123,9 @@ impl<'e> OpBuilder<'e> {
         )
     }
 
-    /// Pushes an operation that is a future and returns a value, and returns a handle to the result. The handle
-    /// receives the value when the operation is complete: when the future has ended and its guards have been dropped.
-    /// Otherwise this is like [`push_future`](Self::push_future).
+    /// Pushes an operation that is a future with a result, and returns a handle to that result. The handle receives the
+    /// result when the operation is complete, that is, once the future has ended and its guards have been dropped.
+    /// Otherwise, this behaves like [`push_future`](Self::push_future).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1147,9 +1150,9 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning_future(Location::caller(), &accesses, |guards| async move { Ok(f(guards).await) })
     }
 
-    /// Pushes an operation that is a future and returns a value or fails, and returns a handle to the result. An `Err`
-    /// fails every variable that the operation mutates, and later operations that name one of these are skipped with
-    /// the same error. Otherwise this is like [`submit_future`](Self::submit_future).
+    /// Pushes an operation that is a fallible future with a result, and returns a handle to that result. An `Err` fails
+    /// every variable that the operation mutates, and later operations that name such a variable are skipped with the
+    /// same error. Otherwise, this behaves like [`submit_future`](Self::submit_future).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1210,7 +1213,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Creates an operator whose function may fail. In each run, an `Err` fails every variable that the operation
-    /// mutates, and later operations that name one of these are skipped with the same error.
+    /// mutates, and later operations that name such a variable are skipped with the same error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1273,7 +1276,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Creates a device operator whose function may fail. In each run, an `Err` fails every variable that the operation
-    /// mutates, and later operations that name one of these are skipped with the same error. See
+    /// mutates, and later operations that name such a variable are skipped with the same error. See
     /// [`try_launch`](Self::try_launch).
     ///
     /// ```
@@ -1344,7 +1347,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Creates an asynchronous operator whose function may fail. In each run, an `Err` fails every variable that the
-    /// operation mutates, and later operations that name one of these are skipped with the same error. See
+    /// operation mutates, and later operations that name such a variable are skipped with the same error. See
     /// [`try_push_async`](Self::try_push_async).
     ///
     /// ```
@@ -1379,7 +1382,7 @@ impl<'e> OpBuilder<'e> {
         self.into_operator(&accesses, flag::ASYNC, Function::Async(Box::new(f)))
     }
 
-    /// Pushes a copy with the property `lane`, unless another one is set.
+    /// Pushes a copy with the property `lane`, unless another property is set.
     fn enqueue_copy<A, F>(
         self,
         location: &'static Location<'static>,
@@ -1422,7 +1425,7 @@ impl<'e> OpBuilder<'e> {
         let entries = match core.check_and_sort(&mut self.entries, &self.spec.name, location) {
             Ok(entries) => entries.into(),
             Err(error) => {
-                // Dropped here and not by `?`, for the reason given in `Core::push`.
+                // Dropped here rather than by `?`, for the reason given in `Core::push`.
                 drop(function);
                 return Err(error);
             }
@@ -1433,7 +1436,7 @@ impl<'e> OpBuilder<'e> {
         Ok(Operator::new(Arc::clone(core), self.spec, entries, function, fixed_priority, limits))
     }
 
-    // These functions take the builder by reference, since a move would copy it once more.
+    // These functions take the builder by reference, since moving it would add a copy.
 
     fn enqueue_returning<F, R>(
         &mut self,
@@ -1453,7 +1456,7 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
-    /// Pushes an operation of a scope.
+    /// Pushes an operation in a scope.
     pub(super) fn enqueue_scoped<F>(
         &mut self,
         location: &'static Location<'static>,
@@ -1472,7 +1475,7 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_in_group(location, FnJob::new(f), Some(scoped))
     }
 
-    /// Pushes an operation of a scope, and returns its handle.
+    /// Pushes an operation in a scope and returns its handle.
     pub(super) fn submit_scoped<F>(
         &mut self,
         location: &'static Location<'static>,
@@ -1493,7 +1496,7 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
-    /// Calls [`finish`](Self::finish) for an operation of a scope. Returns an error if an operation around the scope
+    /// Calls [`finish`](Self::finish) for an operation in a scope. Returns an error if an operation around the scope
     /// holds one of the variables.
     fn finish_scoped(
         &mut self,
@@ -1560,8 +1563,7 @@ impl<'e> OpBuilder<'e> {
         Ok(OpHandle::new(oneshot, core))
     }
 
-    /// Calls [`finish`](Self::finish) for an operation that is a future. Returns an error if the operation is for a
-    /// device.
+    /// Calls [`finish`](Self::finish) for an operation that is a future. Returns an error if it is a device operation.
     fn finish_future(&mut self, accesses: &impl ScopedAccesses) -> Result<(), PushError> {
         if self.device != Device::Cpu {
             return Err(PushError::FutureOnDevice);
@@ -1569,8 +1571,8 @@ impl<'e> OpBuilder<'e> {
         self.finish(accesses, flag::ASYNC)
     }
 
-    /// Enqueues an operation that runs on a worker and has no handle. Inlined, so that the compiler need not build the
-    /// description of an operation that `push_sole` pushes.
+    /// Enqueues an operation that runs on a worker and has no handle. Inlined so that the compiler need not build the
+    /// full description of an operation pushed by `push_sole`.
     #[inline(always)]
     fn enqueue_worker_job<J: Job>(
         mut self,
@@ -1587,8 +1589,8 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_declared(location, job)
     }
 
-    /// Enqueues an operation whose accesses were declared. Takes the builder by value: a reference would keep the
-    /// description in memory where it is not used.
+    /// Enqueues an operation whose accesses have been declared. Takes the builder by value, since a reference would
+    /// keep the description in memory where it is unused.
     #[inline(never)]
     fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
         self.enqueue(location, &(), 0, job)
@@ -1669,7 +1671,7 @@ impl<'e> OpBuilder<'e> {
         pushed
     }
 
-    /// Returns the source location that is reported for a push at `caller`.
+    /// Returns the source location reported for a push at `caller`.
     #[inline]
     fn site(&self, caller: &'static Location<'static>) -> &'static Location<'static> {
         if self.has_more { self.location.unwrap_or(caller) } else { caller }

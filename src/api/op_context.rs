@@ -13,9 +13,9 @@ use crate::{
     values::device::Device,
 };
 
-/// The context of a running operation: its name, its device, its worker and its engine.
+/// The context of a running operation: its name, device, worker and engine.
 ///
-/// An operation's function receives it if the operation declares [`cx()`](crate::cx) among its accesses.
+/// An operation's function receives the context if the operation declares [`cx()`](crate::cx) among its accesses.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,7 +66,7 @@ impl<'a> OpContext<'a> {
         self.frame.op().map_or("", |op| op.task().name().as_str())
     }
 
-    /// Returns the device that the operation runs on.
+    /// Returns the device on which the operation runs.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -81,8 +81,8 @@ impl<'a> OpContext<'a> {
         self.frame.op().map_or(Device::Cpu, |op| self.frame.engine().gpus().device_of(op.task().lane))
     }
 
-    /// Returns the number of the worker in its lane, or `None` if no worker runs the operation, for instance if the
-    /// pushing thread runs it.
+    /// Returns the worker's index in its lane, or `None` if the operation is not running on a worker but, for instance,
+    /// on the pushing thread.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -98,9 +98,9 @@ impl<'a> OpContext<'a> {
         worker_thread::worker_index()
     }
 
-    /// Returns whether the operation should stop: it was cancelled through its handle after it had started, its group
-    /// was cancelled, or a shutdown is cancelling operations that have not started. A long-running function may check
-    /// this from time to time and return early; it decides whether that is a failure. Always returns `false` in a
+    /// Returns whether the operation should stop, because it was cancelled through its handle after it had started, its
+    /// group was cancelled, or a shutdown is cancelling operations that have not started. A long-running function may
+    /// check this periodically and return early, with or without an error. Always returns `false` in a
     /// [clean-up](crate::OpBuilder::cleanup).
     ///
     /// ```
@@ -127,12 +127,12 @@ impl<'a> OpContext<'a> {
         self.frame.is_stopping() || !self.frame.is_kept() && self.frame.engine().is_cancelling()
     }
 
-    /// Returns a handle to the engine. It can push and wait, but does not keep the engine open; see
+    /// Returns a handle to the engine that can push and wait but does not keep the engine open; see
     /// [`Engine::downgrade`].
     ///
-    /// Operations that are pushed through it inside an operation are not lost: when the program drops its last handle,
-    /// the drop waits for them as well. A captured clone of [`Engine`] keeps the engine open instead, so the drop in
-    /// `main` does not wait.
+    /// Operations pushed through this handle are not lost: when the program drops its last handle, the drop also waits
+    /// for them. A captured clone of an ordinary [`Engine`] handle would instead keep the engine open, so the drop in
+    /// `main` would not wait.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -155,18 +155,18 @@ impl<'a> OpContext<'a> {
     }
 }
 
-/// Children.
+/// Variables for children.
 impl OpContext<'_> {
     /// Creates a variable for the children of this operation, which must have been pushed
-    /// [`with_children`](crate::OpBuilder::with_children). Only these children can name it, and, if one of them does,
-    /// that child's own children.
+    /// [`with_children`](crate::OpBuilder::with_children). Only these children can name the variable and, if a child
+    /// does, so can its own children.
     ///
-    /// Its value is dropped after the last child that names it, and before a wait for the operation returns, even if
-    /// the program still has handles to the variable. If a child that mutates it fails, so does the operation, unless a
-    /// later child [overwrites](Var::overwrite) the variable. If the operation's function fails, the variable fails
-    /// with it.
+    /// The value is dropped after the last child that names the variable, and before a wait for the operation returns,
+    /// even if the program still has handles to the variable. If a child that mutates the variable fails, so does the
+    /// operation, unless a later child [overwrites](Var::overwrite) it. If the operation's function fails, the variable
+    /// fails too.
     ///
-    /// All other calls with the variable, such as a wait for it, return [`PushError::FamilyVariable`].
+    /// All other uses of the variable, such as waiting for it, return [`PushError::FamilyVariable`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -176,7 +176,7 @@ impl OpContext<'_> {
     /// let (text, longest) = (engine.var("the warp and the weft".to_owned()), engine.var(String::new()));
     /// let (t, l) = (text.clone(), longest.clone());
     /// engine.op("find").with_children().try_push((cx(), text.read(), longest.write()), move |(cx, ..)| {
-    ///     let words = cx.child_var(Vec::new())?; // no operation outside sees it
+    ///     let words = cx.child_var(Vec::new())?; // invisible outside this operation
     ///     cx.child("split").push((t.read(), words.write()), |(text, words)| {
     ///         words.extend(text.split(' ').map(str::to_owned));
     ///     })?;
@@ -197,7 +197,7 @@ impl OpContext<'_> {
         Token::of_family(Family::of(self.frame), value).map(Var::new)
     }
 
-    /// Creates a variable without a value for the children of this operation; see [`child_var`](Self::child_var).
+    /// Creates a variable without a value for this operation's children; see [`child_var`](Self::child_var).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -34,23 +34,24 @@ struct Inner {
     /// The entries, which have passed `Core::check_and_sort`.
     entries: Box<[Entry]>,
     function: Function,
-    /// Whether the priority is fixed, because the property decides it or the operator is a clean-up.
+    /// Whether the priority is fixed, because the property determines it or because the operator is a clean-up.
     fixed_priority: bool,
-    /// The group and the deadline of each run. Used only with `flag::CLAIMS`.
+    /// The group and deadline of each run. Used only with `flag::CLAIMS`.
     limits: (Option<Arc<Group>>, Option<Instant>),
 }
 
-// SAFETY: the pointers in `entries` point to cells that the tokens of the `Owner` keep alive, and a cell is `Sync`.
+// SAFETY: the `Owner`'s tokens keep alive the cells that `entries` points to, and a cell is `Sync`.
 unsafe impl Send for Inner {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Inner {}
 
-/// The state that the handles of an operator share. Synchronous runs over variables use the state without being counted
-/// as its owners: an operation behind them in the queues drops it.
+/// The state shared by an operator's handles. Synchronous runs over variables use the state without being counted as
+/// owners: an operation behind them in the queues drops it.
 struct Owner {
-    /// A pointer from a box. It is raw, since runs use the state as well, even while the `Owner` is being dropped.
+    /// A pointer obtained from a box. It is raw because runs also use the state, even while the `Owner` is being
+    /// dropped.
     inner: NonNull<Inner>,
-    /// Keeps the variables of the entries alive.
+    /// Keeps the entries' variables alive.
     tokens: Box<[Token]>,
 }
 
@@ -66,7 +67,7 @@ impl Owner {
     }
 }
 
-/// The state of an operator whose last handle was dropped.
+/// The state of an operator whose last handle has been dropped.
 struct Remains(NonNull<Inner>);
 
 // SAFETY: as for `Owner`.
@@ -74,8 +75,8 @@ unsafe impl Send for Remains {}
 
 impl Drop for Remains {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from a box. The owner no longer uses the state, and all runs are complete: the drop
-        // of the `Owner` ensures this.
+        // SAFETY: the pointer came from a box. The drop of the `Owner` ensures that the owner no longer uses the state
+        // and that all runs are complete.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -88,7 +89,7 @@ impl Drop for Owner {
         }
         let remains = Remains(self.inner);
         let Some(&entry) = self.get().entries.first() else {
-            // Runs without variables are counted as owners, so none is left.
+            // Runs without variables count as owners, so none is left.
             return drop(remains);
         };
         let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
@@ -99,7 +100,8 @@ impl Drop for Owner {
             no_wait::without_waits(NoWait::Deletion, || drop(remains));
             Ok(())
         };
-        // The tokens are dropped after this push, so that a wait for all covers the operations that their drops push.
+        // The tokens are dropped only after this push, so that a wait for all covers the operations pushed by their
+        // drops.
         let pushed = core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
@@ -113,8 +115,8 @@ impl Inner {
     }
 }
 
-/// How a synchronous run over variables refers to its operator. The run is complete before the operation that drops the
-/// `Inner` runs.
+/// A synchronous run's reference to its operator, for an operator with variables. The run is complete before the
+/// operation that drops the `Inner` runs.
 struct Uncounted(NonNull<Inner>);
 
 // SAFETY: an `Inner` is `Sync`.
@@ -128,7 +130,7 @@ impl Uncounted {
     }
 }
 
-/// How a run refers to its operator.
+/// A run's reference to its operator.
 enum Own {
     Uncounted(Uncounted),
     Counted(Arc<Owner>),
@@ -143,12 +145,12 @@ impl Own {
     }
 }
 
-/// An operation that is created once and pushed often, from [`OpBuilder::operator`](crate::OpBuilder::operator) and its
-/// siblings. Its variables are sorted and its function is stored once, so pushing it is cheaper than pushing a new
-/// operation.
+/// An operation that is created once and pushed often, returned by [`OpBuilder::operator`](crate::OpBuilder::operator)
+/// and its variants. Its variables are sorted and its function is stored only once, so pushing it is cheaper than
+/// pushing a new operation.
 ///
-/// An operator may be pushed again while it is pending. Its variables order the runs like any other operations. Clones
-/// are handles to the same operator. An operator keeps its variables alive. When the last handle has been dropped, the
+/// An operator may be pushed again while it is pending. Its variables order its runs like any other operations. Clones
+/// are handles to the same operator. An operator keeps its variables alive. Once the last handle has been dropped, the
 /// function is dropped after the last run.
 ///
 /// ```
@@ -177,8 +179,8 @@ impl fmt::Debug for Operator {
 }
 
 impl Operator {
-    /// Creates the handle. `entries` must be sorted and distinct, and the caller must have handles to their variables,
-    /// which belong to `core`.
+    /// Creates the handle. `entries` must be sorted and distinct. The caller must have handles to their variables,
+    /// which must belong to `core`.
     pub(crate) fn new(
         core: Arc<Core>,
         spec: Spec,
@@ -221,8 +223,8 @@ impl Operator {
         self.push_with_priority(self.inner().spec.priority)
     }
 
-    /// Pushes a run of the operator with a priority other than the one it was created with. The priority has no effect
-    /// on [clean-ups](crate::OpBuilder::cleanup), or on operators whose property decides the priority.
+    /// Pushes a run of the operator with this priority instead of the operator's own. It has no effect on
+    /// [clean-ups](crate::OpBuilder::cleanup) or on operators whose property determines the priority.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -250,7 +252,7 @@ impl Operator {
         self.check(location)?;
         let inner = self.inner();
         let priority = if inner.fixed_priority { inner.spec.priority } else { priority };
-        // Two kinds of jobs, since one that owns nothing costs less to push and to run.
+        // There are two kinds of jobs, since a job that owns nothing costs less to push and run.
         match self.own() {
             Own::Uncounted(run) => {
                 self.enqueue::<ADMITTED>(priority, location, FnJob::new(move |call: &Call<'_>| run.get().call(call)))
@@ -262,7 +264,7 @@ impl Operator {
     }
 
     /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or of the
-    /// operator's group leaves no room for a run. A push through the returned value is not held back. See
+    /// operator's group leaves no room for a run. A push through the returned [`Admitted`] is not held back. See
     /// [`OpBuilder::if_room`](crate::OpBuilder::if_room).
     ///
     /// ```
@@ -287,8 +289,8 @@ impl Operator {
         Ok(Admitted(self))
     }
 
-    /// Returns a future that resolves when there is room for a run. A push through the value that it resolves to is not
-    /// held back. See [`OpBuilder::when_room`](crate::OpBuilder::when_room).
+    /// Returns a future that resolves to an [`Admitted`] when there is room for a run. A push through this is not held
+    /// back. See [`OpBuilder::when_room`](crate::OpBuilder::when_room).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -317,7 +319,7 @@ impl Operator {
         }
     }
 
-    /// Pushes a run of the operator, and returns a handle to wait for this run, to await it, or to cancel it.
+    /// Pushes a run of the operator and returns a handle to wait for, await or cancel that run.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -361,7 +363,7 @@ impl Operator {
         Ok(OpHandle::new(oneshot, Arc::clone(&inner.core)))
     }
 
-    /// Returns an error if a variable of the operator was deleted.
+    /// Returns an error if one of the operator's variables was deleted.
     #[inline]
     fn check(&self, location: &'static Location<'static>) -> Result<(), PushError> {
         for token in &self.0.tokens {
@@ -374,13 +376,13 @@ impl Operator {
         Ok(())
     }
 
-    /// Returns how a run refers to the operator.
+    /// Returns a new run's reference to the operator.
     #[inline]
     fn own(&self) -> Own {
         let inner = self.inner();
         match inner.function {
             Function::Sync(_) if !inner.entries.is_empty() => Own::Uncounted(Uncounted(self.0.inner)),
-            // The function of an asynchronous run may continue after its completion has ended the operation.
+            // An asynchronous run's function may continue after the completion has ended the operation.
             Function::Sync(_) | Function::Async(_) => Own::Counted(Arc::clone(&self.0)),
         }
     }
@@ -432,7 +434,7 @@ impl Operator {
     }
 }
 
-/// An operator that has room for a run, from [`Operator::if_room`] and [`Operator::when_room`]: a push through it is
+/// An operator with room for a run, returned by [`Operator::if_room`] and [`Operator::when_room`]. A push through it is
 /// not held back.
 ///
 /// ```
@@ -448,7 +450,7 @@ impl Operator {
 pub struct Admitted<'o>(&'o Operator);
 
 impl Admitted<'_> {
-    /// Like [`Operator::push`], but is never held back.
+    /// Like [`Operator::push`], but never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].
@@ -457,7 +459,7 @@ impl Admitted<'_> {
         self.0.push_run::<true>(self.0.inner().spec.priority, Location::caller())
     }
 
-    /// Like [`Operator::push_with_priority`], but is never held back.
+    /// Like [`Operator::push_with_priority`], but never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].
@@ -466,7 +468,7 @@ impl Admitted<'_> {
         self.0.push_run::<true>(priority, Location::caller())
     }
 
-    /// Like [`Operator::submit`], but is never held back.
+    /// Like [`Operator::submit`], but never held back.
     ///
     /// # Errors
     /// Returns the errors of [`Operator::push`].

@@ -9,13 +9,12 @@ use std::{
 
 use crate::engine::frame;
 
-/// Installs a panic hook that names the operation. Before the message of a panic inside an operation, the hook prints a
-/// line to standard error with the operation's name, the source location of its push, and the seed if the engine
-/// [shuffles](crate::EngineBuilder::shuffle). Then the panic hook that was set before runs.
+/// Installs a panic hook that names the operation. For a panic inside an operation, the hook prints a line to standard
+/// error with the operation's name, the source location of its push and, if the engine
+/// [shuffles](crate::EngineBuilder::shuffle), the seed. It then calls the previous panic hook.
 ///
-/// Call this function when the program starts. Further calls, and calls on a panicking thread, do nothing. A hook that
-/// is set later replaces this one. The error of a failed operation contains the name and the location even without this
-/// hook.
+/// Call this function when the program starts. Further calls and calls on a panicking thread do nothing. A hook set
+/// later replaces this one. Even without this hook, a failed operation's error contains the name and location.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,7 +39,7 @@ pub fn install_panic_hook() {
             if let Some((name, location, seed)) = frame::panicking_op() {
                 let seed =
                     seed.map(|seed| format!(", in an engine that shuffles with seed {seed},")).unwrap_or_default();
-                // An error must not become a panic inside the hook, which would abort the process.
+                // A panic on a write error would abort the process, since this is a panic hook.
                 let _ = writeln!(io::stderr(), "operation `{name}` pushed at {location}{seed} panics:");
             }
             before(info);

@@ -1,4 +1,4 @@
-//! Scopes: operations that borrow from the function that pushes them.
+//! Scopes: operations that borrow from the pushing function.
 
 use std::{
     fmt,
@@ -27,15 +27,15 @@ use crate::{
 };
 
 impl Engine {
-    /// Calls `f` with a scope, and returns when every operation of the scope has ended. So operations of the scope may
-    /// borrow data that outlives this call, as the threads of [`std::thread::scope`] may.
+    /// Calls `f` with a scope and returns once every operation in the scope has ended. Operations in the scope may
+    /// therefore borrow data that outlives this call, like threads in [`std::thread::scope`].
     ///
-    /// `f` runs on the calling thread. When it has returned or panicked, the call waits for the operations of the
-    /// scope, including those that operations of the scope push to it. Then it drops the values of the scope's
-    /// variables. A worker that waits at the end of a scope runs the scope's operations that are ready and that no
-    /// other worker has taken, and is then handed over to another thread.
+    /// `f` runs on the calling thread. When `f` has returned or panicked, the call waits for the scope's operations,
+    /// including those that they push to the scope in turn. It then drops the values of the scope's variables. A worker
+    /// that waits at the end of a scope runs the scope's ready operations that no other worker has taken. Another
+    /// thread then takes over the worker.
     ///
-    /// Scopes may be nested: any operation can open one, even an operation of another scope.
+    /// Scopes may be nested: any operation can open a scope, even an operation in another scope.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +52,7 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// Operations that conflict must name a common variable, which may belong to the scope or to the engine:
+    /// Conflicting operations must name a common variable, which may belong to the scope or to the engine:
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -75,7 +75,7 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// An operation cannot borrow what does not outlive the scope:
+    /// An operation cannot borrow data that does not outlive the scope:
     ///
     /// ```compile_fail,E0373
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,22 +100,21 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`WaitError::Failed`] with the failure of the operation that was pushed first among the failed ones of
-    /// the scope, unless a wait for the scope's [group](Scope::group) has returned it. The result of `f` is then
-    /// dropped.
+    /// Returns [`WaitError::Failed`] with the failure of the scope's earliest-pushed failed operation, unless a wait
+    /// for the scope's [group](Scope::group) has returned it. The result of `f` is then dropped.
     ///
-    /// Returns [`WaitError::WouldDeadlock`] if the wait at the end of this scope is the last to begin in a cycle that
-    /// consists only of such waits. The operations of the scope that could start only after the call had returned are
-    /// then cancelled, and the variables that they mutate fail.
+    /// Returns [`WaitError::WouldDeadlock`] if the wait at the end of this scope is the last to begin in a cycle
+    /// consisting only of such waits. The scope's operations that could start only after the call had returned are then
+    /// cancelled, and the variables that they mutate fail.
     ///
-    /// Where the calling thread must not wait, `f` is not called, and the call returns [`WaitError::OnDevice`],
+    /// If the calling thread must not wait, `f` is not called, and the call returns [`WaitError::OnDevice`],
     /// [`WaitError::InDeletion`], [`WaitError::InObserver`] or [`WaitError::WouldDeadlock`]. In a forked child, it
     /// returns [`WaitError::Refused`].
     ///
     /// # Panics
-    /// If `f` panics, the call waits for the operations of the scope and then resumes the panic. A panic in an
-    /// operation fails that operation, as it does elsewhere. If the drop of a variable's value panics, the other values
-    /// are dropped, and then the call panics.
+    /// If `f` panics, the call waits for the scope's operations and then resumes the panic. A panic in an operation
+    /// fails that operation, as usual. If dropping a variable's value panics, the call drops the other values and then
+    /// resumes the panic.
     pub fn scope<'env, F, R>(&self, f: F) -> Result<R, WaitError>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
@@ -126,7 +125,7 @@ impl Engine {
         let mut panicked = result.is_err();
         let mut payload = None;
         loop {
-            // SAFETY: (1): the scope was closed after `f` had ended, so only operations of the scope and drops of its
+            // SAFETY: (1): the scope was closed after `f` had ended, so only the scope's operations and drops of its
             // values can push to it.
             match unsafe { scope.scoped.drop_values() } {
                 Ok(false) => break,
@@ -144,10 +143,10 @@ impl Engine {
     }
 }
 
-/// A scope for operations that borrow; from [`Engine::scope`].
+/// A scope for operations that borrow, created by [`Engine::scope`].
 ///
-/// `'scope` is the lifetime of the scope, and `'env` that of the data that its operations borrow, as in
-/// [`std::thread::Scope`]. Operations of the scope may push others to it through a captured reference to the scope.
+/// As in [`std::thread::Scope`], `'scope` is the lifetime of the scope, and `'env` is that of the data borrowed by its
+/// operations. The scope's operations may push more operations to it through a captured reference.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -166,7 +165,7 @@ impl Engine {
 /// ```
 pub struct Scope<'scope, 'env: 'scope> {
     scoped: Arc<Scoped>,
-    /// Makes `'scope` invariant: an operation must not borrow for less than the lifetime of the scope.
+    /// Makes `'scope` invariant: an operation must not borrow for less than the scope's lifetime.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -178,7 +177,7 @@ impl fmt::Debug for Scope<'_, '_> {
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// Returns a builder for an operation of this scope.
+    /// Returns a builder for an operation in this scope.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -194,7 +193,7 @@ impl<'scope> Scope<'scope, '_> {
         ScopedOp { scoped: &self.scoped, builder, scope: PhantomData }
     }
 
-    /// Creates a variable of this scope. Its value may borrow, and is dropped when the scope ends.
+    /// Creates a variable that belongs to this scope. Its value may borrow and is dropped when the scope ends.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -219,8 +218,8 @@ impl<'scope> Scope<'scope, '_> {
         var
     }
 
-    /// Lends `value` to the operations of this scope, as the value of a variable. The caller can use the value again
-    /// when the scope has ended.
+    /// Lends `value` to this scope's operations as the value of a variable. The caller can use the value again once the
+    /// scope has ended.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -245,8 +244,8 @@ impl<'scope> Scope<'scope, '_> {
         var
     }
 
-    /// Returns the group of the scope's operations, through which they can be waited for, counted and cancelled
-    /// together. The scope also waits for other operations that are pushed to the group.
+    /// Returns the group containing the scope's operations, which can be used to wait for, count or cancel them
+    /// together. The scope also waits for other operations pushed to the group.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -275,7 +274,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// An operation's function that borrows for `'f`.
+/// An operation's function, which borrows for `'f`.
 type Function<'f, R> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<R, Cause> + Send + 'f>;
 
 /// Erases the lifetime for which a function borrows.
@@ -283,37 +282,37 @@ type Function<'f, R> = Box<dyn for<'c> FnOnce(&Call<'c>) -> Result<R, Cause> + S
 /// # Safety
 /// 1. The function is dropped before `'f` ends.
 unsafe fn erase<'f, R: 'static>(f: Function<'f, R>) -> Function<'static, R> {
-    // SAFETY: the types differ only in the lifetime, and (1).
+    // SAFETY: the types differ only in the lifetime, and (1) holds.
     unsafe { std::mem::transmute::<Function<'f, R>, Function<'static, R>>(f) }
 }
 
-/// A builder that describes an operation of a scope and pushes it; from [`Scope::op`].
+/// A builder that describes and pushes an operation in a scope, returned by [`Scope::op`].
 ///
-/// It works like an [`OpBuilder`], but its operations run on the CPU, and their functions and results may borrow for
-/// `'scope`.
+/// It works like an [`OpBuilder`], but its operation runs on the CPU, and the operation's function and result may
+/// borrow for `'scope`.
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is pushed"]
 pub struct ScopedOp<'scope> {
     scoped: &'scope Arc<Scoped>,
     builder: OpBuilder<'scope>,
-    /// Makes `'scope` invariant: an operation must not borrow for less than the lifetime of the scope.
+    /// Makes `'scope` invariant: an operation must not borrow for less than the scope's lifetime.
     scope: PhantomData<&'scope mut &'scope ()>,
 }
 
 impl<'scope> ScopedOp<'scope> {
-    /// Sets the priority of the operation; see [`OpBuilder::priority`].
+    /// Sets the operation's priority; see [`OpBuilder::priority`].
     pub fn priority(mut self, priority: i32) -> Self {
         self.builder = self.builder.priority(priority);
         self
     }
 
-    /// Sets the kind of work that the operation does; see [`OpBuilder::property`].
+    /// Sets the kind of work that the operation performs; see [`OpBuilder::property`].
     pub fn property(mut self, property: Property) -> Self {
         self.builder = self.builder.property(property);
         self
     }
 
-    /// Runs the operation even if a variable that it names has failed; see [`OpBuilder::run_always`].
+    /// Makes the operation run even if a variable that it names has failed; see [`OpBuilder::run_always`].
     pub fn run_always(mut self) -> Self {
         self.builder = self.builder.run_always();
         self
@@ -325,26 +324,25 @@ impl<'scope> ScopedOp<'scope> {
         self
     }
 
-    /// Sets the source location that is reported for the push; see [`OpBuilder::at`].
+    /// Sets the source location reported for the push; see [`OpBuilder::at`].
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         self.builder = self.builder.at(location);
         self
     }
 
-    /// Declares variables of the engine that the operation reads; see [`OpBuilder::reads`].
+    /// Declares engine variables that the operation reads; see [`OpBuilder::reads`].
     pub fn reads<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
         self.builder = self.builder.reads(variables);
         self
     }
 
-    /// Declares variables of the engine that the operation mutates; see [`OpBuilder::writes`].
+    /// Declares engine variables that the operation mutates; see [`OpBuilder::writes`].
     pub fn writes<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
         self.builder = self.builder.writes(variables);
         self
     }
 
-    /// Declares variables of the engine that the operation mutates even if they have failed; see
-    /// [`OpBuilder::overwrites`].
+    /// Declares engine variables that the operation mutates even if they have failed; see [`OpBuilder::overwrites`].
     pub fn overwrites<T: AsRef<Token> + 'scope>(mut self, variables: impl IntoIterator<Item = &'scope T>) -> Self {
         self.builder = self.builder.overwrites(variables);
         self
@@ -355,7 +353,7 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
-    /// let total = engine.var(0); // a variable of the engine
+    /// let total = engine.var(0); // an engine variable
     /// let steps = [1, 2, 3];
     /// engine.scope(|s| steps.iter().try_for_each(|step| s.op("add").push(total.write(), move |total| *total += step)))??;
     /// assert_eq!(engine.get(&total)?, 6);
@@ -364,8 +362,8 @@ impl<'scope> ScopedOp<'scope> {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If there is an error, the operation never runs. The error is [`PushError::HeldAroundScope`]
-    /// if an operation around the scope holds one of the variables.
+    /// See [`PushError`]. On error, the operation never runs. The error is [`PushError::HeldAroundScope`] if an
+    /// operation around the scope holds one of the variables.
     #[track_caller]
     pub fn push<A, F>(self, accesses: A, f: F) -> Result<(), PushError>
     where
@@ -431,7 +429,7 @@ impl<'scope> ScopedOp<'scope> {
         self.enqueue_returning(Location::caller(), &accesses, |refs| Ok(f(refs)))
     }
 
-    /// Pushes an operation whose function returns a value or fails, and returns a handle to the result; see
+    /// Pushes an operation whose function returns a value or an error, and returns a handle to the result; see
     /// [`OpBuilder::try_submit`].
     ///
     /// ```
@@ -501,8 +499,8 @@ impl<'scope> ScopedOp<'scope> {
     }
 }
 
-/// A handle to an operation of a scope; from [`ScopedOp::submit`]. It works like an [`OpHandle`], but its result may
-/// borrow.
+/// A handle to an operation in a scope, returned by [`ScopedOp::submit`]. It works like an [`OpHandle`], but its result
+/// may borrow.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -532,7 +530,7 @@ impl<R> fmt::Debug for ScopedHandle<'_, R> {
     }
 }
 
-/// Takes the result of an operation that is complete.
+/// Takes the result of a completed operation.
 fn take<R>(result: &Mutex<Option<R>>) -> Result<R, WaitError> {
     lock(result).take().ok_or(WaitError::ValueTaken)
 }
@@ -553,7 +551,7 @@ impl<R> ScopedHandle<'_, R> {
         take(&self.result)
     }
 
-    /// Waits for the operation for at most `timeout` and takes its result; see [`OpHandle::wait_timeout`].
+    /// Like [`wait`](Self::wait), but waits for at most `timeout`; see [`OpHandle::wait_timeout`].
     ///
     /// # Errors
     /// Returns the errors of [`OpHandle::wait_timeout`].
@@ -562,8 +560,7 @@ impl<R> ScopedHandle<'_, R> {
         take(&self.result)
     }
 
-    /// Cancels the operation if it has not started, and returns whether this call cancelled it; see
-    /// [`OpHandle::cancel`].
+    /// Cancels the operation if it has not started. Returns whether this call cancelled it; see [`OpHandle::cancel`].
     pub fn cancel(&self) -> bool {
         self.handle.cancel()
     }

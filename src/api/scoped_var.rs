@@ -16,10 +16,11 @@ use crate::{
     values::name::Name,
 };
 
-/// A variable of a scope; from [`Scope::var`](crate::Scope::var) and [`Scope::lend`](crate::Scope::lend).
+/// A variable that belongs to a scope, returned by [`Scope::var`](crate::Scope::var) and
+/// [`Scope::lend`](crate::Scope::lend).
 ///
-/// The handle can be copied, and the variable ends with its scope. Only operations of the scope, and of scopes inside
-/// it, can name the variable.
+/// The handle is [`Copy`]. The variable ends with its scope. Only operations in the scope and its nested scopes can
+/// name the variable.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,7 +35,7 @@ use crate::{
 /// # }
 /// ```
 ///
-/// An operation outside the scope cannot name it:
+/// An operation outside the scope cannot name the variable:
 ///
 /// ```compile_fail,E0521
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -78,24 +79,24 @@ impl<T: ?Sized> fmt::Debug for ScopedVar<'_, T> {
 }
 
 impl<T: Send> ScopedVar<'_, T> {
-    /// Creates a variable with a value. The returned pointer is its only handle.
+    /// Creates a variable with a value. The returned pointer is the variable's only handle.
     ///
     /// # Safety
-    /// 1. The value is valid until the scope has emptied the variable, which happens when the scope ends.
+    /// 1. The value is valid until the scope has emptied the variable, at the end of the scope.
     pub(super) unsafe fn with_value(core: &Arc<Core>, value: T) -> (Self, NonNull<VarCell>) {
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
         // SAFETY: (1).
         let cell = unsafe { VarCell::with_borrowing_value(core, value, memory) };
         // SAFETY: the cell was made with a value of this type.
         let value = unsafe { variable::value_ptr::<T>(cell) };
-        // SAFETY: `value` points into a cell.
+        // SAFETY: `value` points into a cell, so it is not null.
         let value = unsafe { NonNull::new_unchecked(value) };
         (Self { cell, value, scope: PhantomData, invariant: PhantomData }, cell)
     }
 }
 
 impl<'scope, T: Send + ?Sized> ScopedVar<'scope, T> {
-    /// Creates a variable for a value that was lent. The returned pointer is its only handle.
+    /// Creates a variable for a borrowed value. The returned pointer is the variable's only handle.
     pub(super) fn lent(core: &Arc<Core>, value: &'scope mut T) -> (Self, NonNull<VarCell>) {
         let cell = VarCell::with_value(core, (), ValueMemory::Elsewhere);
         (Self { cell, value: NonNull::from(value), scope: PhantomData, invariant: PhantomData }, cell)
@@ -108,7 +109,7 @@ impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
         unsafe { self.cell.as_ref() }
     }
 
-    /// Names the variable, for errors and for `Debug`; see [`Token::named`](crate::Token::named).
+    /// Sets the variable's name, used in errors and `Debug` output; see [`Token::named`](crate::Token::named).
     #[must_use = "the handle is returned"]
     pub fn named(self, name: impl Into<Name>) -> Self {
         self.cell().set_name(name.into());
@@ -135,7 +136,7 @@ impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
     }
 }
 
-/// A declaration that an operation reads a variable of a scope; from [`ScopedVar::read`].
+/// A declaration that an operation reads a scope's variable, returned by [`ScopedVar::read`].
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
 pub struct ScopedRead<'scope, T: ?Sized>(ScopedVar<'scope, T>);
@@ -147,7 +148,7 @@ impl<T: ?Sized> Clone for ScopedRead<'_, T> {
 }
 impl<T: ?Sized> Copy for ScopedRead<'_, T> {}
 
-/// A declaration that an operation mutates a variable of a scope; from [`ScopedVar::write`] and
+/// A declaration that an operation mutates a scope's variable, returned by [`ScopedVar::write`] and
 /// [`ScopedVar::overwrite`].
 #[derive(Debug)]
 #[must_use = "a declaration does nothing until it is pushed"]
@@ -156,7 +157,8 @@ pub struct ScopedWrite<'scope, T: ?Sized> {
     mode: Mode,
 }
 
-/// The type of [`ScopedAccesses::Guards`] for variables of a scope. It has no values: guards could outlive the scope.
+/// The [`ScopedAccesses::Guards`] type for a scope's variables. It is uninhabited, since guards could outlive the
+/// scope.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub enum NoGuards {}

@@ -22,8 +22,8 @@ use crate::{
     values::name::Name,
 };
 
-/// An untyped handle to a variable. The variable stands for something outside the engine, or has a value and a typed
-/// handle, [`Var`](crate::Var).
+/// An untyped handle to a variable. The variable either represents something outside the engine or has a value and a
+/// typed handle, [`Var`](crate::Var).
 ///
 /// Clones are handles to the same variable, and handles are equal if they refer to the same variable. When the last
 /// handle is dropped, the variable is deleted after every operation on it.
@@ -57,7 +57,7 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Creates a variable with a value in the host's memory. The value of a bare token is `()`.
+    /// Creates a variable with a value in host memory. The value of a bare token is `()`.
     pub(crate) fn typed<T: Send + 'static>(core: &Arc<Core>, value: T) -> Self {
         // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
@@ -69,7 +69,7 @@ impl Token {
         Self(VarCell::with_value(core, value, memory))
     }
 
-    /// Creates a variable of `family`. Returns [`PushError::NotAParent`] if there is no family.
+    /// Creates a variable for the children in `family`. Returns [`PushError::NotAParent`] if there is no family.
     pub(super) fn of_family<T: Send + 'static>(family: Option<&Family>, value: T) -> Result<Self, PushError> {
         match family {
             Some(family) => family.create_var(value).map(Self),
@@ -80,7 +80,7 @@ impl Token {
     /// Creates another handle to the variable of `entry`.
     ///
     /// # Safety
-    /// 1. The variable has a handle during the call.
+    /// 1. The variable has a handle throughout the call.
     pub(crate) unsafe fn from_entry(entry: &Entry) -> Self {
         let token = ManuallyDrop::new(Self(entry.cell));
         Self::clone(&token)
@@ -91,7 +91,7 @@ impl Token {
         self.0
     }
 
-    /// Returns the variable as a reference that the engine accepts.
+    /// Returns a reference to the variable in the form that the engine accepts.
     pub(crate) fn var(&self) -> VarRef<'_> {
         // SAFETY: `self` is a handle to the variable, and outlives the reference.
         unsafe { VarRef::new(self.0) }
@@ -126,8 +126,8 @@ impl Hash for Token {
 }
 
 impl Token {
-    /// Names the variable, for errors and for `Debug`. All handles to the variable see the name. A variable keeps the
-    /// first name that it is given.
+    /// Sets the variable's name, used in errors and `Debug` output and visible through all handles. A variable keeps
+    /// its first name; later calls have no effect.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -143,7 +143,7 @@ impl Token {
         self
     }
 
-    /// Returns the name of the variable, if it has one.
+    /// Returns the variable's name, if it has one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -157,7 +157,7 @@ impl Token {
         self.cell().name().map(Name::as_str)
     }
 
-    /// Returns a future that waits for every mutation of the variable that was pushed before this call. This is
+    /// Returns a future that waits for every mutation of the variable pushed before this call. This is
     /// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async) without a handle to the engine.
     ///
     /// ```
@@ -175,9 +175,9 @@ impl Token {
         VarWait::new(self.cell().core().begin_wait(self.var(), WaitFor::Writers, Location::caller()))
     }
 
-    /// Returns the number of mutations of the variable that have succeeded. Skipped, failed and cancelled ones do not
-    /// count. Other threads may raise the count at any time. The writes of the counted mutations are visible to the
-    /// caller.
+    /// Returns the number of successful mutations of the variable. Skipped, failed and cancelled mutations do not
+    /// count. The count may increase at any time due to other threads. The writes of all counted mutations are visible
+    /// to the caller.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

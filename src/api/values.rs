@@ -1,4 +1,4 @@
-//! Calls on the engine that read and replace values, outside and inside operations.
+//! Engine methods that read and replace values, outside and inside operations.
 
 use std::{
     panic::Location,
@@ -27,9 +27,9 @@ use crate::{
 };
 
 impl Engine {
-    /// Waits for every mutation of the variable that was pushed before the call, and returns a clone of its value. The
-    /// clone is made on the calling thread if no mutation is pending, and otherwise on a worker. Other readers may run
-    /// at the same time.
+    /// Waits for every mutation of the variable pushed before the call, then returns a clone of the variable's value.
+    /// The value is cloned on the calling thread if no mutation is pending, otherwise on a worker. Other readers may
+    /// run at the same time.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -46,8 +46,8 @@ impl Engine {
     /// * [`WaitError::WouldDeadlock`]: the wait would never return, for example because the calling operation names the
     ///   variable.
     /// * [`WaitError::TooManyWaiting`]: no thread could take over the worker.
-    /// * [`WaitError::Refused`]: the variable belongs to another engine or to the children of an operation, it is
-    ///   deleted, or this is a forked child.
+    /// * [`WaitError::Refused`]: the variable belongs to another engine or to an operation's children, it is deleted,
+    ///   or this is a forked child.
     /// * [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::InObserver`]: waits are forbidden here.
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, var: &Var<T>) -> Result<T, WaitError> {
@@ -66,11 +66,11 @@ impl Engine {
         self.core().wait_for_result(&oneshot, None)
     }
 
-    /// Like [`get`](Self::get), but waits for at most `timeout`. The clone is made on the calling thread.
+    /// Like [`get`](Self::get), but waits for at most `timeout` and always clones on the calling thread.
     ///
-    /// A call that times out leaves a record of a few hundred bytes in the queue until its turn has come. A program
-    /// that polls should use [`wait_to_read_timeout`](Self::wait_to_read_timeout), which leaves at most one record
-    /// behind, however often it times out.
+    /// A call that times out leaves a record of a few hundred bytes in the queue until its turn comes. A polling
+    /// program should use [`wait_to_read_timeout`](Self::wait_to_read_timeout), which leaves at most one record behind,
+    /// however often it times out.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -90,7 +90,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`get`](Self::get), and [`WaitError::TimedOut`]. After a timeout the pending operations
+    /// Returns the errors of [`get`](Self::get), and [`WaitError::TimedOut`]. After a timeout, pending operations
     /// continue.
     #[track_caller]
     pub fn get_timeout<T: Clone + Send + Sync + 'static>(
@@ -105,12 +105,12 @@ impl Engine {
         Ok(acquired.enter(|| unsafe { value_of(&acquired, var) }.clone()))
     }
 
-    /// Waits for every mutation of the variable that was pushed before the call, and calls `f` with its value, on the
-    /// calling thread and without a clone. The variable is held for reading until `f` returns: until then other readers
-    /// may run, and mutations wait.
+    /// Waits for every mutation of the variable pushed before the call, then calls `f` on the calling thread with a
+    /// reference to the value, without cloning it. The variable is held for reading until `f` returns: other readers
+    /// may run, but mutations wait.
     ///
-    /// `f` may push while the engine is open, and may wait. A wait for the variable itself, or for a later operation
-    /// that mutates it, returns [`WaitError::WouldDeadlock`].
+    /// `f` may push while the engine is open, and may wait. A wait for the variable itself or for a later operation
+    /// that mutates it returns [`WaitError::WouldDeadlock`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -124,10 +124,10 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`get`](Self::get). If there is an error, `f` is not called.
+    /// Returns the errors of [`get`](Self::get). On error, `f` is not called.
     ///
     /// # Panics
-    /// Panics if `f` panics. The variable is released, and does not fail.
+    /// Panics if `f` panics. The variable is released and does not fail.
     #[track_caller]
     pub fn with<T: Send + Sync + 'static, R>(&self, var: &Var<T>, f: impl FnOnce(&T) -> R) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
@@ -136,9 +136,9 @@ impl Engine {
         Ok(acquired.enter(|| f(unsafe { value_of(&acquired, var) })))
     }
 
-    /// Pushes an operation that replaces the value of the variable. The old value is dropped on a worker, as part of
-    /// the operation: if its drop panics, the operation fails. Like every operation that [overwrites](Var::overwrite),
-    /// this one clears the error of the variable if it succeeds.
+    /// Pushes an operation that replaces the variable's value. The old value is dropped on a worker as part of the
+    /// operation; if this drop panics, the operation fails. Like every operation that [overwrites](Var::overwrite) a
+    /// variable, it clears the variable's error if it succeeds.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -157,8 +157,8 @@ impl Engine {
         self.op("set").push(var.overwrite(), move |old| *old = value)
     }
 
-    /// Waits for every operation on the variable that was pushed before the call, replaces its value, and returns the
-    /// old one.
+    /// Waits for every operation pushed on the variable before the call, then replaces the value and returns the old
+    /// value.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -171,15 +171,14 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`get`](Self::get). If there is an error, the variable keeps its value, and `value` is
-    /// dropped.
+    /// Returns the errors of [`get`](Self::get). On error, the variable keeps its value and `value` is dropped.
     #[track_caller]
     pub fn replace<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<T, WaitError> {
         self.change("replace", Location::caller(), var, |old| std::mem::replace(old, value))
     }
 
-    /// Waits for every operation on the variable that was pushed before the call, takes its value, and leaves the
-    /// default value of the type in its place.
+    /// Waits for every operation pushed on the variable before the call, then takes the value, leaving the type's
+    /// default in its place.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -199,7 +198,7 @@ impl Engine {
         self.change("take", Location::caller(), var, std::mem::take)
     }
 
-    /// Acquires the variable for writing, and calls `f` with its value.
+    /// Acquires the variable for writing and calls `f` with its value.
     fn change<T: Send + 'static, R>(
         &self,
         name: &'static str,
@@ -218,7 +217,7 @@ impl Engine {
         Ok(changed)
     }
 
-    /// Returns an error if the calling thread must not wait, or if it holds the variable and would wait for itself.
+    /// Returns an error if the calling thread must not wait or if it holds the variable and would wait for itself.
     fn check_wait_for<T>(&self, var: &Var<T>) -> Result<(), WaitError> {
         self.core().check_wait()?;
         let is_held = frame::holds(VarCell::queue_ptr(var.ptr()));
@@ -226,19 +225,19 @@ impl Engine {
     }
 }
 
-/// Returns the entry of an operation that reads the variable, and the declaration.
+/// Returns the entry and the declaration for an operation that reads the variable.
 fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entry, Read<'_, T>) {
     (Entry { cell: var.ptr(), mode: Mode::Read, refs: Refs::Shared }, var.read())
 }
 
-/// Returns the value of a variable that was acquired.
+/// Returns the value of an acquired variable.
 ///
 /// # Safety
 /// 1. `acquired` is an operation that reads the variable.
 unsafe fn value_of<'a, T: Send + Sync + 'static>(_acquired: &'a Acquired, var: &'a Var<T>) -> &'a T {
     // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
     let value = unsafe { variable::value_ptr::<T>(var.ptr()) };
-    // SAFETY: (1): nothing mutates the value until `acquired` is dropped. The variable's queue has handed over earlier
-    // writes.
+    // SAFETY: (1): nothing mutates the value until `acquired` is dropped. The variable's queue makes earlier writes
+    // visible.
     unsafe { &*value }
 }

@@ -12,13 +12,13 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 
 /// A handle to a variable with a value.
 ///
-/// Clones are handles to the same variable, and handles are equal if they refer to the same variable. Every call that
-/// takes a [`Token`] accepts a `Var` too, through `impl AsRef<Token>`. Operations use the value through
-/// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite). Other code uses it through calls on
-/// the engine, such as [`Engine::get`](crate::Engine::get), which returns a clone. When the last handle is dropped, the
-/// value is dropped on a worker, after all operations on the variable.
+/// Clones are handles to the same variable, and handles are equal if they refer to the same variable. Every method that
+/// takes a [`Token`] also accepts a `Var`, through `impl AsRef<Token>`. Operations use the value through
+/// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite). Other code uses it through engine
+/// methods such as [`Engine::get`](crate::Engine::get), which returns a clone. When the last handle is dropped, the
+/// value is dropped on a worker after all operations on the variable.
 ///
-/// An operation's function can use a value only in the way that the operation declared:
+/// An operation's function can use a value only as declared by the operation:
 ///
 /// ```compile_fail,E0594
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,7 +41,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// # }
 /// ```
 ///
-/// Values that operations read must be [`Sync`], since readers run concurrently:
+/// Values read by operations must be [`Sync`], since readers may run concurrently:
 ///
 /// ```compile_fail,E0277
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +52,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// # }
 /// ```
 ///
-/// All values, and everything that a function captures, must be [`Send`]:
+/// All values and everything captured by a function must be [`Send`]:
 ///
 /// ```compile_fail,E0277
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -71,7 +71,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// # }
 /// ```
 ///
-/// A function cannot borrow from the stack of the function that pushes it, which it may outlive:
+/// An operation's function cannot borrow from the stack of the pushing function, which it may outlive:
 ///
 /// ```compile_fail,E0373
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -137,7 +137,7 @@ impl<T> Var<T> {
         &self.token
     }
 
-    /// Names the variable, for errors and for `Debug`; see [`Token::named`].
+    /// Sets the variable's name, used in errors and `Debug` output; see [`Token::named`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -152,7 +152,7 @@ impl<T> Var<T> {
         Self { token: self.token.named(name), ..self }
     }
 
-    /// Returns the name of the variable, if it has one.
+    /// Returns the variable's name, if it has one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -166,8 +166,7 @@ impl<T> Var<T> {
         self.token.name()
     }
 
-    /// Returns a future that waits for every mutation of the variable that was pushed before this call; see
-    /// [`Token::ready`].
+    /// Returns a future that waits for every mutation of the variable pushed before this call; see [`Token::ready`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -184,7 +183,7 @@ impl<T> Var<T> {
         self.token.ready()
     }
 
-    /// Returns the number of mutations of the variable that have succeeded; see [`Token::version`].
+    /// Returns the number of successful mutations of the variable; see [`Token::version`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -213,7 +212,7 @@ impl<T: Send + 'static> Var<T> {
         Self { token, value: PhantomData }
     }
 
-    /// Declares that an operation reads the value: its function receives `&T`. Consecutive readers may run
+    /// Declares that an operation reads the value. Its function receives `&T`. Consecutive readers may run
     /// concurrently.
     ///
     /// ```
@@ -232,7 +231,7 @@ impl<T: Send + 'static> Var<T> {
         Read(self)
     }
 
-    /// Declares that an operation mutates the value: its function receives `&mut T`, and no other operation uses the
+    /// Declares that an operation mutates the value. Its function receives `&mut T`, and no other operation uses the
     /// value while this one runs.
     ///
     /// ```
@@ -249,8 +248,8 @@ impl<T: Send + 'static> Var<T> {
     }
 
     /// Declares that an operation mutates the value even if the variable has failed. As with [`write`](Self::write),
-    /// the operation's function receives `&mut T`. The success of the operation clears the variable's error. If the
-    /// operation fails, its own error replaces the old one.
+    /// the operation's function receives `&mut T`. If the operation succeeds, it clears the variable's error. If it
+    /// fails, its own error replaces the old one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -267,7 +266,7 @@ impl<T: Send + 'static> Var<T> {
     }
 }
 
-/// A declaration that an operation reads a variable; from [`Var::read`].
+/// A declaration that an operation reads a variable, returned by [`Var::read`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -291,7 +290,7 @@ impl<T> Clone for Read<'_, T> {
 }
 impl<T> Copy for Read<'_, T> {}
 
-/// A declaration that an operation mutates a variable; from [`Var::write`] and [`Var::overwrite`].
+/// A declaration that an operation mutates a variable, returned by [`Var::write`] and [`Var::overwrite`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

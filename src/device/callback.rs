@@ -12,8 +12,8 @@ pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
 
-/// Notes, in a child process that a kernel has forked, that no kernel is running on this thread: the kernel belongs to
-/// the parent.
+/// Notes, in a child process forked by a kernel, that no kernel is running on this thread: the kernel belongs to the
+/// parent.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_kernel() {
     KERNEL.with(|kernel| kernel.set(false));

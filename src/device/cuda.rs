@@ -1,16 +1,15 @@
 //! NVIDIA GPUs, through the CUDA driver.
 //!
-//! The driver's library is loaded when the first [`CudaGpu`] is opened or the GPUs are counted. A library that is
-//! missing or too old causes an error and not a panic: every function that this module calls is looked up before the
-//! first call.
+//! The driver's library is loaded when the first [`CudaGpu`] is opened or the GPUs are counted. A missing or outdated
+//! library causes an error, not a panic: every function that this module calls is looked up before the first call.
 //!
 //! # What has been tested
 //!
-//! None of this code has run on hardware. The tests run it against two libraries that stand in for the driver.
+//! None of this code has run on hardware. The tests run it against two stand-ins for the driver's library.
 //! `cuda/fake.c` executes everything immediately; it tests which calls are made, with which arguments, and how errors
 //! are handled. `tests/stand_in/cuda.c` is for whole programs: its streams are threads, its queues fill, its captures
-//! can be invalidated, and its devices can be lost. Both follow the manual. How hardware behaves, and how long it
-//! takes, is not known.
+//! can be invalidated, and its devices can be lost. Both follow the manual. The behaviour and timing of hardware are
+//! not known.
 //!
 //! # Marks
 //!
@@ -19,8 +18,8 @@
 //! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before the mark are done and their writes are visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
 //! | `events` | an event from the device's list | the state of each event, oldest first (`cuEventQuery`) |
 //!
-//! A device that has failed no longer writes counters, and the host, which only reads a word, does not notice the
-//! failure. A later call to the driver reports it, at the latest the one in [`Stream::probe`].
+//! A failed device no longer writes counters, and the host, which only reads a word, does not notice the failure. A
+//! later call to the driver reports it, at the latest that in [`Stream::probe`].
 //!
 //! # Edges
 //!
@@ -30,33 +29,33 @@
 //!
 //! # Progress
 //!
-//! A call on a stream puts a command into a queue of the driver. It waits for the device only if this queue, of about a
-//! thousand commands, is full. A lane limits how many operations it has in flight on a stream. Memory is allocated when
-//! the pool has no suitable block, and freed when the device is full or its last handle is dropped; in both cases the
-//! driver may wait for the whole device.
+//! A call on a stream puts a command into a queue of the driver. It waits for the device only if this queue, which
+//! holds about a thousand commands, is full. A lane limits how many operations it has in flight on a stream. Memory is
+//! allocated when the pool has no suitable block, and freed when the device is full or its last handle is dropped;
+//! either may make the driver wait for the whole device.
 //!
 //! # Captures
 //!
 //! While a thread captures work into a graph, the driver refuses calls from other threads that could disturb it, and
-//! may invalidate the capture. This module makes the calls that are known to be of this kind in the thread's
-//! relaxed mode (`Relaxed`).
+//! may invalidate the capture. This module makes calls known to be of this kind in the thread's relaxed mode
+//! (`Relaxed`).
 //!
 //! A function must end every capture on the stream of its lane before it returns. An open capture is found as follows:
 //!
 //! | found by | when | consequence |
 //! |---|---|---|
 //! | the check after a function | the function has failed, or this is a build with debug assertions; always after `include` | the capture is ended, and its graph is not used; the operation fails |
-//! | the same check, if functions before this one were not checked | as in the first row | the same, and the device is given up, since the work of those functions may be in the graph |
+//! | the same check, if earlier functions were not checked | as in the first row | the same, and the device is given up, since those functions' work may be in the graph |
 //! | the check before the engine's next command or probe on the stream | otherwise | the same as in the second row, except that the operation has ended and does not fail |
 //!
 //! # Limits
 //!
 //! * An error number newer than CUDA 13.0 is outside the enumeration that the calls return; only cudarc can extend it.
-//! * A capture that another thread or another stream has begun cannot be ended, so the stream cannot be waited for when
-//!   a device is given up. This is logged.
-//! * A capture that the program begins through a raw handle that it has kept cannot be detected.
-//! * A lost device may still write to pinned memory. This memory is therefore not used again, and the driver is asked
-//!   to free it only when the last handle to the device is dropped.
+//! * A capture begun by another thread or stream cannot be ended, so the stream cannot be waited for when a device is
+//!   given up. This is logged.
+//! * A capture that the program begins through a raw handle it has kept cannot be detected.
+//! * A lost device may still write to pinned memory. This memory is therefore not reused, and the driver is asked to
+//!   free it only when the last handle to the device is dropped.
 
 use std::{
     any::Any,
@@ -86,8 +85,8 @@ use crate::{
     system::{panics, topology},
 };
 
-/// The functions that this module calls, and those that cudarc calls when it opens a context. They are looked up
-/// before the first call, since cudarc panics if one is missing.
+/// The functions called by this module, and by cudarc when it opens a context. They are looked up before the first
+/// call, since cudarc panics if one is missing.
 const FUNCTIONS: [&str; 34] = [
     "cuInit",
     "cuDeviceGet",
@@ -125,7 +124,7 @@ const FUNCTIONS: [&str; 34] = [
     "cuMemcpyPeerAsync",
 ];
 
-/// The function that is needed only for counters.
+/// The function needed only for counters.
 const WRITE_VALUE: &str = "cuStreamWriteValue64_v2";
 
 /// The handle `CU_STREAM_PER_THREAD`, which stands for a different stream on each thread that uses it.
@@ -140,7 +139,7 @@ fn has(function: &str) -> bool {
     unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
 }
 
-/// Loads and initialises the driver's library, unless that has been done.
+/// Loads and initialises the driver's library, unless already done.
 fn load() -> Result<(), DeviceError> {
     static LOADED: OnceLock<()> = OnceLock::new();
     if LOADED.get().is_some() {
@@ -162,7 +161,7 @@ fn load() -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Returns whether an error number means that the whole context is unusable.
+/// Returns whether an error number indicates that the whole context is unusable.
 fn is_loss(code: u32) -> bool {
     match code {
         // The driver is shutting down; the context was destroyed; the service through which processes share the device
@@ -181,13 +180,13 @@ fn is_loss(code: u32) -> bool {
 }
 
 /// A guard: until it is dropped, the calling thread is in the relaxed capture mode. In this mode the driver does not
-/// check the thread's calls against graphs that other threads capture: it neither refuses them because of a capture nor
-/// invalidates the capture. Each thread has its own mode (`cuThreadExchangeStreamCaptureMode`).
+/// check the thread's calls against graphs being captured by other threads: it neither refuses the calls nor
+/// invalidates the captures. Each thread has its own mode (`cuThreadExchangeStreamCaptureMode`).
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
 impl Relaxed {
-    /// Switches the calling thread to `mode`, and returns the previous mode. Returns `None` if the driver refuses; the
-    /// mode then stays as it is.
+    /// Switches the calling thread to `mode`, and returns the previous mode. If the driver refuses, leaves the mode as
+    /// it is and returns `None`.
     fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
         // SAFETY: the pointer is to a local variable, which the driver reads and then writes.
         let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
@@ -195,7 +194,7 @@ impl Relaxed {
     }
 
     /// Switches the calling thread to the relaxed mode until the guard is dropped. If the driver refuses, for instance
-    /// because the thread has no current context, the mode stays as it is.
+    /// because the thread has no current context, the mode is unchanged.
     fn begin() -> Self {
         Self(Self::exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
     }
@@ -222,7 +221,7 @@ fn advice(result: CUresult) -> &'static str {
     }
 }
 
-/// Converts `result`, which `function` has returned, to a `Result`.
+/// Converts `result`, returned by `function`, to a `Result`.
 fn check(function: &str, result: CUresult) -> Result<(), DeviceError> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -249,7 +248,7 @@ enum MarkKind {
 }
 
 impl MarkKind {
-    /// Returns the kind that the environment selects, or else the best one that the device supports.
+    /// Returns the kind selected by the environment, or else the best kind that the device supports.
     fn choose(counters: bool) -> Result<Self, DeviceError> {
         match std::env::var("RADDLE_CUDA_MARKS").as_deref() {
             Ok("events") => Ok(Self::Events),
@@ -269,10 +268,10 @@ impl MarkKind {
 
 /// An NVIDIA GPU.
 ///
-/// Clones are handles to the same device. Its memory and its streams belong to the device's primary context, which
-/// other CUDA libraries in the process use as well. The first copy that this GPU makes from or to another one enables
-/// access to the other GPU's memory (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets
-/// error 704: the access is already enabled.
+/// Clones are handles to the same device. Its memory and streams belong to the device's primary context, which other
+/// CUDA libraries in the process use as well. The first copy that this GPU makes from or to another GPU enables access
+/// to the other's memory (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets error 704:
+/// the access is already enabled.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -291,9 +290,9 @@ struct Shared {
     priorities: (i32, i32),
     marks: MarkKind,
     pool: pool::Pool,
-    /// Events that can be recorded again. Their last recordings may still be pending.
+    /// Events that can be reused. Their last recordings may still be pending.
     events: Mutex<Vec<RawEvent>>,
-    /// Words for the counters of streams.
+    /// Words for streams' counters.
     words: Mutex<Words>,
     /// The streams that engines use.
     streams: Mutex<Vec<Weak<CudaStream>>>,
@@ -301,7 +300,7 @@ struct Shared {
     peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
-    /// Held by a thread that gives up the device, until the device has completed all its work.
+    /// Held by a thread giving up the device until the device has completed all its work.
     giving_up: Mutex<()>,
     /// Recognises a forked child, in which the driver's state belongs to the parent.
     process: ProcessMark,
@@ -334,7 +333,7 @@ impl Drop for CudaEvent {
 }
 
 impl CudaGpu {
-    /// Returns the number of GPUs, or 0 if the driver reports that there are none.
+    /// Returns the number of GPUs, or 0 if the driver reports none.
     ///
     /// # Errors
     /// The driver's library is missing or too old, or cannot be initialised.
@@ -367,7 +366,7 @@ impl CudaGpu {
             return Err(DeviceError::refused(code, message));
         }
         let relaxed = Relaxed::begin();
-        // `CudaContext::new` panics if a function that it calls is missing, although none should be.
+        // `CudaContext::new` panics if a function that it calls is missing, although none should be missing.
         let context = panics::catch(|| CudaContext::new(ordinal)).map_err(|payload| {
             panics::discard(payload);
             DeviceError::refused(-1, "the CUDA driver's library is damaged: reinstall NVIDIA's driver")
@@ -376,7 +375,7 @@ impl CudaGpu {
         let context =
             context.map_err(|error| check("opening the device's context", error.0).expect_err("it failed"))?;
         // SAFETY: without the tracking, uses of memory from this context must be ordered by other means. The engine
-        // orders the uses of its own memory, and the documentation warns programs that allocate through the context.
+        // orders uses of its own memory, and the documentation warns programs that allocate through the context.
         unsafe { context.disable_event_tracking() };
         let driver =
             |error: cudarc::driver::DriverError| check("asking for a property", error.0).expect_err("it failed");
@@ -401,7 +400,7 @@ impl CudaGpu {
             context,
         };
         if marks == MarkKind::Counter {
-            // Allocated now, since the driver may stall the whole device to allocate it.
+            // Allocated in advance, since the driver may stall the whole device to allocate it.
             let word = shared.word()?;
             lock(&shared.words).free.push(word);
         }
@@ -409,13 +408,13 @@ impl CudaGpu {
     }
 
     /// Returns the device's context, for what cudarc offers besides streams, such as loading kernels. cudarc does not
-    /// track the uses of memory that is allocated through this context (`CudaContext::disable_event_tracking`).
+    /// track uses of memory allocated through this context (`CudaContext::disable_event_tracking`).
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
 
-    /// Wraps one of the program's own streams. No marks are made on it: events order its work.
+    /// Wraps one of the program's own streams. The engine puts no marks on it: events order its work.
     pub(crate) fn import(&self, stream: Arc<CudaStream>) -> Result<Box<dyn Stream>, DeviceError> {
         self.0.sound()?;
         if stream.context().cu_ctx() != self.0.context.cu_ctx() {
@@ -455,7 +454,7 @@ impl Shared {
         MemoryOwner::Cuda(self.home_context())
     }
 
-    /// Converts `result`, which `function` has returned, to a `Result`. Remembers a loss.
+    /// Converts `result`, returned by `function`, to a `Result`. Remembers a loss.
     fn check(&self, function: &str, result: CUresult) -> Result<(), DeviceError> {
         check(function, result).inspect_err(|error| {
             if error.is_lost() {
@@ -468,7 +467,7 @@ impl Shared {
     /// between virtual machines.
     fn pci_address(&self) -> Option<String> {
         self.own().ok()?;
-        // The length that the manual states.
+        // The length stated in the manual.
         let mut address = [0u8; 13];
         // SAFETY: the pointer is to a local array, whose length is passed to the driver.
         let result = unsafe {
@@ -478,12 +477,12 @@ impl Shared {
         CStr::from_bytes_until_nul(&address).ok()?.to_str().ok().map(str::to_ascii_lowercase)
     }
 
-    /// Returns an error if an earlier drop in cudarc has failed: cudarc keeps the error for the next call.
+    /// Returns an error if an earlier drop in cudarc failed: cudarc keeps the error for the next call.
     fn left_behind(&self) -> Result<(), DeviceError> {
         self.context.check_err().or_else(|error| self.check("a drop in cudarc", error.0))
     }
 
-    /// Returns an error in a process that was forked after the device was opened.
+    /// Returns an error in a process forked after the device was opened.
     fn own(&self) -> Result<(), DeviceError> {
         if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device belongs to the parent process, which forked this one"));
@@ -497,7 +496,7 @@ impl Shared {
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Makes the device's context current on this thread. Returns the previous context.
+    /// Makes the device's context current on this thread, and returns the previous context.
     fn bind(&self) -> Result<sys::CUcontext, DeviceError> {
         let mut before = ptr::null_mut();
         // SAFETY: the driver is initialised, and the pointer is to a local variable of the type that it writes.
@@ -509,8 +508,8 @@ impl Shared {
         Ok(before)
     }
 
-    /// Calls `f` with the device's context current, and in the relaxed capture mode. Then restores the context that
-    /// the thread had before.
+    /// Calls `f` in the relaxed capture mode with the device's context current. Then restores the thread's previous
+    /// context.
     fn bound<R>(&self, f: impl FnOnce() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
         let before = self.bind()?;
         let relaxed = Relaxed::begin();
@@ -549,7 +548,7 @@ impl Shared {
         })
     }
 
-    /// Returns an unused word of pinned memory.
+    /// Returns an unused word in pinned memory.
     fn word(&self) -> Result<Address, DeviceError> {
         if let Some(word) = lock(&self.words).free.pop() {
             return Ok(word);
@@ -562,17 +561,15 @@ impl Shared {
         Ok(page)
     }
 
-    /// Returns memory to the driver. If the driver refuses, as it does for a lost device, the memory stays allocated
-    /// until the process ends.
+    /// Returns memory to the driver. If the driver refuses, as for a lost device, the memory stays allocated until the
+    /// process ends.
     fn release(&self, address: Address) {
         let released = match address.kind {
             MemoryKind::Device => {
-                // SAFETY: the address is from `cuMemAlloc`, and no command uses it: its owner has returned it to the
-                // pool.
+                // SAFETY: the address is from `cuMemAlloc`, and no command uses it: its owner returned it to the pool.
                 check("cuMemFree", unsafe { sys::cuMemFree_v2(address.ptr().addr() as sys::CUdeviceptr) })
             }
-            // SAFETY: the address is from `cuMemHostAlloc`, and nothing uses it: its owner has returned it to the
-            // pool.
+            // SAFETY: the address is from `cuMemHostAlloc`, and nothing uses it: its owner returned it to the pool.
             MemoryKind::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.ptr().cast()) }),
         };
         if let Err(error) = released {
@@ -590,8 +587,8 @@ impl Shared {
         LaneStream { gpu: gpu.clone(), stream, marks, imported, shown: false, unseen: false, unfit: false }
     }
 
-    /// Waits until the device has done all its work, or is lost. Each stream is waited for separately: while one stream
-    /// of a context is being captured, a wait for the whole context would be refused, and would invalidate the capture.
+    /// Waits until the device has done all its work or is lost. Waits for each stream separately: while one stream of a
+    /// context is being captured, a wait for the whole context would be refused and would invalidate the capture.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
         // The closure must also drop the streams.
@@ -625,8 +622,8 @@ impl Shared {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Lets copies between this device and `peer`, the context of another device, bypass host memory if the machine
-    /// supports it. This device's context must be current.
+    /// If the machine supports it, lets copies between this device and `peer`, another device's context, bypass host
+    /// memory. This device's context must be current.
     ///
     /// If a new context has the address of an old one, it is mistaken for the old one, and copies from or to its memory
     /// may take longer.
@@ -636,10 +633,9 @@ impl Shared {
             return;
         }
         let _relaxed = Relaxed::begin();
-        // SAFETY: the context is alive: the owner of the memory that is copied keeps the context's device alive.
+        // SAFETY: the context is alive: the owner of the copied memory keeps the context's device alive.
         let result = unsafe { sys::cuCtxEnablePeerAccess(ptr::with_exposed_provenance_mut(peer), 0) };
-        // A refusal only makes copies slower. An error that is not listed here may be temporary: after one, the next
-        // copy asks again.
+        // A refusal only makes copies slower. An error not listed here may be temporary, so the next copy asks again.
         if let CUresult::CUDA_SUCCESS
         | CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
         | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
@@ -674,14 +670,14 @@ impl Drop for Shared {
                 self.pool.release(kind, |address, _| self.release(address));
             }
             let Words { free, pages } = std::mem::take(&mut *lock(&self.words));
-            // A page is never freed if the device may still write to one of its words.
+            // A page is never freed while the device may still write to one of its words.
             for page in pages.into_iter().filter(|page| Words::of(&free, page) == Words::PAGE / Words::STEP) {
                 self.release(page);
             }
             for event in lock(&self.events).drain(..) {
                 // SAFETY: the event is alive, and the list was its only owner. Its last recording may still be pending:
-                // the driver permits the destruction even then, and releases the event once the device has reached it.
-                // If the call fails, the event leaks.
+                // the driver permits destruction even then, and releases the event once the device has reached it. If
+                // the call fails, the event leaks.
                 let _ = unsafe { sys::cuEventDestroy_v2(event.0) };
             }
             Ok(())
@@ -726,7 +722,7 @@ impl Driver for CudaGpu {
             });
         };
         let block = gpu.pool.allocate(kind, bytes, |bytes| gpu.ask(kind, bytes), release)?;
-        // Memory that is returned after a loss is not used again.
+        // Memory returned after a loss is not reused.
         if let Err(error) = gpu.sound() {
             self.free(block);
             return Err(error);
@@ -746,11 +742,10 @@ impl Driver for CudaGpu {
         }
         let waited = {
             let _turn = lock(&gpu.giving_up);
-            // Once the loss is set, the pool allocates nothing, and streams accept no commands.
+            // Once the loss is set, the pool allocates nothing and streams accept no commands.
             let _ = gpu.lost.set(error.clone().into_loss());
-            // A device that still works finishes its commands, including those that this thread issued after another
-            // thread had waited here; only then may the host reuse pinned memory. A lost device reports the loss
-            // immediately.
+            // A working device finishes its commands, including those that this thread issued after another thread had
+            // waited here; only then may the host reuse pinned memory. A lost device reports the loss immediately.
             gpu.synchronize()
         };
         if let Err(error) = waited {
@@ -792,11 +787,11 @@ struct Counter {
 impl Counter {
     fn new(gpu: &Shared) -> Result<Self, DeviceError> {
         let word = gpu.word()?;
-        // SAFETY: the word is pinned host memory, large enough, aligned and unused: no device knows it yet, or a
-        // device has already written the last mark that it was to write there.
+        // SAFETY: the word is pinned host memory, large enough, aligned and unused: either no device knows it yet, or a
+        // device has already written its last mark there.
         unsafe { word.ptr.cast::<u64>().write(0) };
         let mut counter = Self { word, device: 0, made: 0 };
-        // SAFETY: the address is of memory that is pinned and mapped; the context is current.
+        // SAFETY: the address is that of pinned and mapped memory; the context is current.
         let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut counter.device, word.ptr.cast(), 0) };
         if let Err(error) = gpu.check("cuMemHostGetDevicePointer", result) {
             lock(&gpu.words).free.push(word);
@@ -826,27 +821,27 @@ struct LaneStream {
     imported: bool,
     /// Whether the running function has asked for the stream.
     shown: bool,
-    /// Whether an earlier function has asked for the stream, which has not been checked for a capture since.
+    /// Whether an earlier function asked for the stream, which has not since been checked for a capture.
     unseen: bool,
-    /// Whether a capture may also have contained work of other functions. The device has not done such work.
+    /// Whether a capture may also have contained other functions' work, which the device has not done.
     unfit: bool,
 }
 
 /// Returns cudarc's handle to a lane's stream, or `None` if the stream is not on a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     let lane = stream.as_any().downcast_mut::<LaneStream>()?;
-    // An error that a drop has left would make cudarc's next call fail, although the two are unrelated.
+    // An error left behind by a drop would make cudarc's next, unrelated call fail.
     if !std::mem::replace(&mut lane.shown, true)
         && let Err(error) = lane.gpu.0.left_behind()
     {
-        panics::log!(Error, "raddle: a drop in cudarc has failed on {}: {error}", lane.gpu.0.name);
+        panics::log!(Error, "raddle: a drop in cudarc failed on {}: {error}", lane.gpu.0.name);
     }
     Some(Arc::clone(&lane.stream))
 }
 
 impl LaneStream {
-    /// Returns the device if it is sound, and makes its context current on this thread: the program may have changed
-    /// the current context.
+    /// Returns the device if it is sound, and makes its context current on this thread, since the program may have
+    /// changed the current context.
     fn ready(&self) -> Result<&Shared, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.sound()?;
@@ -854,8 +849,8 @@ impl LaneStream {
         Ok(gpu)
     }
 
-    /// Calls [`ready`](Self::ready) before a command of the engine, and checks that the command does not become part
-    /// of a graph: a mark in a graph never passes, or passes whenever the graph is launched.
+    /// Calls [`ready`](Self::ready) before a command of the engine, and checks that the command will not become part of
+    /// a graph: a mark in a graph never passes, or passes whenever the graph is launched.
     fn ready_to_issue(&mut self) -> Result<(), DeviceError> {
         if self.imported {
             // Outside an operation, the program may capture the stream freely.
@@ -868,7 +863,7 @@ impl LaneStream {
         self.unseen |= self.may_be_captured();
         let _ = self.look()?;
         if self.unfit {
-            let message = "a function has left a capture of its lane's stream open; end it on every path out";
+            let message = "a function left a capture of its lane's stream open; end it on every exit path";
             return Err(DeviceError::refused(CAPTURING, message));
         }
         self.ready().map(drop)
@@ -879,7 +874,7 @@ impl LaneStream {
         self.shown || Arc::strong_count(&self.stream) > 1
     }
 
-    /// Looks for a capture of the stream if there may be one, and ends it. Returns whether there was one.
+    /// If the stream may be captured, ends the capture. Returns whether there was one.
     fn look(&mut self) -> Result<LeftBehind, DeviceError> {
         if !self.unseen && !self.may_be_captured() {
             return Ok(LeftBehind::Nothing);
@@ -891,8 +886,8 @@ impl LaneStream {
         Ok(found)
     }
 
-    /// Ends a capture of the stream, like [`look`](Self::look), but does not first check whether there may be one. Also
-    /// works on a device that was given up, since its work must still be waited for.
+    /// Ends a capture of the stream, like [`look`](Self::look), but without first checking whether there may be one.
+    /// Also works on a device that was given up, whose work must still be waited for.
     fn end_capture(&self) -> Result<LeftBehind, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.own()?;
@@ -900,14 +895,13 @@ impl LaneStream {
         if !gpu.is_capturing(&self.stream)? {
             return Ok(LeftBehind::Nothing);
         }
-        // The graph is not destroyed: the program may have supplied the graph to capture into.
+        // The graph is not destroyed, since the program may have supplied it for the capture.
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the driver writes. The
         // capture may be over even if the call returns an error.
         let result = unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph) };
         if gpu.is_capturing(&self.stream)? {
-            // For instance, another stream has drawn this one into its capture, or another thread has begun the
-            // capture.
+            // For instance, another stream drew this one into its capture, or another thread began the capture.
             gpu.check("cuStreamEndCapture", result)?;
         }
         Ok(LeftBehind::Capture)
@@ -974,8 +968,8 @@ impl Stream for LaneStream {
             Marks::Counter(counter) => {
                 let (stream, flags) =
                     (self.stream.cu_stream(), sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT);
-                // SAFETY: the word is the counter's, and stays allocated until the device has written the counter's
-                // last mark.
+                // SAFETY: the word belongs to the counter, and stays allocated until the device has written the
+                // counter's last mark.
                 let result = unsafe { sys::cuStreamWriteValue64_v2(stream, counter.device, seq, flags as u32) };
                 gpu.check("cuStreamWriteValue64", result)?;
                 None
@@ -1017,7 +1011,7 @@ impl Stream for LaneStream {
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
-        // The query would invalidate a capture, and then the stream could not be waited for.
+        // The query would invalidate a capture, after which the stream could not be waited for.
         self.ready_to_issue()?;
         let gpu = &*self.gpu.0;
         let _relaxed = Relaxed::begin();

@@ -1,4 +1,4 @@
-//! What the engine asks of a device: a driver, its streams, and addresses in its memory.
+//! The engine's interface to a device: a driver, its streams, and addresses in its memory.
 
 use std::{any::Any, fmt, sync::Arc};
 
@@ -12,13 +12,13 @@ pub(super) const ALIGNMENT: usize = 256;
 #[derive(Clone, Debug)]
 pub struct GpuDriver(pub(crate) Arc<dyn Driver>);
 
-/// The kind of commands that a stream is for.
+/// The kind of commands for which a stream is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamRole {
     CopyIn,
     CopyOut,
     Compute,
-    /// Kernels that the device starts before others, if it can.
+    /// Kernels that the device starts before others if it can.
     Urgent,
     /// All kinds of commands.
     All,
@@ -69,8 +69,8 @@ impl Address {
     }
 }
 
-/// A piece of memory from the pool of a [`Driver`]. Dropping it does not free the memory: its owner must return it to
-/// the driver.
+/// A piece of memory from a [`Driver`]'s pool. Dropping it does not free the memory: its owner must return it to the
+/// driver.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) address: Address,
@@ -105,7 +105,7 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// Returns the name of the device, for messages.
     fn name(&self) -> String;
 
-    /// Returns the cores near the device, or an empty list if they are not known.
+    /// Returns the cores near the device, or an empty list if these are unknown.
     fn cores_near(&self) -> Vec<usize> {
         Vec::new()
     }
@@ -117,25 +117,25 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     /// the block are unspecified and may be uninitialised.
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError>;
 
-    /// Returns a block of this driver to the pool. Never calls the device, and waits only for a lock that is held
-    /// briefly. The device must no longer use the block.
+    /// Returns one of this driver's blocks to the pool. Never calls the device, and waits only for a briefly held lock.
+    /// The device must no longer use the block.
     fn free(&self, block: Block);
 
-    /// Gives up the device. The engine does not use the device afterwards, but it frees memory that commands in flight
-    /// may still use. So once a call has returned on any thread, either the device no longer touches the memory of any
-    /// block, or the blocks that it may still touch are never used again.
+    /// Gives up the device. The engine does not use the device afterwards, but frees memory that commands in flight may
+    /// still use. So once a call has returned on any thread, either the device no longer touches the memory of any
+    /// block, or the blocks that it may still touch are never reused.
     fn abandon(&self, error: &DeviceError);
 }
 
-/// When the engine checks for a capture that a function has left open: when the function ends, or later. The check may
-/// cost a call to the driver.
+/// When the engine checks for a capture left open by a function: when the function ends, or later. The check may cost a
+/// call to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureCheck {
     Now,
     Later,
 }
 
-/// What a function has left on its stream.
+/// What a function left on its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum LeftBehind {
@@ -147,13 +147,13 @@ pub(crate) enum LeftBehind {
 
 /// A queue of commands for a device, used by one thread at a time.
 ///
-/// An error that is not a loss means that the call had no effect on the stream.
+/// A call that returns an error other than a loss has had no effect on the stream.
 pub(crate) trait Stream: Send {
-    /// Returns a number that all streams of one driver share. No other driver has the same number while one of these
-    /// streams exists. Returns `None` for a stream without a driver.
+    /// Returns a number shared by all streams of one driver, and by no other driver while one of these streams exists.
+    /// Returns `None` for a stream without a driver.
     fn driver(&self) -> Option<usize>;
 
-    /// Prepares the calling thread for functions of the program that use the stream, which another thread has opened.
+    /// Prepares the calling thread for program functions that use the stream, which another thread opened.
     fn adopt(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -165,16 +165,16 @@ pub(crate) trait Stream: Send {
     fn wait(&mut self, event: &Event) -> Result<(), DeviceError>;
 
     /// Puts a mark behind all commands so far: [`passed`](Self::passed) returns at least `seq` once they are done. Each
-    /// `seq` must be greater than the one before.
+    /// `seq` must be greater than the last.
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
-    /// Returns the number of the last mark that the stream has passed, or 0 before the first. The call is cheap.
+    /// Returns the number of the last mark that the stream has passed, or 0 before the first. This call is cheap.
     ///
     /// Acquire (edge `mark`): the caller sees what the commands before that mark have written.
     fn passed(&mut self) -> Result<u64, DeviceError>;
 
-    /// Checks whether the stream is sound. Must be called from time to time while no mark passes, since some drivers
-    /// detect faults only in this call.
+    /// Checks whether the stream is sound. Must be called periodically while no mark passes, since some drivers detect
+    /// faults only in this call.
     fn probe(&mut self) -> Result<(), DeviceError>;
 
     /// Makes the device copy `bytes` bytes from `from` to `to`.
@@ -186,11 +186,11 @@ pub(crate) trait Stream: Send {
     ///    order with this one.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Notes that a function of the program, which may have used the stream, has ended. If the function has left the
-    /// stream capturing and `check` is [`CaptureCheck::Now`], ends the capture without executing the captured work.
+    /// Notes the end of a program function that may have used the stream. If the function left the stream capturing and
+    /// `check` is [`CaptureCheck::Now`], ends the capture without executing the captured work.
     ///
     /// # Errors
-    /// The function has left a failure for the next caller, or the capture cannot be ended.
+    /// The function left a failure for the next caller, or the capture cannot be ended.
     fn function_ended(&mut self, check: CaptureCheck) -> Result<LeftBehind, DeviceError> {
         let _ = check;
         Ok(LeftBehind::Nothing)

@@ -1,4 +1,4 @@
-//! The GPUs of an engine and their lanes, as all threads see them. The layer `gpu` serves the lanes.
+//! An engine's GPUs and their lanes, as seen by all threads. The layer `gpu` serves the lanes.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
     values::{device::Device, kind::EngineKind},
 };
 
-/// The number of the first device lane, among the lanes of an engine.
+/// The number of the first device lane among an engine's lanes.
 pub(crate) const FIRST_LANE: u8 = 4;
 
 /// The maximum number of GPUs in an engine.
@@ -38,7 +38,7 @@ pub(crate) struct Gpu {
     pub(crate) driver: Arc<dyn Driver>,
     /// Why the GPU is lost, if it is.
     lost: OnceLock<DeviceError>,
-    /// Streams of the naive engine that no operation is using.
+    /// The naive engine's streams that no operation is using.
     idle: Mutex<Vec<GpuStream>>,
 }
 
@@ -50,9 +50,9 @@ pub(crate) struct GpuLane<T> {
     pub(crate) timeline: Timeline,
     /// Whether a push has taken `worker` and started the lane's thread. Readers use this as a hint.
     pub(crate) started: AtomicBool,
-    /// The worker of the lane, until the first push to the lane takes it.
+    /// The lane's worker, until the first push to the lane takes it.
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
-    /// The stream of the lane, and operations to be issued next, while the worker is laid aside.
+    /// While the worker is laid aside: the lane's stream, and the operations to be issued next.
     pub(crate) kept: Mutex<Option<(GpuStream, VecDeque<OpRef<T>>)>>,
 }
 
@@ -128,13 +128,13 @@ impl<T> Gpus<T> {
         self.gpus.is_empty()
     }
 
-    /// Schedules `op` on its own lane, which has the number `lane` among the engine's lanes.
+    /// Schedules `op` on its own lane, number `lane` among the engine's lanes.
     pub(crate) fn schedule(&self, lane: u8, op: OpRef<T>) {
         self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
     }
 
-    /// Sends `op` to device lane `number`, which has issued operations that `op` waits for. The lane takes `op` before
-    /// the operations that the lane has yet to issue, since `op` does not depend on these.
+    /// Sends `op` to device lane `number`, which has issued operations for which `op` waits. The lane takes `op` before
+    /// operations that it has yet to issue, on which `op` does not depend.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }
@@ -144,7 +144,7 @@ impl<T> Gpus<T> {
         self.gpu(gpu).and_then(|gpu| gpu.lost.get())
     }
 
-    /// Recalls the workers of all lanes, so that they can be laid aside.
+    /// Recalls the workers of all lanes so that they can be laid aside.
     pub(crate) fn recall(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.recall());
     }
@@ -169,7 +169,7 @@ impl Gpu {
     /// Notes that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
         // The device is given up before `lost` is set, since a thread that sees the loss may free memory. Every caller
-        // gives it up, since it may have issued commands after another thread did so.
+        // gives it up, since the caller may have issued commands after another thread gave it up.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {

@@ -1,4 +1,4 @@
-//! Values in device memory, and values in host memory that devices copy to and from.
+//! Values in device memory, and values in host memory that devices access directly for copies.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use bytemuck::Pod;
 use super::driver::{ALIGNMENT, Address, Block, Driver, MemoryKind, MemoryOwner};
 use crate::error::device::DeviceError;
 
-/// A block that was allocated by a driver. Dropping this returns the block to the driver.
+/// A block allocated by a driver. Dropping this returns the block to the driver.
 struct Owned {
     driver: Arc<dyn Driver>,
     block: ManuallyDrop<Block>,
@@ -44,12 +44,12 @@ impl Drop for Owned {
     }
 }
 
-/// A fixed number of values in the memory of a device.
+/// A fixed number of values in a device's memory.
 ///
 /// The host cannot access the values. Operations on the device use them, and copies move them to and from a
-/// [`PinnedVec`]. A `DeviceVec` exists only as the value of a variable. So only operations that have declared the
-/// variable can have references to the vector, and the engine knows when the device has finished with it. The contents
-/// of a new vector are unspecified.
+/// [`PinnedVec`]. A `DeviceVec` exists only as a variable's value. So only operations that declare the variable can
+/// hold references to the vector, and the engine knows when the device has finished with it. The contents of a new
+/// vector are unspecified.
 ///
 /// Dropping it returns its memory to the device's pool.
 ///
@@ -96,8 +96,8 @@ impl<T> DeviceVec<T> {
         self.memory.block.address
     }
 
-    /// Returns the address on the device, for kernels that are launched through CUDA. Returns `None` if the memory
-    /// does not belong to a CUDA device, or has no bytes.
+    /// Returns the address on the device, for kernels launched through CUDA. Returns `None` if the memory does not
+    /// belong to a CUDA device or has no bytes.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda_ptr(&self) -> Option<cudarc::driver::sys::CUdeviceptr> {
@@ -120,9 +120,9 @@ impl<T> fmt::Debug for DeviceVec<T> {
 /// A fixed number of values in page-locked host memory, which a device copies to and from directly while the host does
 /// something else.
 ///
-/// It derefs to a slice. Like a [`DeviceVec`], it exists only as the value of a variable. So no reference to the values
-/// exists while a copy writes them, and no mutable reference while a copy reads them. A new vector holds zeros. The CPU
-/// caches the memory like any other host memory.
+/// It derefs to a slice. Like a [`DeviceVec`], it exists only as a variable's value. So no reference to the values
+/// exists while a copy writes them, and no mutable reference while a copy reads them. A new vector is filled with
+/// zeros. The CPU caches the memory like any other host memory.
 ///
 /// Dropping it returns its memory to the device's pool.
 ///
@@ -164,9 +164,9 @@ impl<T> PinnedVec<T> {
         self.memory.block.address
     }
 
-    /// Returns the address of the values. Invariant: it points to `len` values of type `T`, in memory that is
-    /// initialised, aligned to at least the alignment of `T`, and owned by this vector alone. `T` is [`Pod`], since
-    /// only `new` creates a vector.
+    /// Returns the address of the values. Invariant: it points to `len` values of type `T`, in initialised memory
+    /// aligned to at least the alignment of `T` and owned by this vector alone. `T` is [`Pod`], since only `new`
+    /// creates a vector.
     fn as_mut_ptr(&self) -> *mut T {
         self.address().ptr().cast()
     }

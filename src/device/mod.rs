@@ -1,8 +1,8 @@
-//! The devices that operations run on, and what the engine asks of them.
+//! The devices on which operations run, and the engine's interface to them.
 //!
 //! Each device with memory of its own is represented by a [`Driver`](driver::Driver). Each of the device's lanes has a
 //! [`Stream`](driver::Stream): a queue of commands that the device executes without the host. There are two drivers:
-//! [`simulated`], which needs no hardware, and `cuda`, in builds with that feature.
+//! [`simulated`], which needs no hardware, and `cuda`, in builds with the feature `cuda`.
 //!
 //! # Who may touch what
 //!
@@ -15,8 +15,8 @@
 //! # Order
 //!
 //! Commands of one stream take effect in the order in which they were issued. The device orders commands of two streams
-//! only if one stream waits for an event that the other has recorded. The host sees what commands have written once
-//! [`Stream::passed`](driver::Stream::passed) has returned the number of a mark behind the commands.
+//! only if one stream waits for an event recorded by the other. The host sees what commands have written once
+//! [`Stream::passed`](driver::Stream::passed) has returned the number of a mark behind them.
 //!
 //! # Edges
 //!
@@ -29,8 +29,8 @@
 //!
 //! An error that [is a loss](crate::DeviceError::is_lost) is permanent: later commands and queries on all streams of
 //! the device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
-//! block that the device may still touch is used again. Blocks can still be given back to the pool. The head of `cuda`
-//! says which behaviour of the hardware is assumed.
+//! block that the device may still touch is reused. Blocks can still be returned to the pool. The head of `cuda` states
+//! which hardware behaviour is assumed.
 
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! A cache of free blocks, by size. It exists because the driver may stall the whole device to allocate memory.
+//! A cache of free blocks, by size, needed because the driver may stall the whole device to allocate memory.
 //!
 //! Up to [`LARGE`], there are four sizes for each power of two. Above it, sizes are multiples of [`PAGE`], so that one
 //! block can take most of a device's memory. A new block is at most a quarter larger than the requested size, except
@@ -6,7 +6,7 @@
 //!
 //! # Progress
 //!
-//! Each kind of memory has a lock. It is held only while a list of free blocks is changed, and never during a call to
+//! Each kind of memory has a lock, which is held only while a list of free blocks is changed, never during a call to
 //! the driver.
 
 use std::{collections::BTreeMap, fmt};
@@ -63,9 +63,9 @@ impl Pool {
         }
     }
 
-    /// Takes a block of at least `bytes` bytes: a free one, or a new one from `ask`, which must allocate exactly the
-    /// size that it receives. If `ask` runs out of memory and there are free blocks of that kind, passes these to
-    /// `release`, and calls `ask` once more.
+    /// Takes a block of at least `bytes` bytes: a free block, or a new block from `ask`, which must allocate exactly
+    /// the requested size. If `ask` runs out of memory and there are free blocks of that kind, passes these to
+    /// `release` and calls `ask` once more.
     pub(super) fn allocate(
         &self,
         kind: MemoryKind,
@@ -98,7 +98,7 @@ impl Pool {
         }
     }
 
-    /// Passes all free blocks of a kind to `release`, with their sizes. Returns whether there were any.
+    /// Passes all free blocks of a kind, with their sizes, to `release`. Returns whether there were any.
     pub(super) fn release(&self, kind: MemoryKind, mut release: impl FnMut(Address, usize)) -> bool {
         let free = std::mem::take(&mut *lock(self.of(kind)));
         let mut any = false;

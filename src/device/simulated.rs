@@ -1,19 +1,19 @@
 //! A GPU in software: its memory is host memory, its streams are lists of commands, and its kernels are closures.
 //!
-//! Results are real, and times are simulated. A copy takes as long as [`SimulatedGpuBuilder`] says, and a kernel as
-//! long as its launch or the builder says, on one of the device's engines: one copies in, one copies out, and one or
-//! more compute. A command takes effect at the end of its time. As on hardware, commands of one stream run one after
+//! Results are real; times are simulated. A copy takes as long as [`SimulatedGpuBuilder`] specifies, and a kernel as
+//! long as its launch or the builder specifies, on one of the device's engines: one copies in, one copies out, and one
+//! or more compute. A command takes effect at the end of its time. As on hardware, commands of one stream run one after
 //! the other, streams wait for each other's events, and nothing else is ordered. With a
-//! [seed](SimulatedGpuBuilder::seed), the next command is picked at random among those that are ready, which exposes
+//! [seed](SimulatedGpuBuilder::seed), the next command is picked at random from those that are ready, which exposes
 //! missing waits.
 //!
-//! The device has no thread. It works when one of its streams is polled, or when a command is issued on a full stream;
-//! it then executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and must
-//! not wait for the device itself.
+//! The device has no thread. It does its work when one of its streams is polled or a command is issued on a full
+//! stream; it then executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and
+//! must not wait for the device itself.
 //!
-//! The following errors have CUDA's numbers: 2 for an allocation without enough memory, 999 for a device that was lost
-//! by [`lose`](SimulatedGpu::lose), 700 for a command that [was made to fail](SimulatedGpu::fail_at), 719 for a kernel
-//! that panicked, and 801 for a call that [was refused](SimulatedGpu::refuse_at).
+//! The following errors have CUDA's numbers: 2 for an allocation without enough memory, 999 for a device lost by
+//! [`lose`](SimulatedGpu::lose), 700 for a command [made to fail](SimulatedGpu::fail_at), 719 for a kernel that
+//! panicked, and 801 for a [refused](SimulatedGpu::refuse_at) call.
 //!
 //! ```
 //! use std::time::Duration;
@@ -63,7 +63,7 @@ pub enum Clock {
     Instantly,
 }
 
-/// The options of a simulated GPU. The defaults are meant to resemble hardware, but were not measured.
+/// The options of a simulated GPU. The defaults are meant to resemble hardware, but are not measured.
 ///
 /// ```
 /// use raddle::SimulatedGpu;
@@ -131,7 +131,7 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets the duration of kernels that are launched with a duration of zero. Default: 10 µs.
+    /// Sets the duration of kernels launched with a duration of zero. Default: 10 µs.
     #[must_use]
     pub fn kernel_time(mut self, time: Duration) -> Self {
         self.kernel_time = time;
@@ -152,8 +152,8 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets how many commands a stream can hold. A call that issues one more waits until the oldest has ended. Default:
-    /// 1,024. 0 counts as 1.
+    /// Sets how many commands a stream can hold. A call that exceeds this waits until the oldest command has ended.
+    /// Default: 1,024. 0 counts as 1.
     #[must_use]
     pub fn depth(mut self, commands: usize) -> Self {
         self.depth = commands.max(1);
@@ -167,9 +167,9 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Makes the device pick its next command at random from the possible ones, starting from this seed, and leave some
-    /// of them for later polls. By default, the command that can start or end earliest comes first; if several are
-    /// equally early, urgent commands come first, and then commands that were issued earlier.
+    /// Makes the device pick its next command at random from those possible, starting from this seed, and leave some
+    /// for later polls. By default, the command that can start or end earliest comes first; among equally early
+    /// commands, urgent commands come first, then those issued earlier.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -203,7 +203,7 @@ pub struct Counts {
     pub launches: u64,
     /// Copies issued.
     pub copies: u64,
-    /// Bytes that completed copies have copied.
+    /// Bytes copied by completed copies.
     pub bytes_copied: u64,
     /// Events recorded.
     pub records: u64,
@@ -211,23 +211,23 @@ pub struct Counts {
     pub waits: u64,
     /// Marks made for the host.
     pub marks: u64,
-    /// Queries for the last mark that has passed.
+    /// Queries for the last mark passed.
     pub polls: u64,
-    /// Calls that checked whether a stream is sound.
+    /// Calls that check whether a stream is sound.
     pub probes: u64,
-    /// Pieces of memory that were allocated, on the device or pinned.
+    /// Pieces of memory allocated, on the device or pinned.
     pub allocations: u64,
-    /// Pieces of memory that were reused.
+    /// Pieces of memory reused.
     pub reuses: u64,
 }
 
-/// The work that one engine of a simulated GPU has done so far. Times count from the creation of the GPU.
+/// The work done so far by one engine of a simulated GPU. Times count from the creation of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineUsage {
     /// Commands that are done.
     pub commands: u64,
-    /// The sum of the commands' durations.
+    /// The total duration of the commands.
     pub busy: Duration,
     /// When the first command began.
     pub first_start: Option<Duration>,
@@ -235,7 +235,7 @@ pub struct EngineUsage {
     pub last_end: Option<Duration>,
 }
 
-/// The work that the engines of a simulated GPU have done so far.
+/// The work done so far by the engines of a simulated GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
@@ -250,7 +250,7 @@ pub struct Usage {
 /// A simulated GPU; see [`simulated`](self).
 ///
 /// Clones are handles to the same device. Any thread may use them, even while engines use the device. In a forked child
-/// the device is lost: an engine there needs a device that was created in the child.
+/// the device is lost: an engine there needs a device created in the child.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -273,10 +273,10 @@ struct Device {
     number: u64,
     options: SimulatedGpuBuilder,
     state: Mutex<State>,
-    /// Notified whenever the effect of a command has been executed on a device that is lost by then.
+    /// Notified whenever a command's effect has been executed on a device that has since been lost.
     idle: Condvar,
     pool: pool::Pool,
-    /// Recognises a forked child, where the locks may be held forever by threads of the parent.
+    /// Recognises a forked child, in which the locks may be held forever by threads of the parent.
     process: ProcessMark,
 }
 
@@ -300,19 +300,19 @@ impl SimulatedGpu {
     }
 
     /// Loses the device, as if it had been pulled out: commands that are not done never will be, and every later call
-    /// to the device returns an error. A copy or a kernel that is already being executed still finishes.
+    /// to the device returns an error. A copy or kernel already being executed still finishes.
     pub fn lose(&self) {
         self.0.lose(DeviceError::lost(999, "the simulated device was removed"));
     }
 
     /// Makes the `n`-th copy or kernel issued after this call fail at the end of its time, as if it had accessed an
-    /// illegal address; the device is then lost. With `n` = 1 the next one fails; 0 withdraws the request.
+    /// illegal address; the device is then lost. With `n` = 1 the next command fails; 0 withdraws the request.
     pub fn fail_at(&self, n: u64) {
         self.0.control(|state| state.fail_in = n);
     }
 
-    /// Makes the `n`-th later call to the device fail without any effect; the device stays sound. Copies, launches,
-    /// events, waits, marks and allocations count as calls. With `n` = 1 the next call fails; 0 withdraws the request.
+    /// Makes the `n`-th later call to the device fail with no effect; the device stays sound. Copies, launches, events,
+    /// waits, marks and allocations count as calls. With `n` = 1 the next call fails; 0 withdraws the request.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -333,18 +333,18 @@ impl SimulatedGpu {
         self.0.control(|state| state.refuse(n, false));
     }
 
-    /// Makes the `n`-th later call and all calls after it fail like one that [`refuse_at`](Self::refuse_at) has
-    /// selected, until either function is called again.
+    /// Makes the `n`-th later call and all calls after it fail like a call selected by [`refuse_at`](Self::refuse_at),
+    /// until either function is called again.
     pub fn refuse_from(&self, n: u64) {
         self.0.control(|state| state.refuse(n, true));
     }
 
-    /// Stops the device: it accepts commands and executes none, until [`resume`](Self::resume).
+    /// Stops the device: it accepts commands but executes none until [`resume`](Self::resume).
     pub fn stall(&self) {
         self.0.control(|state| state.stall());
     }
 
-    /// Ends a [stall](Self::stall). Commands that had not started before the stall start now at the earliest.
+    /// Ends a [stall](Self::stall). Commands that had not started before the stall cannot start before now.
     pub fn resume(&self) {
         self.0.control(|state| state.resume());
     }
@@ -386,7 +386,7 @@ fn layout(bytes: usize) -> Layout {
 }
 
 impl Device {
-    /// Returns the state, or an error in a process that was forked after the device was created.
+    /// Returns the state, or an error in a process forked after the device was created.
     fn state(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device belongs to the parent process, which forked this one"));
@@ -394,7 +394,7 @@ impl Device {
         Ok(lock(&self.state))
     }
 
-    /// Calls `f` with the state. Does nothing in a process that was forked after the device was created.
+    /// Calls `f` with the state. Does nothing in a process forked after the device was created.
     fn control<R: Default>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         self.state().map(|mut state| f(&mut state)).unwrap_or_default()
     }
@@ -435,8 +435,8 @@ impl Device {
         if address.kind == MemoryKind::Device {
             lock(&self.state).allocated -= bytes;
         }
-        // SAFETY: `ask` has allocated the memory with this layout, and no operation uses it: its owner has returned it
-        // to the pool.
+        // SAFETY: `ask` allocated the memory with this layout, and no operation uses it: its owner returned it to the
+        // pool.
         unsafe { dealloc(address.ptr(), layout(bytes)) };
     }
 }
@@ -485,7 +485,7 @@ impl Driver for SimulatedGpu {
     }
 }
 
-/// Returns an event that no stream has recorded, for models.
+/// Returns an event not recorded by any stream, for models.
 #[cfg(raddle_loom)]
 pub(crate) fn unrecorded() -> Event {
     Event::new(Arc::new(Moment::new()))
@@ -508,9 +508,9 @@ impl Simulated {
             if has_room(&state) || state.is_lost() {
                 return Ok(state);
             }
-            // The device has no thread, so this one does its work, as a poll does.
+            // The device has no thread, so this thread does its work, like a poll.
             drop(timeline::work(&self.device.state, state, &self.device.idle)?);
-            // A kernel may have forked this process, so the state is requested again.
+            // A kernel may have forked this process, so the state is requested anew.
             thread::yield_now();
         }
     }
@@ -519,9 +519,9 @@ impl Simulated {
     fn issue(&self, call: Call, command: Command) -> Result<(), DeviceError> {
         let mut state = self.await_room()?;
         if let Err(error) = state.call(call) {
-            // A caller that learns of a loss may free memory, so this waits for effects that still use it.
+            // A caller that learns of a loss may free memory, so this waits for effects still using it.
             drop(if error.is_lost() { timeline::quiet(state, &self.device.idle).ok() } else { Some(state) });
-            // The lock is released by now: the drop of the command may run program code.
+            // The lock has been released by now: dropping the command may run program code.
             drop(command);
             return Err(error);
         }
@@ -580,7 +580,7 @@ impl Stream for Simulated {
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
         let owner = MemoryOwner::Simulated(self.device.number);
         for address in [from, to] {
-            // The memory of every simulated device is host memory, so copies between devices need no special treatment.
+            // All simulated devices' memory is host memory, so copies between devices need no special treatment.
             if !matches!(address.owner, MemoryOwner::Host | MemoryOwner::Simulated(_)) {
                 return Err(DeviceError::refused(-1, "a simulated device cannot copy memory of a real one"));
             }

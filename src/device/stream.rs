@@ -1,18 +1,19 @@
-//! The stream that the function of a device operation receives, and the program's own streams, which it can include.
+//! The stream passed to the function of a device operation, and the program's own streams, which the function can
+//! include.
 //!
 //! # The program's own streams
 //!
 //! [`GpuStream::include`] calls a function that issues work on another stream, and orders this work with events. Before
 //! the call, the other stream waits for an event of the lane's stream; afterwards, the lane's stream waits for an event
-//! of the other one. So everything that an operation issues precedes the next mark or event of its lane. The engine
-//! needs no more than that.
+//! of the other stream. So everything that an operation issues precedes its lane's next mark or event, which is all
+//! that the engine needs.
 //!
-//! | state of the lane's stream | how it gets there | next |
+//! | state of the lane's stream | how it is reached | next |
 //! |---|---|---|
 //! | alone | – | forked |
 //! | forked | the other stream waits for an event of this one; the function runs, and is given only the other stream | alone, given up |
 //! | alone | it waits for an event of the other stream; the record and the wait are each tried up to [`MARK_TRIES`] times | forked |
-//! | given up | the device is lost, or every try failed; the stream is dead: nothing more is issued on it, and the engine gives up the device | – |
+//! | given up | the device is lost, or every attempt failed; the stream is dead: nothing more is issued on it, and the engine gives up the device | – |
 
 use std::{any::Any, fmt, panic::resume_unwind};
 
@@ -31,20 +32,20 @@ use crate::{
 /// How often the engine tries to mark a stream before it gives up the device.
 pub(crate) const MARK_TRIES: u32 = 3;
 
-/// How the function of a device operation has ended.
+/// How the function of a device operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FunctionEnd {
     Returned,
-    /// The function has failed, so it may have left a capture open.
+    /// The function failed, so it may have left a capture open.
     Failed,
 }
 
 /// The stream on which a device operation issues its work. [`OpBuilder::launch`](crate::OpBuilder::launch) and its
 /// variants pass it to the operation's function.
 ///
-/// The work that the function issues on the stream runs on the device after all dependencies of the operation, and the
-/// operation is complete when the device has completed that work. To use one of the program's own streams as well, call
-/// [`include`](Self::include), which makes the work that is issued there part of the operation.
+/// The work that the function issues on the stream runs on the device after all of the operation's dependencies, and
+/// the operation is complete once the device has completed that work. To use one of the program's own streams as well,
+/// call [`include`](Self::include), which makes the work issued there part of the operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,10 +68,10 @@ pub(crate) enum FunctionEnd {
 pub struct GpuStream {
     stream: Box<dyn Stream>,
     device: Device,
-    /// The number of the last mark that `finish` has made.
+    /// The number of the last mark made by `finish`.
     marks: u64,
-    /// If [`include`](Self::include) has made the stream dead: the reason, and the original stream. That stream is kept
-    /// so that its work is waited for when the device is given up.
+    /// If [`include`](Self::include) has made the stream dead: the reason, and the original stream, which is kept so
+    /// that its work is waited for when the device is given up.
     given_up: Option<(DeviceError, Box<dyn Stream>)>,
 }
 
@@ -96,28 +97,28 @@ impl GpuStream {
         self.device
     }
 
-    /// Returns the interface of a simulated device. Returns `None` on other devices, and if the stream was given up.
+    /// Returns the interface of a simulated device, or `None` on other devices or if the stream was given up.
     #[must_use]
     pub fn simulated(&mut self) -> Option<SimulatedStream<'_>> {
         SimulatedStream::new(&mut *self.stream)
     }
 
-    /// Returns the cudarc stream, which can be passed to libraries. Its method `cu_stream` returns the raw handle.
-    /// Returns `None` on other devices, and if the stream was given up.
+    /// Returns the cudarc stream, which can be passed to libraries, or `None` on other devices or if the stream was
+    /// given up. The stream's method `cu_stream` returns the raw handle.
     ///
-    /// Besides the operation's variables, work that is issued on the stream may use only what outlives the work; that
-    /// is why cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module
-    /// when the last `CudaFunction` or `CudaModule` of the module is dropped, and what the operation's function owns is
-    /// dropped before the device is done. So a program must keep its modules outside such functions, for instance as
-    /// values of variables that the operation reads.
+    /// Besides the operation's variables, work issued on the stream may use only what outlives the work; this is why
+    /// cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module when its
+    /// last `CudaFunction` or `CudaModule` is dropped, and what the operation's function owns is dropped before the
+    /// device is done. So a program must keep its modules outside such functions, for instance as values of variables
+    /// that the operation reads.
     ///
-    /// A function that captures a graph on the stream must end the capture on every path out of the function, panics
-    /// included. If it does not, the operation fails in builds with debug assertions; in other builds the operation
-    /// fails or the device is given up. The engine's own calls on other streams do not invalidate the capture.
+    /// A function that captures a graph on the stream must end the capture on every exit path, panics included. If it
+    /// does not, the operation fails in builds with debug assertions; in other builds the operation fails or the device
+    /// is given up. The engine's own calls on other streams do not invalidate the capture.
     ///
-    /// In an engine that is not naive, operations with the same device and the same property use the same stream, even
-    /// after a [stop](crate::Engine::stop) and a start. So they can share an object that is bound to the stream, such
-    /// as a graph or a library's handle. In the naive engine, each operation may use a different stream.
+    /// Except in a naive engine, operations with the same device and property use the same stream, even after a
+    /// [stop](crate::Engine::stop) and a start. So they can share an object bound to the stream, such as a graph or a
+    /// library's handle. In the naive engine, each operation may use a different stream.
     ///
     /// For work on the program's own streams, see [`include`](Self::include).
     #[cfg(feature = "cuda")]
@@ -127,15 +128,15 @@ impl GpuStream {
     }
 
     /// Calls `f` with `other`, one of the program's own streams, and makes the work that `f` issues there part of this
-    /// operation: the device does this work after everything that was issued on this stream before the call, and before
-    /// everything that is issued on this stream after the call. `f` need not issue anything.
+    /// operation: the device does this work after everything issued on this stream before the call, and before
+    /// everything issued on it after the call. `f` need not issue anything.
     ///
-    /// This call is for objects that are bound to a stream, such as a library's handle: their work stays on their
-    /// stream, and is still part of an operation. Work that the program has issued on `other` before the call keeps its
-    /// place there, so this operation waits for that work. The host does not wait. The call costs two events and two
-    /// waits for events, which operations that use only their lane's stream do not need.
+    /// This call is for objects bound to a stream, such as a library's handle: their work stays on their own stream,
+    /// yet is part of an operation. Work that the program issued on `other` before the call keeps its place there, so
+    /// this operation waits for that work. The host does not wait. The call costs two events and two waits for events,
+    /// which operations using only their lane's stream do not need.
     ///
-    /// If `f` panics, the work that it has issued is still part of the operation.
+    /// If `f` panics, the work it has issued is still part of the operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -165,9 +166,9 @@ impl GpuStream {
     ///
     /// # Errors
     /// `other` belongs to another device, or was imported through a handle that is neither the engine's nor a clone of
-    /// it; a capture is open on one of the two streams; or the device refuses a call or is lost. Errors that are found
-    /// before the call to `f` prevent that call. If the device repeatedly refuses a call that is needed after `f`, the
-    /// engine gives the device up like a lost one: all operations in flight on it fail, since their state is unknown.
+    /// it; a capture is open on one of the two streams; or the device refuses a call or is lost. Errors found before
+    /// the call to `f` prevent that call. If the device repeatedly refuses a call needed after `f`, the engine gives up
+    /// the device as if it were lost: all operations in flight on it fail, since their state is unknown.
     ///
     /// # Panics
     /// If `f` panics.
@@ -192,10 +193,10 @@ impl GpuStream {
         }
         other.device = self.device;
         let result = panics::catch(|| f(other));
-        // Ends a capture that `f` has left open on `other`: `record`, below, would refuse a captured stream.
+        // Ends a capture left open on `other` by `f`: `record`, below, would refuse a captured stream.
         let left = other.function_ended(FunctionEnd::Failed);
-        // `f` may also have begun to capture the lane's stream. The graph of such a capture holds only this operation's
-        // work, so the capture is ended here as well.
+        // `f` may also have begun to capture the lane's stream. That capture's graph contains only this operation's
+        // work, so it is ended here as well.
         let left = match self.stream.is_captured() {
             Ok(true) => left.and(self.function_ended(FunctionEnd::Failed)),
             _ => left,
@@ -207,8 +208,8 @@ impl GpuStream {
             persist(|| self.stream.wait(&after))
         });
         if let Err(error) = joined {
-            // Later work of the lane must not run concurrently with the included work, which could not be ordered
-            // before it.
+            // The lane's later work must not run concurrently with the included work, which could not be ordered before
+            // it.
             let stream = std::mem::replace(&mut self.stream, Box::new(Dead(error.clone())));
             self.given_up = Some((error.clone(), stream));
             if let Err(payload) = result {
@@ -220,20 +221,20 @@ impl GpuStream {
         left.map(|()| result)
     }
 
-    /// Notes the end of a function that was given the stream. Returns the failure that the function has left behind, if
-    /// any.
+    /// Notes the end of a function that was given the stream. Returns the failure left behind by the function, if any.
     pub(crate) fn function_ended(&mut self, end: FunctionEnd) -> Result<(), DeviceError> {
         let check = match end {
             FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
             _ => CaptureCheck::Now,
         };
-        // The function may have continued to use a stream that was given up, whose work must still be waited for.
+        // The function may have continued to use the original stream after it was given up, and its work must still be
+        // waited for.
         let dead = match &mut self.given_up {
             Some((_, stream)) => stream.function_ended(CaptureCheck::Now),
             None => Ok(LeftBehind::Nothing),
         };
         if [self.stream.function_ended(check)?, dead?].contains(&LeftBehind::Capture) {
-            let message = "the function has left a capture of its stream open; end it on every path out";
+            let message = "the function left a capture of its stream open; end it on every exit path";
             return Err(DeviceError::refused(CAPTURING, message));
         }
         Ok(())
@@ -249,8 +250,8 @@ impl GpuStream {
         &mut *self.stream
     }
 
-    /// Blocks this thread until the device has done everything that was issued on the stream. The naive engine calls
-    /// this. After an error, the device may still be working, and must be given up.
+    /// Blocks this thread until the device has done everything issued on the stream. Called by the naive engine. After
+    /// an error, the device may still be working, and must be given up.
     pub(crate) fn finish(&mut self) -> Result<(), DeviceError> {
         let mark = self.marks + 1;
         persist(|| self.stream.mark(mark))?;
@@ -269,16 +270,16 @@ impl GpuStream {
     /// Copies values of type `T`. `from` and `to` are addresses with lengths.
     ///
     /// # Safety
-    /// 1. `from` and `to` have as many values as their lengths say, and both belong to variables that the running
-    ///    operation has declared: it may read `from`, and mutate `to`.
+    /// 1. `from` and `to` have as many values as their lengths say, and both belong to variables declared by the
+    ///    running operation, which may read `from` and mutate `to`.
     unsafe fn copy<T>(&mut self, from: (Address, usize), to: (Address, usize)) -> Result<(), DeviceError> {
         let ((from, length), (to, room)) = (from, to);
         if length != room {
             let message = format!("a copy from {length} elements to {room}; make both the same length");
             return Err(DeviceError::refused(-1, message));
         }
-        // SAFETY: (1) implies both obligations: both ranges are large enough, and the engine keeps the values alive,
-        // and orders conflicting operations before or after the copy.
+        // SAFETY: (1) implies both obligations: both ranges are large enough, and the engine keeps the values alive and
+        // orders conflicting operations before or after the copy.
         unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
 
@@ -308,19 +309,20 @@ impl GpuStream {
         Self::new(gpu.open(StreamRole::All).expect("the device is sound"), Device::Gpu(0))
     }
 
-    /// Lets what is issued on this stream from now on wait for what was issued on `other`, a stream of any device.
+    /// Makes all work issued on this stream from now on wait for the work already issued on `other`, a stream of any
+    /// device.
     pub fn follow(&mut self, other: &mut Self) {
         let event = other.stream.record().expect("nothing fails");
         self.stream.wait(&event).expect("nothing fails");
     }
 
-    /// Waits until the device has done everything that was issued.
+    /// Waits until the device has done everything issued on the stream.
     pub fn end(&mut self) {
         self.finish().expect("nothing fails");
     }
 }
 
-/// Makes a call whose failure would leave the device in an unknown state. Retries it a few times, unless the device is
+/// Makes a call whose failure would leave the device in an unknown state, retrying a few times unless the device is
 /// lost.
 fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
     let mut tries = 1;
@@ -334,9 +336,9 @@ fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, Dev
 
 /// One of the program's own streams, on which operations of its device can issue work; see [`GpuStream::include`].
 ///
-/// An imported stream belongs to one operation at a time. The engine ensures this for the value of a variable
-/// ([`Engine::stream_var`](crate::Engine::stream_var)). Dropping an imported stream leaves the program's stream as it
-/// is.
+/// An imported stream belongs to one operation at a time. The engine ensures this for a variable's value
+/// ([`Engine::stream_var`](crate::Engine::stream_var)). Dropping an imported stream does not affect the program's
+/// stream.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -356,7 +358,7 @@ impl ImportedStream {
         Self(GpuStream::new(stream, Device::Cpu))
     }
 
-    /// Creates a stream of a simulated device. It stands in for one of a real program's own streams.
+    /// Creates a stream of a simulated device, which stands in for one of a real program's own streams.
     ///
     /// # Errors
     /// The device is lost.
@@ -369,9 +371,9 @@ impl ImportedStream {
     /// The stream must not be captured into a graph while an operation includes it.
     ///
     /// # Errors
-    /// The stream belongs to a context other than the primary context of `gpu`, which
-    /// [`CudaGpu::context`](crate::CudaGpu::context) returns; it is the per-thread default stream, which would be a
-    /// different stream on a lane's thread; or the device is lost.
+    /// The stream belongs to a context other than `gpu`'s primary context, returned by
+    /// [`CudaGpu::context`](crate::CudaGpu::context); it is the per-thread default stream, which would be a different
+    /// stream on a lane's thread; or the device is lost.
     #[cfg(feature = "cuda")]
     pub fn cuda(
         gpu: &crate::device::cuda::CudaGpu,
@@ -387,7 +389,7 @@ impl fmt::Debug for ImportedStream {
     }
 }
 
-/// A stream that could not be opened, or was given up. Every call returns the reason.
+/// A stream that could not be opened or was given up. Every call returns the reason.
 struct Dead(DeviceError);
 
 impl Stream for Dead {
@@ -431,7 +433,7 @@ mod tests {
     use super::*;
     use crate::{device::simulated, sync::lock};
 
-    /// The calls so far, each with the name of its stream, and the calls that are refused.
+    /// The calls so far, each with its stream's name, and the calls to refuse.
     #[derive(Clone, Default)]
     struct Calls(Arc<Mutex<(Vec<String>, Vec<&'static str>)>>);
 
@@ -489,7 +491,7 @@ mod tests {
     }
 
     /// Includes a stream while some calls are refused. Returns the calls so far, the result, and the lane's stream,
-    /// whose calls are noted as well.
+    /// whose calls are recorded as well.
     fn include(refused: &[&'static str]) -> (Calls, Result<(), DeviceError>, GpuStream) {
         let (gpu, calls) = (SimulatedGpu::builder().clock(simulated::Clock::Instantly).build(), Calls::default());
         lock(&calls.0).1.extend(refused);
@@ -534,7 +536,7 @@ mod tests {
             assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
             assert_eq!(result.expect_err("it was refused").code(), 801);
             assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
-            // The work that was issued on the stream must still be waited for.
+            // The work issued on the stream must still be waited for.
             assert_eq!(Arc::strong_count(&calls.0), 2, "the stream was dropped");
             for result in [
                 lane.inner().mark(1),

@@ -1,15 +1,16 @@
-//! How far the streams of a device have progressed, and which operations in flight use a variable.
+//! The progress of a device's streams, and the operations in flight that use a variable.
 //!
 //! A device operation releases its variables when it is *issued*, before the device has completed it. Dependent
 //! operations of the same device can then be issued, since events order the streams. If their functions may use values
-//! in host memory, however, they must wait until the device operation is *complete*, as all other dependent operations
-//! must. So each lane numbers the operations that it issues, each variable notes the numbers of the operations that use
-//! it (in its [`DeviceUses`]), and the lane publishes the number of the last complete one (in its [`Timeline`]).
+//! in host memory, however, they must wait until the device operation is *complete*, like all other dependent
+//! operations. So each lane numbers the operations it issues, each variable notes the numbers of the operations that
+//! use it (in its [`DeviceUses`]), and the lane publishes the number of its last complete operation (in its
+//! [`Timeline`]).
 //!
 //! # Who may touch what
 //!
-//! * `DeviceUses`: written by the lane of an operation, while the operation holds the variable. Each lane has its own
-//!   part. Any thread may read it.
+//! * `DeviceUses`: written by an operation's lane while the operation holds the variable. Each lane has its own part.
+//!   Any thread may read it.
 //! * `Timeline::completed`: written by its lane, read by any thread.
 //! * `Timeline::recorded`: changed by its lane, read by any lane of the device.
 //!
@@ -41,10 +42,10 @@ use crate::{
 /// The maximum number of lanes of one GPU.
 pub const LANES_PER_GPU: usize = 4;
 
-/// A point in the work of one GPU: for each lane, the number of the last operation that comes before the point.
+/// A point in one GPU's work: for each lane, the number of the last operation before the point.
 pub type Clock = [u64; LANES_PER_GPU];
 
-/// For each lane, the numbers of the last operation that reads a variable and of the last one that mutates it.
+/// For each lane, the numbers of the last operations that read and mutate a variable.
 #[derive(Debug)]
 pub struct DeviceUses(Box<[LaneUses]>);
 
@@ -71,8 +72,8 @@ impl DeviceUses {
     /// writes.
     pub fn last(&self, lane: usize, mode: Mode) -> u64 {
         let uses = &self.0[lane];
-        // Relaxed: the number is acquired with the variable. A caller that does not hold the variable only asks whether
-        // it would have to wait.
+        // Relaxed: the number is acquired with the variable. A caller that does not hold the variable only checks
+        // whether it would have to wait.
         let written = uses.written.load(Relaxed);
         // Relaxed: as for `written`.
         if mode == Mode::Read { written } else { written.max(uses.read.load(Relaxed)) }
@@ -82,7 +83,7 @@ impl DeviceUses {
 /// A point in a stream that other streams of the device can wait for.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// The number of the last operation that was issued before the event.
+    /// The number of the last operation issued before the event.
     pub seq: u64,
     /// The event to wait for.
     pub event: Event,
@@ -98,11 +99,11 @@ impl Recorded {
     }
 }
 
-/// How far the stream of a lane has progressed.
+/// The progress of a lane's stream.
 #[derive(Debug, Default)]
 pub struct Timeline {
     completed: CachePadded<AtomicU64>,
-    /// The points behind operations that are not complete, in stream order.
+    /// The points behind incomplete operations, in stream order.
     recorded: Mutex<VecDeque<Recorded>>,
     /// Whether another stream has waited for a recorded point since the lane last checked.
     asked: AtomicBool,
@@ -115,9 +116,9 @@ impl Timeline {
         self.completed.load(Acquire) >= seq
     }
 
-    /// Returns the number of the last operation that is complete. Only the lane calls this.
+    /// Returns the number of the last complete operation. Only the lane calls this.
     pub fn completed(&self) -> u64 {
-        // Relaxed: the lane's threads store it, and each of them passes the lane on to the next one under a lock.
+        // Relaxed: the lane's threads store it, and each passes the lane on to the next under a lock.
         self.completed.load(Relaxed)
     }
 
@@ -149,7 +150,7 @@ impl Timeline {
         self.asked.swap(false, Relaxed)
     }
 
-    /// Returns the first recorded point behind operation `seq`, if there is one.
+    /// Returns the first recorded point behind operation `seq`, if any.
     pub fn after(&self, seq: u64) -> Option<Recorded> {
         let recorded = lock(&self.recorded);
         recorded.get(recorded.partition_point(|recorded| recorded.seq < seq)).cloned()

@@ -1,31 +1,30 @@
-//! Acquired variables. An operation holds them while the thread that has acquired them uses them, or while guards for
-//! them exist.
+//! Acquired variables. An operation holds them while the acquiring thread uses them or while guards for them exist.
 //!
 //! # States
 //!
-//! 1. *Pushed*: an [`AcquireJob`] is in the record of the operation, which waits behind earlier ones.
-//! 2. *Acquired*: the operation's turn has come, and an [`Acquired`] is in the oneshot, or has been taken from it. The
-//!    operation holds its variables.
+//! 1. *Pushed*: the operation's record contains an [`AcquireJob`], and the operation waits behind earlier ones.
+//! 2. *Acquired*: the operation's turn has come, and an [`Acquired`] has been put into the oneshot for the waiting
+//!    thread. The operation holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
 //! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the
-//! operation stays in the queues until its turn comes. Its job is then the last owner of the oneshot and drops the
-//! [`Acquired`] with it, so no variable is held forever.
+//! operation stays in the queues until its turn comes. Its job, by then the last owner of the oneshot, drops the
+//! oneshot and the [`Acquired`] in it, so no variable is held forever.
 //!
 //! The operation is silent: only [`Acquired::mutated`] counts mutations, so an unused [`Acquired`] counts none.
 //!
-//! For a future, a [`GuardsJob`] puts guards into the oneshot instead. They hold [shares](super::held) of the right to
-//! end the operation. If the future is dropped before the operation's turn has come, it [cancels](Claim) the operation,
-//! which then changes nothing.
+//! For a future, a [`GuardsJob`] puts guards into the oneshot instead. The guards hold [shares](super::held) of the
+//! right to end the operation. If the future is dropped before the operation's turn comes, it [cancels](Claim) the
+//! operation, which then changes nothing.
 //!
 //! # Who may touch what
 //!
-//! * The job: the thread that starts or skips the operation. The end of an operation that has started does not touch
-//!   the job, since another thread may end the operation while the job's `start` is still running
+//! * The job: the thread that starts or skips the operation. Ending a started operation does not touch the job, since
+//!   another thread may end the operation while `start` is still running
 //!   ([`FnState::MayRun`](super::ending::FnState::MayRun)).
-//! * The values: the owner of the [`Acquired`] or of the guards, as the accesses permit.
+//! * The values: the owner of the [`Acquired`] or the guards, as the accesses permit.
 //!
-//! This module has no edges of its own: the oneshot hands over the [`Acquired`] or the guards, and with them everything
+//! This module has no edges of its own: the oneshot hands over the [`Acquired`] or the guards, along with everything
 //! that the queues have handed over.
 
 use std::{mem::ManuallyDrop, panic::Location, ptr::NonNull, sync::Arc, time::Instant};
@@ -112,7 +111,7 @@ impl Job for AcquireJob {
 }
 
 impl Core {
-    /// Pushes an operation with this entry, and waits until the operation may run, but not beyond `deadline`. The
+    /// Pushes an operation with this entry and waits until the operation may run or `deadline` has passed. The
     /// operation then holds the variable until the returned value is dropped.
     pub(crate) fn acquire(
         self: &Arc<Self>,
@@ -122,7 +121,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
         let oneshot = Oneshot::new();
-        // Like a wait, this operation takes no time on the thread that finds it ready, and needs no worker.
+        // Like a wait, this operation takes no time on the thread that finds it ready and needs no worker.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
         // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { entry.cell.as_ref() };
@@ -136,8 +135,8 @@ impl Core {
     }
 }
 
-/// Guards for the variables of an operation whose turn has come. If they are dropped before they are
-/// [taken](Self::take), the variables stay as they are.
+/// Guards for the variables of an operation whose turn has come. If they are dropped without being [taken](Self::take),
+/// the variables are unchanged.
 pub(crate) struct Granted<G> {
     guards: G,
     share: Share,
@@ -151,8 +150,8 @@ impl<G> Granted<G> {
     }
 }
 
-/// The oneshot in which a future finds the guards for the variables that it acquires, with the claim through which the
-/// future cancels the operation.
+/// The oneshot that delivers guards to a future that acquires variables, with the claim through which the future
+/// cancels the operation.
 pub(crate) type Acquiring<G> = Oneshot<Granted<G>, Claim>;
 
 /// The job of an operation that acquires its variables for a future.
@@ -185,8 +184,8 @@ where
         Ok(())
     }
 
-    /// Hands over the guards here and not in `start`: the wakers must run after the operations that became ready have
-    /// been dispatched.
+    /// Hands over the guards here rather than in `start`: the wakers must run after the operations that became ready
+    /// have been dispatched.
     fn started(&mut self) -> Cleanup {
         match (self.acquiring.take(), self.granted.take()) {
             (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
@@ -208,8 +207,8 @@ where
 }
 
 impl Core {
-    /// Pushes an operation with these entries. When its turn comes, it holds its variables for the guards that `make`
-    /// returns.
+    /// Pushes an operation with these entries. When its turn comes, the operation holds its variables for the guards
+    /// returned by `make`.
     pub(crate) fn begin_acquire<G: Send + 'static>(
         self: &Arc<Self>,
         location: &'static Location<'static>,
@@ -224,8 +223,8 @@ impl Core {
         }
         let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));
-        // The operation takes no time on the thread that makes it ready, and needs no worker. Its push is not held back
-        // either, since the call must not block.
+        // The operation takes no time on the thread that makes it ready and needs no worker. Nor is its push held back,
+        // since the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
         let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };

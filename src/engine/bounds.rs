@@ -1,14 +1,14 @@
-//! The state with which [`room`](super::room) enforces limits of pending operations.
+//! The state with which [`room`](super::room) enforces limits on pending operations.
 //!
 //! # Who may touch what
 //!
 //! * `ANY`: set after each store to `in_use` and never cleared. It is an atomic of `std` even in models.
-//! * `in_use`: set before there is a limit, and never cleared; read by any thread.
+//! * `in_use`: set before there is a limit and never cleared; read by any thread.
 //! * `running` and `waiting`: changed by the threads that they count.
 //! * `pushing`: each shard is changed by the threads that [`Bounds::pushing`] assigns to it.
 //! * `held`: under its lock, which also hands over the phase of a shutdown. No waker runs under that lock.
 //!
-//! This module has no edges of its own: all of these are hints, or are under a lock.
+//! This module has no edges of its own: all fields are hints or protected by a lock.
 
 use std::sync::atomic::AtomicBool as AtomicFlag;
 
@@ -30,16 +30,16 @@ const SHARDS: usize = 16;
 /// The state with which an engine enforces limits.
 #[derive(Default)]
 pub(crate) struct Bounds {
-    /// Whether the engine, or one of its groups, may have a limit. Also set if the engine shuffles, since shuffling
-    /// uses the counts.
+    /// Whether the engine or one of its groups may have a limit. Also set if the engine shuffles, since shuffling uses
+    /// the counts.
     in_use: AtomicBool,
-    /// The number of threads that run operations without a worker, or complete them from outside.
+    /// The number of threads that run operations without a worker or complete them from outside.
     pub(super) running: AtomicUsize,
-    /// The number of threads that are not counted in `running` because they wait inside such operations.
+    /// The number of threads not counted in `running` because they wait inside such operations.
     pub(super) waiting: AtomicUsize,
     /// The number of threads inside a push from outside.
     pushing: [CachePadded<AtomicUsize>; SHARDS],
-    /// The futures that wait for room, in the engine or in a group, which a shutdown wakes.
+    /// The futures that wait for room in the engine or in a group. A shutdown wakes them.
     pub(super) held: Mutex<Waiting>,
 }
 
@@ -58,7 +58,7 @@ impl Bounds {
         &self.pushing[thread::number() % SHARDS]
     }
 
-    /// Whether there may be a limit, or the engine shuffles.
+    /// Whether there may be a limit or the engine shuffles.
     pub(super) fn are_in_use(&self) -> bool {
         // Relaxed: a limit may be seen late.
         self.in_use.load(Relaxed)

@@ -3,10 +3,10 @@
 //! # States
 //!
 //! 1. *Pushed*: the function is present, and the [`Claim`] is pending.
-//! 2. *Claimed*: the thread of the operation takes the function, calls it or drops it, and sets the oneshot when the
-//!    operation is complete.
-//! 3. *Cancelled* instead: the canceller sets the oneshot immediately, and drops the function. The operation stays in
-//!    the queues until its turn comes. Then it fails with the same failure, or changes nothing.
+//! 2. *Claimed*: the operation's thread takes the function, calls or drops it, and sets the oneshot once the operation
+//!    is complete.
+//! 3. *Cancelled* instead: the canceller sets the oneshot immediately and drops the function. The operation stays in
+//!    the queues until its turn comes, and then either fails with the same failure or changes nothing.
 //!
 //! # Who may touch what
 //!
@@ -43,11 +43,11 @@ use crate::{
     values::name::Name,
 };
 
-/// The function of an operation that can be cancelled. Only the thread that wins the claim may call it, at most once,
-/// or drop it uncalled.
+/// The function of a cancellable operation. Only the thread that wins the claim may call it, at most once, or drop it
+/// uncalled.
 pub struct Cancellable<F: ?Sized> {
     claim: Claim,
-    /// The failure of the operation, if it is cancelled.
+    /// The operation's failure, if it is cancelled.
     failure: Mutex<Option<OpError>>,
     name: Name,
     location: &'static Location<'static>,
@@ -59,8 +59,8 @@ pub struct Cancellable<F: ?Sized> {
     f: UnsafeCell<F>,
 }
 
-/// The place where waiters find an operation that is in a queue. It contains only atomics, since a waiter may free it
-/// as soon as `op` is stored.
+/// The place where waiters find a queued operation. It contains only atomics, since a waiter may free it as soon as
+/// `op` is stored.
 #[derive(Debug, Default)]
 pub struct Place {
     /// The record of the operation, once it enters a queue.
@@ -82,7 +82,7 @@ impl Place {
         self.op.store(op.as_ptr(), Release);
     }
 
-    /// Notes which task the operation has.
+    /// Notes the operation's task.
     pub(super) fn set_task(&self, task: NonNull<()>) {
         // Relaxed: set before the push returns the handle, and passing the handle to another thread orders the store.
         self.task.store(task.as_ptr(), Relaxed);
@@ -106,17 +106,17 @@ impl Place {
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
     }
 
-    /// Returns the pointer to the task of the operation that keeps this one from entering a queue, or null if there is
-    /// none. It may only be compared.
+    /// Returns the pointer to the task of the operation that keeps this one from entering a queue; it is null if there
+    /// is none. The pointer may only be compared.
     pub(super) fn held_back_by(&self) -> &AtomicPtr<()> {
         &self.held_back_by
     }
 
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
-        // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations
-        // that are let go together with this one, since they enter a queue only after the store. Other threads may read
-        // an earlier value, but do not run inside the operation that this value names.
+        // Relaxed: the value is exact inside the work that holds the operation back, and inside operations let go
+        // together with this one, since they enter a queue only after the store. Other threads may read an earlier
+        // value, but do not run inside the operation that it names.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
@@ -131,7 +131,7 @@ impl<F: ?Sized> std::fmt::Debug for Cancellable<F> {
 }
 
 impl<F> Cancellable<Option<F>> {
-    /// Creates the shared part of the operation `name`, pushed at `location`.
+    /// Creates the state that the operation `name`, pushed at `location`, shares with its handle.
     pub fn new(claim: Claim, name: Name, location: &'static Location<'static>, f: F) -> Self {
         Self {
             claim,
@@ -155,7 +155,7 @@ impl<F> Cancellable<Option<F>> {
     }
 }
 
-/// The function of an operation with a handle, with its type erased.
+/// The type-erased function of an operation with a handle.
 pub trait Function: Send {
     /// Drops the function.
     fn clear(&mut self);
@@ -176,12 +176,12 @@ impl<F: ?Sized> Cancellable<F> {
         &self.claim
     }
 
-    /// Returns the name of the operation, and where it was pushed.
+    /// Returns the operation's name and where it was pushed.
     pub(super) fn pushed(&self) -> Pushed {
         (self.name.clone(), self.location)
     }
 
-    /// Returns the failure that the operation has if it is cancelled.
+    /// Returns the failure with which the operation fails if it is cancelled.
     pub(super) fn failure(&self) -> OpError {
         let new = || OpError::new(&self.name, self.location, Cause::Cancelled, None);
         lock(&self.failure).get_or_insert_with(new).clone()
@@ -206,14 +206,14 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl Cancellable<dyn Function> {
-    /// Registers `stop` to be called when the started operation is asked to stop. An earlier request does not call
-    /// `stop`; only [`Claim::is_stopping`] shows it.
+    /// Registers `stop` to be called when the started operation is asked to stop. A request made earlier does not call
+    /// `stop`; only [`Claim::is_stopping`] reports it.
     pub(super) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
         *lock(&self.stop) = Some(Box::new(stop));
     }
 
-    /// Cancels the operation if it has not started: calls `tell` with its failure, and then drops the function.
-    /// Otherwise asks the operation to stop. Returns whether this call has cancelled the operation.
+    /// Cancels the operation if it has not started: calls `tell` with its failure and then drops the function.
+    /// Otherwise asks the operation to stop. Returns whether this call cancelled the operation.
     pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
@@ -230,7 +230,7 @@ impl Cancellable<dyn Function> {
         true
     }
 
-    /// Drops the function of an operation that was cancelled.
+    /// Drops the function of a cancelled operation.
     ///
     /// # Safety
     /// 1. This thread has won the claim.
@@ -241,13 +241,12 @@ impl Cancellable<dyn Function> {
         self.is_cleared.store(true, Release);
     }
 
-    /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with its failure, and
-    /// drops the function. Returns whether the caller must count the operation out of its scope: either this call has
-    /// cancelled the operation, or an earlier call has cancelled it and dropped the function, and the operation's turn
-    /// has not come.
+    /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with its failure and
+    /// drops the function. Returns whether the caller must count the operation out of its scope: either this call
+    /// cancelled the operation, or its turn has not come and an earlier call has cancelled it and dropped the function.
     pub fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
-        // Acquire (edge `cleared`): the drop of the function, which comes before the end of the scope.
+        // Acquire (edge `cleared`): the drop of the function, which precedes the end of the scope.
         match self.claim.abandon(self.is_cleared.load(Acquire)) {
             None => false,
             Some(false) => true,

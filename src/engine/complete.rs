@@ -1,5 +1,4 @@
-//! The completion of an operation: the state of its variables is updated, and the operations that become ready are
-//! collected.
+//! Completing an operation: updating the state of its variables and collecting the operations that become ready.
 
 use crate::{
     engine::{
@@ -30,7 +29,7 @@ impl Outcome {
 }
 
 impl Core {
-    /// Completes an operation that has succeeded, that reports to no handle or wait, and that no GPU ran.
+    /// Completes a successful operation that reports to no handle or wait and was not run by a GPU.
     #[inline(always)]
     pub(super) fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
         op.each_access(|access| {
@@ -45,7 +44,7 @@ impl Core {
         ticket
     }
 
-    /// Completes an operation with `result`, and adds the operations that become ready to `ready`.
+    /// Completes an operation with `result` and adds the operations that become ready to `ready`.
     #[inline(never)]
     pub(crate) fn complete(
         &self,
@@ -89,8 +88,8 @@ impl Core {
         self.complete(op, Err(failure), FnState::NotCalled, ready)
     }
 
-    /// Completes an operation whose push returned an error, or that was cancelled quietly. Its variables stay as they
-    /// are.
+    /// Completes an operation whose push returned an error or that was cancelled quietly. Its variables are left
+    /// unchanged.
     #[cold]
     pub(crate) fn pass_over(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         if self.is_forked() {
@@ -100,8 +99,8 @@ impl Core {
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
-    /// Updates the variables and the failures as [`complete`](Self::complete) does, for a silent operation or one that
-    /// a GPU ran.
+    /// Updates variables and failures as [`complete`](Self::complete) does, for an operation that is silent or was run
+    /// by a GPU.
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
@@ -119,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Counts the mutations of a successful operation, and clears the failures that it overwrites.
+    /// Counts the mutations of a successful operation and clears the failures that it overwrites.
     fn count_mutations(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);
@@ -135,7 +134,7 @@ impl Core {
     }
 
     /// Clears the failures that a GPU operation overwrites. Called as soon as the operation has been issued, since
-    /// operations behind it on that GPU may run from then on.
+    /// operations behind it on that GPU may then run.
     pub(crate) fn clear_overwritten(&self, op: &Op<Task>, ended: &mut Vec<OpError>) {
         let first = ended.len();
         self.take_overwritten(op, ended);
@@ -143,7 +142,7 @@ impl Core {
     }
 
     /// Takes the failures of the variables that an operation overwrites. If the operation then fails, its own failure
-    /// takes their place, and the failures taken must still be reported.
+    /// replaces them, and those taken must still be reported.
     pub(crate) fn take_overwritten(&self, op: &Op<Task>, taken: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);
@@ -155,16 +154,16 @@ impl Core {
         }
     }
 
-    /// Counts the mutations of an operation that a GPU has completed.
+    /// Counts the mutations of an operation completed by a GPU.
     pub(crate) fn count_on_device(&self, op: &Op<Task>) {
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             VarCell::of(access).mutated_on_device();
         }
     }
 
-    /// Runs [`fail_variables`](Self::fail_variables) for an operation of a GPU. Operations behind it may already hold
-    /// its variables. Returns the failure that was used: `failure`, or, if `failure` is the loss of a GPU and a loss
-    /// has already failed one of the variables, that earlier failure.
+    /// Runs [`fail_variables`](Self::fail_variables) for a GPU operation. Operations behind it may already hold its
+    /// variables. Returns the failure used: `failure`, unless it is the loss of a GPU and one of the variables has
+    /// already failed because of a loss; in that case, the earlier failure.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.fault_lock.with(|| {
             // SAFETY: this runs under the fault lock.
@@ -176,12 +175,12 @@ impl Core {
         })
     }
 
-    /// Fails an operation that was in flight on a GPU when the GPU was lost because of `error`. Returns the failure.
+    /// Fails an operation that was in flight on a GPU lost because of `error`, and returns the failure.
     pub(crate) fn lose_on_device(&self, op: &Op<Task>, error: &DeviceError) -> OpError {
         self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
     }
 
-    /// Fails the variables that an operation mutates, except those that have failed already.
+    /// Fails the variables that an operation mutates, except those that have already failed.
     fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
         // The failure is recorded before another thread can see it on a variable.
         failure.record(&self.failures);
@@ -189,8 +188,8 @@ impl Core {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {
                 // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane
-                // and holds the fault lock, and only other lanes read the failure before the lane's timeline says that
-                // the operation is complete.
+                // and holds the fault lock, and only other lanes read the failure before the lane's timeline reports
+                // the operation complete.
                 let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
                 debug_assert!(none.is_none(), "the variable had not failed");
             }

@@ -3,7 +3,7 @@
 //! # States
 //!
 //! The [phase] of an engine only rises. A shutdown raises it from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or
-//! `CANCELLING`, or both, to `CLOSED`. In a forked child, an engine goes from any phase to `FORKED`.
+//! `CANCELLING`, or both, to `CLOSED`. In a forked child, an engine moves from any phase to `FORKED`.
 //!
 //! # Who may touch what
 //!
@@ -45,24 +45,24 @@ pub(super) mod phase {
     pub(crate) const OBSERVED: u8 = 1;
     /// Any thread may push, but the engine has a limit: pushes from outside wait for room.
     pub(crate) const BOUNDED: u8 = 2;
-    /// Only operations of this engine, and the engine itself, may push.
+    /// Only this engine's operations and the engine itself may push.
     pub(crate) const DRAINING: u8 = 3;
     /// Only the engine itself may push. Operations that have not started are cancelled, except clean-ups.
     pub(crate) const CANCELLING: u8 = 4;
-    /// Only the engine itself may push. Nothing was pending at the end of the previous phase, and the threads may end.
+    /// Only the engine itself may push. Nothing was pending at the end of the previous phase, so the threads may end.
     pub(crate) const CLOSED: u8 = 5;
-    /// The engine belongs to the parent of this forked process. Every call returns before it takes a lock.
+    /// The engine belongs to the parent of this forked process. Every call returns before taking a lock.
     pub(crate) const FORKED: u8 = 6;
 }
 
-/// Starts a thread that serves the GPU lane with this number, and gives it the lane's worker. Returns the worker if the
+/// Starts a thread to serve the GPU lane with this number, and gives it the lane's worker. Returns the worker if the
 /// thread cannot be started.
 pub(crate) type ServeLane = fn(&Arc<Core>, u8, BoxedWorker<Task>) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)>;
 
 /// The engine.
 pub(crate) struct Core {
     pub(super) kind: EngineKind,
-    /// Whether the engine has a limit of pending operations.
+    /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
     /// Whether [`push_sole`](Core::push_sole) may push to the engine: it has workers but neither a GPU nor a limit of
     /// its own, and it neither records nor shuffles.
@@ -70,20 +70,20 @@ pub(crate) struct Core {
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
-    /// The number of operations that pushes have run while they were held back.
+    /// The number of operations that held-back pushes have run.
     pub(super) helped: Count,
-    /// All threads that sleep in calls to this engine.
+    /// The threads sleeping in calls to this engine.
     pub(super) sleepers: Sleepers,
     pub(super) failures: Arc<Failures>,
     pub(super) threads: ThreadPool<Task>,
     pub(super) gpus: Gpus<Task>,
     /// How the threads of GPU lanes are started.
     pub(super) serve_lane: ServeLane,
-    /// The state for limits of pending operations.
+    /// The state for limits on pending operations.
     pub(super) bounds: Bounds,
     /// Held while a thread reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
-    /// The recorder and the observers of the engine, if it has any.
+    /// The engine's recorder and observers, if any.
     pub(super) recording: Option<Box<Recording>>,
     /// Where ready operations wait to be drawn, if the engine shuffles them.
     pub(super) shuffler: Option<Arc<Shuffler<Task>>>,
@@ -143,7 +143,7 @@ impl Core {
             core.limit(limit);
         }
         if core.shuffler.is_some() {
-            // Shuffling needs to know when nothing runs, and the counts for limits show that.
+            // Shuffling needs to know when nothing runs, which the counts for limits show.
             core.bounds.begin_use();
         }
         core
@@ -153,8 +153,8 @@ impl Core {
         self.kind
     }
 
-    /// Ends the engine in a forked child, on the only thread of that process: pending operations stay pending, and
-    /// calls return errors. If the thread belonged to the engine, its main loop ends.
+    /// Ends the engine in a forked child, on that process's only thread: pending operations stay pending, and calls
+    /// return errors. If the thread belonged to the engine, its main loop ends.
     #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
     pub(crate) fn end_in_child(&self) {
         // Relaxed: there is no other thread.
@@ -163,8 +163,8 @@ impl Core {
         self.gpus.end_in_child();
     }
 
-    /// Whether the engine belongs to the parent of this forked process. None of its locks may be taken then, since a
-    /// thread that does not exist here may hold them.
+    /// Whether the engine belongs to the parent of this forked process. If so, none of its locks may be taken, since a
+    /// thread of the parent may hold them.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         // Relaxed: `FORKED` is stored only where there is no other thread.
@@ -183,13 +183,13 @@ impl Core {
         &self.failures
     }
 
-    /// Returns how many operations are pending.
+    /// Returns the number of pending operations.
     pub(crate) fn pending(&self) -> u64 {
         self.pending.count()
     }
 
-    /// Returns the tag of this engine's variables: its address, which no other engine can have while a variable keeps
-    /// this engine alive.
+    /// Returns the tag of this engine's variables: the engine's address, which no other engine can have while a
+    /// variable keeps this one alive.
     pub(crate) fn tag(&self) -> usize {
         ptr::from_ref(self).addr()
     }
@@ -209,7 +209,7 @@ impl Core {
 
     /// Returns a number for a new variable.
     pub(crate) fn next_id(&self) -> u64 {
-        // Relaxed: the numbers need only be distinct, and rise within a thread.
+        // Relaxed: the numbers need only be distinct and rise within a thread.
         self.next_id.fetch_add(1, Relaxed)
     }
 }

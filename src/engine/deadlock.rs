@@ -1,33 +1,33 @@
-//! Waits that would never return: an operation waits for one that is queued behind it, directly or through others.
+//! Waits that would never return: an operation waits, directly or through others, for one queued behind it.
 //!
-//! A thread that waits inside operations is in a list of [waiters](crate::notify::waiters), which all engines share.
-//! From time to time, the thread walks forward from what it is [inside of](Inside):
+//! A thread waiting inside operations is in a list of [waiters](crate::notify::waiters) shared by all engines. From
+//! time to time, the thread walks forward from what it is [inside of](Inside):
 //!
 //! | from | to | because |
 //! |---|---|---|
 //! | an operation | the operations queued behind it | they start once it is complete |
-//! | an operation | a waiter that waits for it, for its group, or for all operations of its engine | its wait ends when the operation has ended |
-//! | an operation whose epilogue runs | a waiter that waits for its group, or for all operations of its engine | the operation is counted out after the epilogue |
-//! | a parent | a waiter that waits for one of its children that is not in a queue yet | the child enters its queues when the parent's own work has ended |
-//! | a waiter | what its thread is inside of | it continues when the wait is over |
+//! | an operation | a waiter for it, for its group, or for all operations of its engine | the wait ends when the operation has ended |
+//! | an operation whose epilogue runs | a waiter for its group, or for all operations of its engine | the operation is counted out after the epilogue |
+//! | a parent | a waiter for a child that is not in a queue yet | the child enters its queues when the parent's own work has ended |
+//! | a waiter | what its thread is inside of | the thread continues when the wait is over |
 //!
-//! If the walk reaches the thread's own wait, nothing on the way can continue.
+//! If the walk reaches the thread's own wait, nothing along its path can continue.
 //!
-//! Each step of such a cycle lasts at least as long as the step before it: an operation in a queue cannot start before
-//! the one ahead of it is complete, and that one cannot complete while its thread waits. So the cycle is real if none
-//! of its waits is over after the walk: then none of the awaited operations was complete during the walk, and each
-//! record still belonged to its operation. A walk may see a push that is still in progress, so walks are repeated.
+//! Each step of such a cycle lasts at least as long as the step before it: a queued operation cannot start before the
+//! one ahead of it is complete, which in turn cannot complete while its thread waits. So the cycle is real if none of
+//! its waits is over after the walk: in that case, none of the awaited operations was complete during the walk, and
+//! each record still belonged to its operation. A walk may see an unfinished push, so walks are repeated.
 //!
 //! # Who ends a cycle
 //!
 //! | the waiters in the cycle | who ends it | how |
 //! |---|---|---|
-//! | one has a time limit | the thread that walks, if the wait with the limit is its own | its wait returns [`WaitError::WouldDeadlock`]; other walks do not follow waits with time limits |
-//! | some can be refused | the one among them that began to wait last | its wait returns `WouldDeadlock` |
+//! | one has a time limit | the walking thread, if the wait with the limit is its own | its wait returns [`WaitError::WouldDeadlock`]; other walks do not follow waits with time limits |
+//! | some can be refused | the one of these that began to wait last | its wait returns `WouldDeadlock` |
 //! | all are at the end of a scope | the one that began to wait last | it abandons operations that cannot start; see [`engine::scope`](crate::engine::scope) |
 //!
 //! A walk finds only one of the cycles through its own wait. One is enough: of all refusable waits in cycles that share
-//! waits, the one that began last is the last in any cycle that its walk finds, and so ends that cycle.
+//! waits, the one that began last is also the last in whichever cycle its walk finds, and so ends that cycle.
 //!
 //! # Not followed
 //!
@@ -56,13 +56,13 @@ use crate::{
     tracker::{Ahead, Op, OpRef, walk_blocked},
 };
 
-/// The pause before the first walk. Each further pause is twice as long as the one before, up to `LAST_PAUSE`. Not
-/// tuned: most waits are shorter than the first pause, and a person hardly notices the last one.
+/// The pause before the first walk. Each later pause is twice as long as the one before, up to `LAST_PAUSE`. Not tuned:
+/// most waits are shorter than the first pause, and a person hardly notices the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
 /// Until pauses reach `LONGEST_PAUSE`, all waiters together spend at most about `1 / SHARE` of a core's time on walks:
-/// a pause grows with the time that the walk before it took. Not tuned.
+/// each pause grows with the duration of the walk before it. Not tuned.
 const SHARE: u32 = 16;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -70,22 +70,21 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// milliseconds.
 const MAX_VISITED: usize = 100_000;
 
-/// The maximum number of operations that a search visits to find whether a wait depends on a ready operation. Not
-/// tuned: visiting this many takes a few microseconds, less than handing over a worker does.
+/// The maximum number of operations visited to determine whether a wait depends on a ready operation. Not tuned:
+/// visiting this many takes a few microseconds, less than handing over a worker takes.
 const MAX_NEAR: usize = 256;
 
-/// The waiters of all engines of this process: operations of different engines can wait for each other.
+/// The waiters of all engines in this process, since operations of different engines can wait for each other.
 static WAITERS: PerProcess<Waiters> = PerProcess::new();
 
 fn waiters() -> &'static Waiters {
     WAITERS.get(Waiters::default)
 }
 
-/// The operation that a wait for a single operation awaits.
+/// The operation awaited by a wait for a single operation.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
-    /// The task of the operation. The pointer identifies the operation until the operation is complete, and is never
-    /// dereferenced.
+    /// The task of the operation. The pointer identifies the operation until it is complete and is never dereferenced.
     pub(super) task: NonNull<()>,
     /// The pointer to the task of the operation that keeps this one from entering a queue, if this one has a handle.
     pub(super) held_back_by: Option<&'a AtomicPtr<()>>,
@@ -98,7 +97,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// A reference that other threads may use, although `T` need not be `Sync`.
+/// A reference that other threads may use even if `T` is not `Sync`.
 #[derive(Clone, Copy)]
 struct AnyThread<'a, T: ?Sized>(&'a T);
 
@@ -128,9 +127,10 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 /// # Safety
 /// 1. The calling thread is pinned.
 /// 2. The record of each operation with depth 0 exists: the operation's function has not returned, or the operation is
-///    not complete. Each operation around another one is not complete before that one, nor is its record reused.
+///    not complete. An operation around another one is completed, and its record reused, only after that one is
+///    complete.
 unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> {
-    // The depth of the last operation that is complete, or may be.
+    // The depth of the last operation that is or may be complete.
     let mut over = None;
     ops.iter().filter_map(move |&Nested { op, depth }| {
         if over.is_some_and(|over| depth > over) {
@@ -145,7 +145,7 @@ unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> 
     })
 }
 
-/// Removes the operations that are complete, or may be, from `ops`.
+/// Removes from `ops` the operations that are or may be complete.
 ///
 /// # Safety
 /// 1. and 2. as for [`incomplete`].
@@ -155,7 +155,7 @@ pub(super) unsafe fn keep_incomplete(ops: &mut Ops) {
     *ops = kept;
 }
 
-/// Returns the ticket of `op` in `pending`, if that is the count of one of its groups.
+/// Returns `op`'s ticket in `pending`, if that is the count of one of its groups.
 ///
 /// # Safety
 /// 1. The operation was pending at some moment since the calling thread was pinned.
@@ -164,12 +164,12 @@ unsafe fn ticket_in_group(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket>
     unsafe { op.joined() }?.ticket_in(pending)
 }
 
-/// Returns the ticket of `op` in `pending`, if that is the count of one of its groups or of its engine.
+/// Returns `op`'s ticket in `pending`, if that is the count of one of its groups or of its engine.
 ///
 /// # Safety
 /// 1. The operation was pending at some moment since the calling thread was pinned.
 pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket> {
-    // A pending operation is marked with the address of its engine, or with that address plus one.
+    // A pending operation is marked with its engine's address, or with that address plus one.
     let engine = op.marked_by().addr() & !1;
     if engine == std::ptr::from_ref(pending).addr().wrapping_sub(offset_of!(Core, pending)) {
         return Some(op.task().ticket);
@@ -178,7 +178,7 @@ pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ti
     unsafe { ticket_in_group(op, pending) }
 }
 
-/// Returns a function that any thread may call to find whether the result of a oneshot is set.
+/// Returns a function that any thread may call to check whether a oneshot's result is set.
 pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> bool + Sync {
     // SAFETY: the oneshot is already shared with the thread that sets its result, and `is_done` takes its lock.
     let oneshot = unsafe { AnyThread::new(oneshot) };
@@ -196,7 +196,7 @@ impl Looks {
         Self { next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
     }
 
-    /// Returns when the thread looks next.
+    /// Returns the time of the thread's next look.
     pub(super) fn next(&self) -> Instant {
         self.next
     }
@@ -206,7 +206,7 @@ impl Looks {
         self.next = Instant::now();
     }
 
-    /// Calls `walk`, which searches for a cycle, if the next search is due.
+    /// If the next look is due, calls `walk`, which searches for a cycle.
     pub(super) fn look(&mut self, walk: impl FnOnce() -> Option<Cycle>) -> Option<Cycle> {
         let begun = Instant::now();
         if begun < self.next {
@@ -221,8 +221,8 @@ impl Looks {
     }
 }
 
-/// A step of a walk: a waiter, and the index of the step that led to it. The first step is the waiter whose thread
-/// walks.
+/// A step of a walk: a waiter and the index of the step that led to it. The first step is the walking thread's own
+/// waiter.
 struct Step {
     number: u64,
     kind: Kind,
@@ -235,9 +235,9 @@ struct Walk {
     /// Whether the walk follows only waits at the ends of scopes.
     only_closing: bool,
     steps: Vec<Step>,
-    /// The step from which the walk reached its own wait again, and the awaited operation through which it did.
+    /// The step from which the walk returned to its own wait, and the awaited operation through which it did so.
     found: Option<(usize, NonNull<Op<Task>>)>,
-    /// The operations to visit, each with the index of the step that it belongs to.
+    /// The operations to visit, each with the index of its step.
     ahead: Ahead<Task>,
 }
 
@@ -253,15 +253,15 @@ impl Walk {
         walk
     }
 
-    /// Continues from the operations whose epilogues run on the thread of a waiter. The caller has already added the
+    /// Continues from the operations whose epilogues run on a waiter's thread. The caller has already added the
     /// thread's incomplete operations to `ahead`.
     fn enter(&mut self, inside: &Inside, step: usize) {
         let mut todo = vec![(inside.clone(), step)];
         while let Some((inside, step)) = todo.pop() {
             for &(op, in_group) in &inside.ended {
                 let op: NonNull<Op<Task>> = op.cast();
-                // SAFETY: the frame of the epilogue keeps the record alive. Its thread is this one, or was in the list
-                // of waiters after this thread was pinned.
+                // SAFETY: the epilogue's frame keeps the record alive. Its thread is this one, or was in the list of
+                // waiters after this thread was pinned.
                 let known = unsafe { op.as_ref() };
                 let reaches = |goal: &Goal<'_>| {
                     goal.covers(|pending| {
@@ -297,14 +297,14 @@ impl Walk {
             }
             let step = steps.len();
             steps.push(Step { number, kind, from });
-            // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a waiter that
-            // is in the list, so its function has not returned.
+            // SAFETY: (1): the caller is pinned. (2): each operation with depth 0 runs on the thread of a listed
+            // waiter, so its function has not returned.
             ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, step)));
             todo.push((inside.clone(), step));
         });
     }
 
-    /// Visits an operation that is not complete.
+    /// Visits an incomplete operation.
     fn visit(&mut self, op: &Op<Task>, from: usize) {
         let Some(task) = identity(op) else { return };
         let mut todo = Vec::new();
@@ -315,7 +315,7 @@ impl Walk {
         todo.into_iter().for_each(|(inside, step)| self.enter(&inside, step));
     }
 
-    /// Returns the waiters on the way to `step`, except the walk's own.
+    /// Returns the waiters on the path to `step`, except the walk's own.
     fn way_to(&self, mut step: usize) -> impl Iterator<Item = &Step> {
         std::iter::from_fn(move || {
             let at = &self.steps[step];
@@ -329,13 +329,13 @@ impl Walk {
 
 /// A cycle of waits that the calling thread must end.
 pub(super) struct Cycle {
-    /// The operation through which the cycle returns to the calling thread's wait, if that is a wait for several
+    /// The operation through which the cycle returns to the calling thread's wait, if that wait is for several
     /// operations.
     pub(super) through: Option<Pushed>,
 }
 
-/// Looks for a cycle that contains the wait of the calling thread, and that this thread must end. `inside` lists what
-/// the thread is inside of; `is_single` says whether it waits for a single operation.
+/// Looks for a cycle that contains the calling thread's wait and that this thread must end. `inside` lists what the
+/// thread is inside of; `is_single` says whether the thread waits for a single operation.
 pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) -> Option<Cycle> {
     // Pinned before any operation is found to be incomplete.
     let _pinned = epoch::pin();
@@ -368,9 +368,8 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
     Some(Cycle { through: (!is_single).then(|| pushed(op)) })
 }
 
-/// Returns the operations counted in `pending` that cannot start before the calling thread continues, each with the
-/// pointer that identifies it and its ticket. The thread waits at the end of a scope, and only waits at the ends of
-/// scopes are followed.
+/// Returns the operations counted in `pending` that cannot start before the calling thread continues, each with its
+/// identifying pointer and its ticket. The thread waits at the end of a scope; the walk follows only such waits.
 pub(super) fn blocked_members(
     waiter: &Waiter<'_>,
     inside: &Inside,
@@ -396,8 +395,8 @@ pub(super) fn blocked_members(
 }
 
 impl Core {
-    /// Calls `wait`, which blocks up to the time limit that it is given, and repeats the call while it returns
-    /// [`WaitError::TimedOut`] and `deadline` has not passed. Between two calls, walks if a walk is due. Returns
+    /// Calls `wait`, which blocks at most until the time given to it, and repeats the call while it returns
+    /// [`WaitError::TimedOut`] and `deadline` has not passed. Between calls, walks if a walk is due. Returns
     /// [`WaitError::WouldDeadlock`] if a walk finds that the thread would wait for `goal` forever. If the goal is a
     /// single operation, `describe` describes it.
     pub(super) fn wait_watching<R>(
@@ -436,7 +435,7 @@ impl Core {
     }
 
     /// Returns [`WaitError::WouldDeadlock`] if one walk finds that the calling thread would wait for `goal` forever.
-    /// Called by a thread that is about to run other operations on top of its own.
+    /// Called by a thread about to run other operations on top of its own.
     pub(super) fn refuse_cycle(
         &self,
         goal: Goal<'_>,
@@ -481,14 +480,14 @@ impl Core {
         waiters().during(self.engine(), inside.clone(), Goal::Counted(pending, None), Kind::Closing, is_over, f)
     }
 
-    /// Whether every thread that waits for this engine inside an operation still has to wait. A wait may be over
-    /// although its thread has yet to run.
+    /// Whether every thread that waits for this engine inside an operation still has to wait. A wait may be over before
+    /// its thread runs again.
     pub(super) fn all_wait_still(&self) -> bool {
         waiters().all_wait_still(self.engine())
     }
 
-    /// Whether a short walk finds that a wait for `goal` cannot end before `op` is complete. `op` is ready, and this
-    /// thread owns it.
+    /// Whether a short walk finds that a wait for `goal` cannot end before `op` is complete. `op` is ready and owned by
+    /// this thread.
     pub(super) fn leads_to(op: &OpRef<Task>, goal: &Goal<'_>) -> bool {
         // Pinned before any operation is found to be incomplete.
         let _pinned = epoch::pin();
@@ -512,8 +511,8 @@ impl Core {
                 return true;
             }
             waiters().each_for(None, Some(task), reaches, |_, _, inside| {
-                // SAFETY: (1): this thread is pinned. (2): each operation with depth 0 runs on the thread of a waiter
-                // that is in the list, so its function has not returned.
+                // SAFETY: (1): this thread is pinned. (2): each operation with depth 0 runs on the thread of a listed
+                // waiter, so its function has not returned.
                 ahead.extend(unsafe { incomplete(&inside.ops) }.map(|op| (op, 0)));
             });
             false

@@ -4,16 +4,16 @@
 //! |---|---|
 //! | is [inline](flag::INLINE): it takes no time | on this thread, immediately |
 //! | is [eager](flag::EAGER), and is ready when this thread pushes it | on this thread, immediately |
-//! | belongs to a naive or a closed engine, which has no workers | on this thread |
+//! | belongs to a naive or closed engine, which has no workers | on this thread |
 //! | belongs to a GPU | on the thread of its lane on that GPU |
 //! | is none of these | on a worker of its lane |
 //!
 //! # Operations inside operations
 //!
-//! An operation that runs on this thread may make others ready that must run here as well. They do not run inside each
-//! other: the innermost [ready loop](ReadyLoop) of the engine on this thread runs them one after the other, in
+//! An operation running on this thread may make others ready that must run here as well. These do not run inside each
+//! other: the engine's innermost [ready loop](ReadyLoop) on this thread runs them one after another, in
 //! [`run_loop`](Core::run_loop). A push inside an operation starts a loop of its own ([`run_nested`](Core::run_nested))
-//! while the stack has room, and otherwise leaves its operation to the loop around it.
+//! while the stack has room, and otherwise leaves its operation to the enclosing loop.
 
 use std::{iter, sync::Arc};
 
@@ -71,12 +71,12 @@ impl Core {
         self.schedule_drawn(op);
     }
 
-    /// Schedules an operation that the shuffler has drawn, or that is not shuffled.
+    /// Schedules an operation that the shuffler has drawn or that is not shuffled.
     pub(super) fn schedule_drawn(self: &Arc<Self>, op: OpRef<Task>) {
         self.schedule_with(op, |op| worker_thread::schedule(self, op));
     }
 
-    /// Records that an operation has become ready, and schedules it on its lane.
+    /// Records that an operation has become ready and schedules it on its lane.
     #[inline(never)]
     pub(super) fn schedule_recorded(self: &Arc<Self>, op: OpRef<Task>) {
         self.record_ready(&op);
@@ -89,11 +89,11 @@ impl Core {
         if self.gpus.is_empty() { schedule(op) } else { self.schedule_beside_gpus(op) }
     }
 
-    /// Sends a ready operation to its lane on an engine with GPUs, where an operation of the CPU may depend on commands
-    /// that a GPU has yet to complete.
+    /// Sends a ready operation to its lane on an engine with GPUs, where a CPU operation may depend on commands that a
+    /// GPU has yet to complete.
     ///
-    /// An operation of the CPU enters its lane only once, when all its dependencies are complete. The lane's injector
-    /// relies on this. Later commands of GPUs for the same variables follow the operation.
+    /// A CPU operation enters its lane only once, when all its dependencies are complete. The lane's injector relies on
+    /// this. Later GPU commands for the same variables follow the operation.
     #[cold]
     fn schedule_beside_gpus(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -111,14 +111,13 @@ impl Core {
 
     // ------------------------------------------------------------------------------------ after a completion ----
 
-    /// Dispatches operations that a completion made ready, and then runs the epilogues of the operations that
-    /// completed.
+    /// Dispatches operations that a completion made ready, and then runs the epilogues of the completed operations.
     pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogues: Epilogues) {
         let here = self.schedule_ready(ready, |op| worker_thread::schedule(self, op));
         self.run_here(here, epilogues);
     }
 
-    /// Schedules the operations in `ready`, and returns those that must [run here](Self::run_here). Plain operations of
+    /// Schedules the operations in `ready` and returns those that must [run here](Self::run_here). Plain operations of
     /// an engine without GPUs go through `schedule`.
     #[inline(always)]
     pub(super) fn schedule_ready(
@@ -143,7 +142,7 @@ impl Core {
         here
     }
 
-    /// Whether the engine has workers. They do not end while the caller has an operation that is still counted as
+    /// Whether the engine has workers. The workers do not end while the caller has an operation still counted as
     /// pending.
     #[inline]
     pub(super) fn has_workers(&self) -> bool {
@@ -171,17 +170,17 @@ impl Core {
 
     // ---------------------------------------------------------------------------------------- on this thread ----
 
-    /// Runs a ready operation on this thread, or leaves it to a worker or to a loop that already runs on this thread.
+    /// Runs a ready operation on this thread, or leaves it to a worker or to a loop already running on this thread.
     #[inline(never)]
     fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
-        // The work that a device operation's function has issued is not complete when the function returns, so no
-        // operation of the program may run inside the function.
+        // Work issued by a device operation's function is not complete when the function returns, so no operation of
+        // the program may run inside it.
         let forbidden = !op.task().has(flag::INLINE) && no_wait::in_device_function();
         if forbidden && self.has_workers() {
             self.observe_ready(&op);
             return self.schedule(op);
         }
-        // If no loop can run it later, the operation is the engine's own, and may run here.
+        // If no loop can run the operation later, it is the engine's own and may run here.
         if forbidden && ready_loop::has_loop(self) {
             ready_loop::with_loop(self, |ready_loop| ready_loop.push(op));
             return;
@@ -189,8 +188,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside the loops that run on this thread. If these are nested too deeply, leaves the work to
-    /// the innermost loop of this engine instead.
+    /// Starts a ready loop inside those already running on this thread. If they are nested too deeply, leaves the work
+    /// to this engine's innermost loop instead.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -198,7 +197,7 @@ impl Core {
         epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
         let is_deep = || if self.has_workers() { ready_loop::is_deep() } else { ready_loop::is_stack_short() };
-        // Without a loop of this engine on this thread, nothing would run the work that is left.
+        // If this engine has no loop on this thread, nothing would run work left behind.
         if ready_loop::has_loop(self) && is_deep() {
             first.into_iter().for_each(|op| ready.push(op));
             ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, ready, epilogues));
@@ -207,8 +206,8 @@ impl Core {
         }
     }
 
-    /// Leaves all epilogues to `ready_loop`, a loop that already runs on this thread. Runs the [inline](flag::INLINE)
-    /// operations in `ready`, and leaves the others to the workers or, if there are none, to the loop.
+    /// Leaves all epilogues to `ready_loop`, a loop already running on this thread. Runs the [inline](flag::INLINE)
+    /// operations in `ready` and leaves the others to the workers or, if there are none, to the loop.
     #[cold]
     pub(super) fn leave(
         self: &Arc<Self>,
@@ -217,8 +216,8 @@ impl Core {
         epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
         epilogues.for_each(|epilogue| ready_loop.push_epilogue(epilogue));
-        // Threads may wait for inline operations, which take no time. The program code that their completion wakes is
-        // left to the loop.
+        // Threads may wait for inline operations, which take no time. Program code woken by their completion is left to
+        // the loop.
         while let Some(op) = ready.pop() {
             if op.task().has(flag::INLINE) {
                 self.execute_in(ready_loop, op, ready);
@@ -251,7 +250,7 @@ impl Core {
         }
     }
 
-    /// Runs an operation that the calling thread, which has no worker, has taken from a lane.
+    /// Runs an operation that the calling thread, which has no worker, took from a lane.
     pub(super) fn run_taken(self: &Arc<Self>, op: OpRef<Task>) {
         // An entry whose operation a waiter has taken is stale.
         let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
@@ -260,12 +259,12 @@ impl Core {
         }
     }
 
-    /// Runs the operations and epilogues that were left to loops on this thread, for a caller that is about to wait.
+    /// Runs the operations and epilogues left to loops on this thread, for a caller about to wait.
     pub(super) fn run_deferred(self: &Arc<Self>) {
         let (mut ready, epilogues) = ready_loop::take_deferred(self);
         let mut epilogues = epilogues.into_iter();
         if self.has_workers() {
-            // The caller may hold a lock that a waker takes as well, so workers run the epilogues.
+            // The caller may hold a lock that a waker also takes, so workers run the epilogues.
             for epilogue in epilogues.by_ref() {
                 self.hand_over(move |core| core.finish(epilogue));
             }
@@ -280,8 +279,8 @@ impl Core {
     /// Runs a ready loop: `first`, then everything that becomes ready and must run here, and the epilogues.
     ///
     /// [Inline](flag::INLINE) operations run first, since the program code in epilogues may take a long time. Then the
-    /// epilogues run, and then the other operations, one at a time. Program code that waits inside the loop runs the
-    /// work that is left in it ([`catch_up`](Self::catch_up)).
+    /// epilogues run, followed by the other operations, one at a time. Program code that waits inside the loop runs the
+    /// loop's remaining work ([`catch_up`](Self::catch_up)).
     fn run_loop(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -301,7 +300,7 @@ impl Core {
         panics::__rust_end_short_backtrace(|| no_wait::outside_deletion(|| ready_loop::run(self, run)));
     }
 
-    /// Runs the next operations of `ready`, or the next work that was left to `ready_loop`.
+    /// Runs the next operations in `ready`, or the next work left to `ready_loop`.
     fn run_next(self: &Arc<Self>, ready_loop: &ReadyLoop, ready: &mut ReadyList<Task>) {
         let mut own = ReadyList::default();
         while let Some(op) = ready.pop() {

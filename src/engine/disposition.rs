@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Core {
-    /// Whether a ready operation may run without a closer look: none of its variables has failed or may be in use by a
+    /// Whether a ready operation may run without further checks: none of its variables has failed or may be in use by a
     /// GPU, the operation was not rejected, and the engine is not being cancelled.
     #[inline]
     pub(super) fn is_sound(&self, op: &Op<Task>) -> bool {
@@ -28,8 +28,8 @@ impl Core {
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
-    /// Decides the disposition of a ready operation that is about to be issued to the GPU `at`, or to run on the CPU.
-    /// Does not look for the events that a stream must wait for.
+    /// Decides the disposition of a ready operation about to be issued to the GPU `at` or to run on the CPU. Does not
+    /// look for the events that a stream must wait for.
     #[cold]
     pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
         let task = op.task();
@@ -73,7 +73,7 @@ impl Core {
             for access in op.accesses() {
                 let cell = VarCell::of(access);
                 if cell.fault().has_failed() && access.mode() != Mode::Overwrite {
-                    // SAFETY: the operation is ready, so it holds its variables. Either the writes of GPUs to them are
+                    // SAFETY: the operation is ready, so it holds its variables. Either GPU writes to them are
                     // complete, or the caller holds the fault lock.
                     if let Some(failure) = unsafe { cell.fault().failure() } {
                         return Disposition::Skip(failure);
@@ -85,7 +85,7 @@ impl Core {
     }
 
     /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`. The caller
-    /// sends the operation to that lane, which sends it back later. Each lane is returned at most once for an
+    /// sends the operation to that lane, which later sends it back. Each lane is returned at most once for an
     /// operation: commands that the lane receives later are not dependencies. For example, readers may run alongside an
     /// operation with a [`Mode::Await`] access.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
@@ -98,14 +98,14 @@ impl Core {
             if !cell.fault().needs_check() {
                 continue;
             }
-            // On the operation's own GPU, the order of streams suffices, unless the host reads or writes the value.
+            // On the operation's own GPU, stream order suffices, unless the host reads or writes the value.
             let on_stream = self.follows_on_device(op, cell, at);
             let counts =
                 |lane: usize| lane >= from && !(on_stream && self.gpus.device_of(FIRST_LANE + lane as u8) == at);
             let lane = self.lane_before(cell, access.mode(), counts);
             if lane.is_none() && !on_stream && access.mode().is_write() {
-                // SAFETY: the operation is ready and mutates the variable, so it holds the variable for writing. Every
-                // lane was found to have completed its operations on the variable, by this call or an earlier one.
+                // SAFETY: the operation is ready and mutates the variable, so it holds the variable for writing. This
+                // call or an earlier one found that every lane had completed its operations on the variable.
                 unsafe { cell.fault().leave_device() };
             }
             pending = pending.into_iter().chain(lane).min();
@@ -118,8 +118,8 @@ impl Core {
         pending
     }
 
-    /// Returns the first GPU lane, among those that `counts` accepts, that has yet to complete an operation on `cell`
-    /// that an access of `mode` must follow.
+    /// Returns the first GPU lane accepted by `counts` that has yet to complete an operation on `cell` that an access
+    /// of `mode` must follow.
     pub(super) fn lane_before(&self, cell: &VarCell, mode: Mode, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let is_pending = |&lane: &usize| {
             let last = cell.fault().last_on_device(lane, mode);
@@ -128,7 +128,7 @@ impl Core {
         (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
     }
 
-    /// Whether the order of streams puts `op` behind the commands for `cell` in the lanes of the GPU `at`.
+    /// Whether stream order puts `op` behind the commands for `cell` in the lanes of the GPU `at`.
     pub(crate) fn follows_on_device(&self, op: &Op<Task>, cell: &VarCell, at: Device) -> bool {
         let task = op.task();
         let host_uses_value = cell.is_host_value() && !task.has(flag::COPY);

@@ -1,9 +1,9 @@
-//! Dumps of what is pending, made while the engine runs.
+//! Dumps of pending work, taken while the engine runs.
 //!
-//! A pending operation has a mark of its engine in the first word of its record, from its push to the drop of its
-//! function ([`registry`](crate::memory::registry)). The thread that makes the dump is pinned, so the records that it
-//! finds are not reused. An operation may drop its function in the meantime, but the parts of its record that are read
-//! here stay valid: for instance, the name and the accesses.
+//! From its push until its function is dropped, a pending operation has its engine's mark in the first word of its
+//! record ([`registry`](crate::memory::registry)). The thread taking the dump is pinned, so the records that it finds
+//! are not reused. An operation may drop its function in the meantime, but the parts of its record that are read here,
+//! such as the name and the accesses, stay valid.
 
 use std::{
     collections::HashMap,
@@ -35,13 +35,13 @@ use crate::{
     values::name::Name,
 };
 
-/// The maximum number of readers that are visited between a reader and the next operation that mutates: the first
-/// number applies if the reader holds the variable, the second if it waits. Not tuned: there may be a million readers.
-/// All readers behind an operation that mutates are visited, since they wait only for that operation.
+/// The maximum number of readers visited between a reader and the next mutating operation: the first number applies if
+/// the reader holds the variable, the second if it waits. Not tuned: there may be a million readers. All readers behind
+/// a mutating operation are visited, since they wait only for that operation.
 const MAX_READERS: [usize; 2] = [1024, 64];
 
 impl Core {
-    /// Returns what is pending.
+    /// Returns a dump of what is pending.
     pub(crate) fn dump(&self) -> Dump {
         let mut dump = Dump::default();
         if self.is_forked() {
@@ -49,13 +49,13 @@ impl Core {
         }
         let running = self.running_ops();
         let pinned = epoch::pin();
-        // The indices of operations, by their records, and by their tasks, which identify operations to waiters.
+        // The indices of operations by record, and by task, which identifies an operation to waiters.
         let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
-        // Pairs of a record and the index of an operation that it waits for.
+        // Pairs of an operation's record and the index of an operation that it waits for.
         let mut before = Vec::new();
-        // The records of the operations, and the indices of variables by their addresses.
+        // The records of the operations, and the indices of variables by address.
         let (mut records, mut variables) = (Vec::new(), HashMap::new());
-        // Listed before the operations: an operation that one of these threads still waits for afterwards is then found
+        // Listed before the operations, so any operation that one of these threads still awaits afterwards is found
         // pending.
         let (mut sleepers, mut scopes) = (self.sleepers.list(), self.sleepers.scopes());
         let inside = sleepers.iter_mut().map(|sleeper| &mut sleeper.ops);
@@ -93,7 +93,7 @@ impl Core {
         for (child, parent) in members.parents() {
             if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
                 parent.waits_for.push(child);
-                // Children enter their queues only after the function of their parent has returned.
+                // Children enter their queues only after their parent's function has returned.
                 parent.state = OpState::WaitingForChildren;
             }
         }
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Returns how many operations are ready and have not started, in each lane of workers.
+    /// Returns the number of ready operations that have not started, for each lane of workers.
     pub(super) fn ready_ops(&self) -> Vec<usize> {
         let mut ready = vec![0; self.threads.lanes().len()];
         let pinned = epoch::pin();
@@ -232,7 +232,7 @@ fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, k
     }
 }
 
-/// The operations that were found, and the groups to which they belong.
+/// The operations found, and their groups.
 struct Members {
     records: Vec<NonNull<Op<Task>>>,
     by_count: HashMap<*const PendingOps, Vec<Member>>,
@@ -243,7 +243,7 @@ struct Members {
 struct Member {
     /// The index of the member in the dump.
     index: usize,
-    /// Whether the member belongs to the group itself, rather than to a group inside it.
+    /// Whether the member belongs to the group itself rather than to a group inside it.
     is_innermost: bool,
 }
 
@@ -263,7 +263,7 @@ impl Members {
         members
     }
 
-    /// Returns the children among the operations, each with the record of its parent.
+    /// Returns the children among the operations, each with its parent's record.
     fn parents(&self) -> impl Iterator<Item = (usize, NonNull<()>)> {
         self.records.iter().enumerate().filter_map(|(index, record)| {
             // SAFETY: see `of`: the record is not reused.
@@ -273,12 +273,12 @@ impl Members {
         })
     }
 
-    /// Returns the members of the group with this count, and of the groups inside it.
+    /// Returns the members of the group with this count and of the groups inside it.
     fn in_count(&self, count: *const PendingOps) -> impl Iterator<Item = Member> {
         self.by_count.get(&count).into_iter().flatten().copied()
     }
 
-    /// Returns the ticket of an operation in this count.
+    /// Returns the ticket in `pending` of the operation at `index`.
     fn ticket_in(&self, index: usize, pending: &PendingOps) -> Option<Ticket> {
         // SAFETY: see `of`: the record is not reused.
         let op = unsafe { self.records[index].as_ref() };
@@ -288,7 +288,7 @@ impl Members {
 }
 
 impl Dump {
-    /// Adds a thread that waits for `targets`. `find` returns the index of an operation, given its record.
+    /// Adds a thread that waits for `targets`. `find` maps an operation's record to its index.
     fn add_sleeper(&mut self, sleeper: &Sleeper, targets: Vec<usize>, find: impl Fn(&NonNull<()>) -> Option<usize>) {
         let mut inside: Vec<usize> = sleeper.ops.iter().map(|around| &around.op).filter_map(find).collect();
         inside.sort_unstable();

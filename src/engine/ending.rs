@@ -1,15 +1,15 @@
-//! The decision on a ready operation, and the work that is left after the operation has ended.
+//! The decision on a ready operation, and the work left after the operation has ended.
 //!
 //! An operation that has ended passes through these states:
 //!
 //! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain waits in an
 //!    [`Unfinished`] until the slow path completes it.
-//! 2. It is complete: its variables were released. Only its [`Epilogue`] is left.
-//! 3. The operations that became ready have been dispatched, and then the epilogue has run: the operation is counted
+//! 2. It is complete: its variables have been released. Only its [`Epilogue`] is left.
+//! 3. The operations that became ready have been dispatched, the epilogue has then run, and the operation is counted
 //!    out.
 //!
-//! Each value here belongs to one thread at a time: to the thread that ends the operation, or to the ready loop or the
-//! internal operation that the epilogue was handed to.
+//! Each value here belongs to one thread at a time: the one that ends the operation, or the one running the ready loop
+//! or internal operation to which the epilogue was handed.
 
 use std::sync::PoisonError;
 
@@ -31,12 +31,12 @@ pub(crate) enum Disposition {
     Skip(OpError),
     /// The GPU lane with this number has yet to complete a dependency.
     Forward(usize),
-    /// The push was refused, or the operation was cancelled quietly; or this is a forked child, where the operations of
-    /// the parent are left alone.
+    /// The push was refused, or the operation was cancelled quietly; or this is a forked child, where the parent's
+    /// operations are left alone.
     Discard,
 }
 
-/// The work that is left for a complete operation after its successors have been dispatched.
+/// The work left for a complete operation after its successors have been dispatched.
 #[must_use = "the operation must still be counted out"]
 pub(crate) enum Epilogue {
     /// The operation is not complete, or another thread ends it.
@@ -45,36 +45,36 @@ pub(crate) enum Epilogue {
     CountOut(Ticket),
     /// A result must be reported or program code run before the operation is counted out.
     CleanUp(Completed),
-    /// The operation is asynchronous and has started. Program code is left to run here; the operation ends, and is
-    /// counted out, elsewhere.
+    /// The operation is asynchronous and has started. Program code remains to be run here; the operation ends and is
+    /// counted out elsewhere.
     Started(Hold<Task>, Cleanup),
 }
 
-/// The epilogues of several operations, in the order in which the operations completed.
+/// The epilogues of several operations, in order of completion.
 pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 
 /// Whether the function of an operation was called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FnState {
     Called,
-    /// The operation is asynchronous: its function was called and may still run on another thread, so the end of the
+    /// The operation is asynchronous: its function was called and may still run on another thread, so ending the
     /// operation must not touch the function.
     MayRun,
-    /// The function was not called, and must be dropped in the epilogue.
+    /// The function was not called and must be dropped in the epilogue.
     NotCalled,
 }
 
-/// A complete operation with program code left to run, or with a result to report.
+/// A complete operation with program code left to run or a result to report.
 pub(crate) struct Completed {
     pub(super) op: Hold<Task>,
     pub(super) result: Result<(), OpError>,
-    /// Failures that the operation has cleared, or that other failures have replaced. They are dropped in the epilogue.
+    /// Failures that the operation has cleared or other failures have replaced. They are dropped in the epilogue.
     pub(super) ended: Vec<OpError>,
     pub(super) function: FnState,
     pub(super) cleanup: Cleanup,
 }
 
-/// A ready operation that is not plain, with the result of its function if that was called.
+/// A ready operation that is not plain, with the result of its function if it was called.
 #[must_use = "the operation must still be completed"]
 pub(crate) struct Unfinished {
     pub(super) op: OpRef<Task>,

@@ -1,4 +1,4 @@
-//! The epilogue of an operation: program code runs after the operation has completed, and then the operation is counted
+//! The epilogue of an operation: program code runs once the operation is complete, and then the operation is counted
 //! out.
 
 use std::{panic::Location, ptr, sync::Arc};
@@ -51,7 +51,7 @@ impl Core {
         }
     }
 
-    /// Whether program code that may wait must run on a worker: the calling thread serves a GPU lane, and must not
+    /// Whether program code that may wait must run on a worker: the calling thread serves a GPU lane and must not
     /// block.
     fn leaves_to_workers(&self) -> bool {
         worker_thread::serves_device() && self.has_workers()
@@ -69,13 +69,13 @@ impl Core {
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
-    /// Returns the epilogue of an operation whose variables were released when it was issued. `ended` holds the
-    /// failures that it cleared.
+    /// Returns the epilogue of an operation whose variables were released when the operation was issued. `ended`
+    /// contains the failures that it cleared.
     pub(crate) fn epilogue_of(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>) -> Epilogue {
         Epilogue::CleanUp(Completed::new(op, result, ended, FnState::Called))
     }
 
-    /// Runs the program code of an epilogue, and counts the operation out.
+    /// Runs the program code of an epilogue and counts the operation out.
     fn finish_completed(self: &Arc<Self>, completed: Completed) {
         let Completed { op, result, ended, function, mut cleanup } = completed;
         let membership = cleanup.membership.take();
@@ -97,7 +97,7 @@ impl Core {
         }
         pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
-        // The mark is removed, since the record may stay in queues for a while.
+        // The mark is removed because the record may stay in queues for a while.
         op.mark(ptr::null_mut());
         drop(op);
         self.count_out(ticket);
@@ -115,7 +115,7 @@ impl Core {
         }
     }
 
-    /// Counts an operation out, and wakes the futures that no longer have to wait for all operations or for room.
+    /// Counts an operation out and wakes the futures whose wait for all operations or for room is over.
     #[inline(always)]
     pub(crate) fn count_out(self: &Arc<Self>, ticket: Ticket) {
         if let Some(wakers) = self.pending.leave(ticket) {
@@ -123,16 +123,16 @@ impl Core {
         }
     }
 
-    /// Wakes futures that wait for all operations, or for room.
+    /// Wakes futures that wait for all operations or for room.
     #[cold]
     pub(super) fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // The thread of a GPU lane leaves the wakers to a worker, unless the workers may have ended. In that case the
+        // A GPU lane's thread leaves the wakers to a worker, unless the workers may have ended. In that case the
         // operation pushed for the wakers would run here. Counting that operation out would wake the waker that ends
-        // the engine; the waker would find the operation pending, register again, and be woken again, without end.
+        // the engine; the waker would find the operation pending, register again, and be woken again, endlessly.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }
-        // This thread may have given its worker away, to a function that has waited or to a stop.
+        // This thread may have given its worker away to a function that has waited, or to a stop.
         if worker_thread::begin_code() {
             regain_worker(None);
         }

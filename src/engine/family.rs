@@ -1,20 +1,20 @@
-//! Operations with children: such a parent is complete when its own work has ended and all its children are complete.
+//! Operations with children. A parent is complete once its own work has ended and all its children are complete.
 //!
-//! Children take the place of their parent in the order of operations. Each variable of the parent that a child names
-//! is represented by a variable of the family, whose queue orders the children among themselves, under the parent's
-//! access. The value stays in the parent's variable. A family also has variables of its own, with values, which only
+//! Children take their parent's place in the order of operations. Each of the parent's variables that a child names is
+//! represented by a variable of the family, whose queue orders the children among themselves, under the parent's
+//! access. The value stays in the parent's variable. A family also has variables with values of their own, which only
 //! its children name.
 //!
 //! # States
 //!
-//! 1. *Working*: the parent's own work continues: its function runs, its future or a guard of that future exists, or a
-//!    push of a child or the creation of a variable has not returned. A child is counted as pending and has a record,
-//!    but is not in a queue yet, so it shares no value with that work.
-//! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues, in the order in which
-//!    they were pushed. If the work has failed, the variables that the parent mutates have failed for the children as
-//!    well, and so have the variables of the family. The value of each variable of the family is dropped after the
-//!    children have used it, and this drop has a share. The completion of an asynchronous parent has a share as well.
-//! 3. *Over* ([`Family::end`]): the last share was dropped, and the parent completes.
+//! 1. *Working*: the parent's own work continues: its function runs, its future or a guard of that future exists, or
+//!    the push of a child or the creation of a variable has not returned. A child is counted as pending and has a
+//!    record, but is in no queue yet, so it shares no value with the parent's work.
+//! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues in push order. If the
+//!    work has failed, the variables that the parent mutates have failed for the children as well, and so have the
+//!    family's own variables. The value of each own variable is dropped after the children have used it, and this drop
+//!    has a share. So does the completion of an asynchronous parent.
+//! 3. *Over* ([`Family::end`]): the last share has been dropped, and the parent completes.
 //!
 //! [`FamilyCount`] decides which thread takes each of these steps.
 //!
@@ -23,8 +23,8 @@
 //! * `plan`: set by the thread that starts the parent, before its function is called; then constant.
 //! * `identity`: constant. The pointers are only compared.
 //! * `is_future`: set by the thread that starts the parent, before the future exists.
-//! * `parent`: set by the thread that starts the parent, or by the thread that uses its completion; taken by the thread
-//!   that drops the last share.
+//! * `parent`: set by the thread that starts the parent or the one that uses its completion; taken by the thread that
+//!   drops the last share.
 //! * `stand_ins`, `variables`, `children` and `own`: under their locks.
 //! * In a forked child: nothing. The operations belong to the parent process.
 //!
@@ -65,27 +65,27 @@ use crate::{
     values::name::Name,
 };
 
-/// The data from which the children of an operation are created.
+/// The data from which an operation's children are created.
 pub(crate) struct Plan {
     /// The variables that the operation names, with their modes. If the operation is itself a child, these are the
     /// program's variables, not the family's.
     names: Box<[(NonNull<VarCell>, Mode)]>,
     priority: i32,
     deadline: Option<Instant>,
-    /// The group of the children, inside the group of the operation if it has one.
+    /// The children's group, inside the operation's own group if it has one.
     group: Arc<Group>,
-    /// The family that the operation belongs to, if it is a child itself. That family is not over before this one is.
+    /// The family to which the operation belongs, if it is itself a child. That family is not over before this one is.
     within: Option<Weak<Family>>,
 }
 
-// SAFETY: the pointers are to variables that the operation holds, or is about to hold, and a `VarCell` is `Send` and
+// SAFETY: the pointers are to variables that the operation holds or is about to hold, and a `VarCell` is `Send` and
 // `Sync`.
 unsafe impl Send for Plan {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// Creates the plan of an operation with these entries, as the program has declared them.
+    /// Creates the plan of an operation with these entries, as declared by the program.
     pub(crate) fn new(
         entries: &[Entry],
         priority: i32,
@@ -104,7 +104,7 @@ impl Plan {
     }
 }
 
-/// A child that was pushed and is not in a queue yet.
+/// A pushed child that is not in a queue yet.
 struct Child {
     op: OpRef<Task>,
     /// The place where the handle finds the operation.
@@ -129,13 +129,13 @@ unsafe impl Sync for Identity {}
 /// The failures of the parent itself.
 #[derive(Default)]
 struct Own {
-    /// The failure of its function, or of its future.
+    /// The failure of its function or future.
     work: Option<OpError>,
-    /// The failure that its completion has reported.
+    /// The failure reported by its completion.
     completion: Option<OpError>,
 }
 
-/// The right to complete the parent, and its observers.
+/// The right to complete the parent, and the parent's observers.
 struct Parent {
     op: OpRef<Task>,
     observers: Option<Box<Observers>>,
@@ -153,10 +153,10 @@ pub(crate) struct Family {
     plan: OnceLock<Box<Plan>>,
     parent: Mutex<Option<Parent>>,
     own: Mutex<Own>,
-    /// The variables of the family that stand for others, each with the index in the plan of the variable that it
-    /// stands for.
+    /// The family's variables that stand for others, each with the index in the plan of the variable that it stands
+    /// for.
     stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
-    /// The variables of the family that have values of their own.
+    /// The family's variables with values of their own.
     variables: Mutex<Vec<OwnedVar>>,
     /// The children that are not in a queue yet, or `None` once they have entered the queues.
     children: Mutex<Option<Vec<Child>>>,
@@ -210,13 +210,13 @@ impl Family {
         frame.family()?.as_any().downcast_ref()
     }
 
-    /// Whether the parent is a clean-up, which makes its children clean-ups as well.
+    /// Whether the parent is a clean-up, in which case its children are clean-ups as well.
     pub(crate) fn is_kept(&self) -> bool {
         self.is_kept
     }
 
-    /// Returns the owner tag of the family's own variables, which takes the place of an engine's tag. It is odd, so no
-    /// engine has it. No other family has it while this one exists, and afterwards the variables are closed.
+    /// Returns the owner tag of the family's own variables, which takes the place of an engine's tag. The tag is odd,
+    /// so no engine has it. No other family has it while this one exists; afterwards, the variables are closed.
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr() + 1
     }
@@ -226,22 +226,22 @@ impl Family {
         plan
     }
 
-    /// Returns the group that the children belong to.
+    /// Returns the children's group.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.plan().group
     }
 
-    /// Returns the priority of children without one of their own.
+    /// Returns the priority of children that specify none.
     pub(crate) fn priority(&self) -> i32 {
         self.plan().priority
     }
 
-    /// Returns the deadline of children without one of their own.
+    /// Returns the deadline of children that specify none.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.plan().deadline
     }
 
-    /// Begins a push of a child, or the creation of a variable. The parent's work does not end before the returned
+    /// Begins the push of a child or the creation of a variable. The parent's work does not end before the returned
     /// value is dropped.
     fn admit(&self) -> Result<Admitted<'_>, PushError> {
         if self.core.is_forked() {
@@ -250,7 +250,7 @@ impl Family {
         if self.count.admit() { Ok(Admitted(self)) } else { Err(PushError::ParentEnded) }
     }
 
-    /// Creates a variable of the family, and returns a handle to it.
+    /// Creates a variable of the family and returns a handle to it.
     ///
     /// # Errors
     /// Returns [`PushError::ParentEnded`] if the parent's work has ended.
@@ -278,16 +278,16 @@ impl Family {
         iter::successors(self.within(), |family| family.within()).any(|at| at.owner() == owner)
     }
 
-    /// Returns the family that the parent belongs to, if it is a child itself.
+    /// Returns the family to which the parent belongs, if it is itself a child.
     fn within(&self) -> Option<Arc<Self>> {
         self.plan.get()?.within.as_ref()?.upgrade()
     }
 
-    /// Replaces each variable in the `entries` of a child with the variable of the family that stands for it, and
-    /// returns the new entries. The family's own variables stay.
+    /// Replaces each variable in a child's `entries` with the family's variable that stands for it, and returns the new
+    /// entries. The family's own variables stay.
     ///
     /// # Errors
-    /// Returns [`PushError::NotHeld`] if the parent does not name a variable, or only reads one that the child mutates.
+    /// Returns [`PushError::NotHeld`] if the parent does not name a variable or only reads one that the child mutates.
     fn stand_in(
         &self,
         entries: &[Entry],
@@ -305,8 +305,8 @@ impl Family {
             let fits = |&(cell, mode): &(_, Mode)| cell == entry.cell && (mode.is_write() || !entry.mode.is_write());
             let Some(index) = held.iter().position(fits) else {
                 let owner = named.queue().owner();
-                // This family's variables are not closed yet. A closed one with the same owner belongs to an earlier
-                // family at the same address.
+                // This family's variables are not closed yet. A closed variable with the same owner belongs to an
+                // earlier family at the same address.
                 let is_around = || owner != self.owner() && self.belongs_around(named);
                 return Err(if owner == self.core.tag() || is_around() {
                     PushError::NotHeld(named.refused_access(name, location))
@@ -338,8 +338,7 @@ impl Family {
         let place = job.place_of_handle();
         let mut replaced = || {
             let admitted = self.admit()?;
-            // A variable that was deleted after the push of the parent is accepted: the deletion is queued behind the
-            // parent.
+            // A variable deleted after the parent's push is accepted: the deletion is queued behind the parent.
             let sorted = push::sort(entries, &spec.name, location)?;
             Ok((self.stand_in(sorted, &spec.name, location)?, admitted))
         };
@@ -380,7 +379,7 @@ impl Family {
         self.end_work(result);
     }
 
-    /// Ends a part of the parent's work with `result`. The end of the last part releases the children.
+    /// Ends part of the parent's work with `result`. Ending the last part releases the children.
     fn end_work(&self, result: Result<(), OpError>) {
         if let Err(failure) = result {
             let second = lock(&self.own).work.replace(failure);
@@ -391,8 +390,8 @@ impl Family {
         }
     }
 
-    /// Notes that the completion of the parent was used with `result`, or that the parent's future has ended with
-    /// `result`. `op` is the right to complete the parent.
+    /// Notes that the parent's completion was used, or that its future has ended, with `result`. `op` is the right to
+    /// complete the parent.
     pub(super) fn end_completion(
         &self,
         op: OpRef<Task>,
@@ -410,7 +409,7 @@ impl Family {
         self.leave();
     }
 
-    /// Lets the children enter the queues, after the parent's work has ended.
+    /// Lets the children enter the queues after the parent's work has ended.
     #[cold]
     fn release(&self) {
         let failure = lock(&self.own).work.clone();
@@ -433,8 +432,8 @@ impl Family {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
         }
-        // Without workers, all children enter their queues before the first one runs. On an engine with workers, none
-        // runs on this thread, not even an eager one, since it could wait for another.
+        // Without workers, all children enter their queues before the first one runs. With workers, no child runs on
+        // this thread, not even an eager one, since it could wait for another.
         let mut ready = ReadyList::default();
         let has_workers = self.core.has_workers();
         let mut dispatch = |op: OpRef<Task>| match has_workers {
@@ -460,7 +459,7 @@ impl Family {
     }
 
     /// Returns a failure of the children that no later child has cleared. If there are several, returns that of the
-    /// child that was pushed first.
+    /// child pushed first.
     fn failure_of_children(&self) -> Option<OpError> {
         let (stand_ins, variables) = (lock(&self.stand_ins), lock(&self.variables));
         let failures = || {
@@ -486,9 +485,9 @@ impl Family {
         // The second failure must not be lost.
         second.iter().for_each(|second| second.record(&self.core.failures));
         let Some(Parent { op, observers }) = lock(&self.parent).take() else { return };
-        // The variables of the family are dropped before a wait for the parent can return.
+        // The family's variables are dropped before a wait for the parent can return.
         drop((mem::take(&mut *lock(&self.stand_ins)), mem::take(&mut *lock(&self.variables))));
-        // The end of an asynchronous operation does not touch its job.
+        // Ending an asynchronous operation does not touch its job.
         let function = if op.task().has(flag::ASYNC) { FnState::MayRun } else { FnState::Called };
         let mut ready = ReadyList::default();
         let mut epilogue = self.core.complete(op, failure.map_or(Ok(()), Err), function, &mut ready);
@@ -501,7 +500,7 @@ impl Family {
     }
 }
 
-/// An admitted push of a child, or an admitted creation of a variable.
+/// The admitted push of a child or creation of a variable.
 struct Admitted<'f>(&'f Family);
 
 impl Drop for Admitted<'_> {
@@ -547,7 +546,7 @@ impl Kin for Family {
             return;
         }
         match self.this.upgrade() {
-            // If many families are nested, each with a single child, they end one inside the other.
+            // Many nested families, each with a single child, end one inside another.
             Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
             _ => ready_loop::in_place(|| self.end()),
         }
@@ -558,7 +557,7 @@ impl Kin for Family {
     }
 }
 
-/// The job of an operation with children, around the job that calls its function.
+/// The job of an operation with children. It wraps the job that calls the operation's function.
 pub(crate) struct ParentJob<W> {
     job: W,
     plan: Option<Box<Plan>>,

@@ -1,20 +1,20 @@
-//! The fault of a variable: the state that an operation must check before it runs. It holds the failure of the
-//! variable, and the operations of GPUs that may still use the variable.
+//! The fault of a variable: the state that an operation must check before it runs. It consists of the variable's
+//! failure and the GPU operations that may still use the variable.
 //!
 //! # Who may touch what
 //!
-//! * `failure` and `FAILED`: read by operations that hold the variable, changed by those that hold it for writing.
-//!   Lanes of one GPU hold a variable one after the other, without waiting for each other's commands to complete. While
-//!   such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
+//! * `failure` and `FAILED`: read by operations that hold the variable and changed by those that hold it for writing.
+//!   Lanes of the same GPU hold a variable one after another without waiting for each other's commands to complete.
+//!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
 //! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for
-//!   writing, once all operations that the uses name are complete.
+//!   writing, once all operations named by the uses are complete.
 //!
 //! # Edges
 //!
-//! This module has no edges of its own. The queue of the variable hands over the effects of earlier operations. The
-//! [`Timeline`](crate::device::timeline::Timeline) of a lane hands over everything that the lane noted before it
-//! completed an operation. The [`FaultLock`] hands over the changes of its last holder. So an operation that depends on
-//! operations of a GPU checks the timelines first, and then the failure.
+//! This module has no edges of its own. The variable's queue hands over the effects of earlier operations. A lane's
+//! [`Timeline`](crate::device::timeline::Timeline) hands over everything that the lane noted before completing an
+//! operation. The [`FaultLock`] hands over its last holder's changes. So an operation that depends on GPU operations
+//! checks the timelines first and then the failure.
 
 use crate::{
     device::timeline::DeviceUses,
@@ -28,16 +28,16 @@ const FAILED: u8 = 1;
 /// Operations on the variable may be in flight on GPUs, as `uses` says.
 const ON_DEVICE: u8 = 2;
 
-/// The failure of a variable, an `E`, and the last operations of GPUs on it.
+/// A variable's failure, an `E`, and the last GPU operations on the variable.
 #[derive(Debug)]
 pub struct Fault<E> {
     bits: AtomicU8,
     failure: UnsafeCell<Option<E>>,
-    /// The last operations of each GPU lane on the variable. Created when the first of them is issued.
+    /// Each GPU lane's last operations on the variable. Created when the first of them is issued.
     uses: OnceLock<DeviceUses>,
 }
 
-// SAFETY: the functions that use `failure` are unsafe, and require what the head of this module says. The other fields
+// SAFETY: the functions that use `failure` are unsafe and require what the head of this module states. The other fields
 // are atomic or set once.
 unsafe impl<E: Send + Sync> Sync for Fault<E> {}
 
@@ -64,12 +64,11 @@ impl<E: Clone> Fault<E> {
         self.bits.load(Relaxed) & FAILED != 0
     }
 
-    /// Whether a wait must be pushed although no operation is pending in the queue: the variable has failed, or GPUs
+    /// Whether a wait must be pushed although no operation is pending in the queue: the variable has failed or GPUs
     /// have not completed their operations on it. `is_pending` checks the timelines for such operations.
     #[inline]
     pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
-        // The timelines are checked first, since a lane notes the failure of an operation before it completes the
-        // operation.
+        // The timelines are checked first, since a lane notes an operation's failure before completing the operation.
         self.needs_check() && (is_pending() || self.has_failed())
     }
 
@@ -119,8 +118,8 @@ impl<E: Clone> Fault<E> {
         self.bits.fetch_or(ON_DEVICE, Relaxed);
     }
 
-    /// Returns the number of the last operation that `lane` has issued on the variable and that an access of `mode`
-    /// must follow. Returns 0 if there is no such operation.
+    /// Returns the number of the last operation issued by `lane` on the variable that an access of `mode` must follow,
+    /// or 0 if there is none.
     pub fn last_on_device(&self, lane: usize, mode: Mode) -> u64 {
         // Relaxed: an operation that holds the variable reads the exact value. A caller that does not hold it relies on
         // what the queue has handed over.
@@ -130,7 +129,7 @@ impl<E: Clone> Fault<E> {
         self.uses.get().map_or(0, |uses| uses.last(lane, mode))
     }
 
-    /// Notes that no operation of a GPU on the variable is in flight.
+    /// Notes that no GPU operation on the variable is in flight.
     ///
     /// # Safety
     /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete.
@@ -140,8 +139,8 @@ impl<E: Clone> Fault<E> {
     }
 }
 
-/// The lock under which the GPU lanes of an engine read and change failures: several lanes may use the failure of one
-/// variable at the same time.
+/// The lock under which an engine's GPU lanes read and change failures: several lanes may use the same variable's
+/// failure at the same time.
 #[derive(Debug, Default)]
 pub struct FaultLock(Mutex<()>);
 

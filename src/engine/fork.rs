@@ -1,11 +1,10 @@
 //! Engines in a forked child.
 //!
-//! The threads of an engine do not exist in the child, and any lock may be held there by a thread that does not exist.
-//! So [`watch`] registers a handler that ends every living engine before the program continues in the child. The phase
-//! of each engine becomes `FORKED`, in which every call returns before it takes a lock ([`Core::is_forked`]). The
-//! memory of the engines is left alone. The thread that forked may have been a thread of an engine; in the child it
-//! belongs to none. It receives a new epoch collector, since threads that do not exist may be pinned in the parent's
-//! collector forever.
+//! The child has only the thread that forked, and any lock may be held by another thread of the parent. So [`watch`]
+//! registers a handler that ends every living engine before the program continues in the child. Each engine's phase
+//! becomes `FORKED`, in which every call returns before taking a lock ([`Core::is_forked`]). The engines' memory is
+//! left alone. The thread that forked may have belonged to an engine; in the child, it belongs to none. It receives a
+//! new epoch collector, since threads that the child lacks may be pinned in the parent's collector forever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been doing any of
 //! these when the process forked. No handler runs in the parent.
@@ -81,7 +80,7 @@ impl<T> Slots<T> {
         let mut next = self.head.load(Relaxed);
         let slot = Box::into_raw(Box::new(Slot { object: AtomicPtr::new(object), next }));
         // Release (edge `slot`): the slot and its object. Relaxed on failure: the next CAS checks the value. The slots
-        // behind the new one are handed over as well, since every change of `head` is a read-modify-write.
+        // behind the new one are handed over as well, since every change to `head` is a read-modify-write.
         while let Err(now) = self.head.compare_exchange_weak(next, slot, Release, Relaxed) {
             next = now;
             // SAFETY: the slot is from a box, and no other thread knows it before it is in the list.
@@ -118,7 +117,7 @@ impl Drop for Core {
 
 /// Adds `core` to the engines that end in a forked child.
 pub(crate) fn watch(core: &std::sync::Arc<Core>) {
-    // The pointer comes from the `Arc`, since the handler increments the strong count through it.
+    // The pointer comes from the `Arc`, since the handler uses it to increment the strong count.
     imp::watch(NonNull::new(std::sync::Arc::as_ptr(core).cast_mut()).expect("the pointer of an `Arc` is not null"));
 }
 
@@ -161,9 +160,9 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a handler of forks. Takes no lock of its own, because another thread might hold the
-    /// lock when the process forks. If two threads register the handler at the same time, it is called twice, which
-    /// does no harm.
+    /// Registers [`in_child`] as a fork handler. Takes no lock of its own, because another thread might hold the lock
+    /// when the process forks. If two threads register the handler at the same time, it is called twice, which is
+    /// harmless.
     fn register() {
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // Acquire: pairs with the store below. A thread that reads `true` may rely on the handler.
@@ -182,7 +181,7 @@ mod imp {
         }
     }
 
-    /// Ends the engines in a forked child. Runs on the only thread of that process, before the program's code.
+    /// Ends the engines in a forked child. Runs on the child's only thread, before the program's code.
     extern "C" fn in_child() {
         fork::begin();
         epoch::leave();
@@ -192,10 +191,10 @@ mod imp {
         ready_loop::leave_all();
         callback::leave_kernel();
         ENGINES.each(|core| {
-            // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist,
+            // The engine is never dropped here: its drop may take locks, and would detach threads that the child lacks,
             // whose ids may be reused.
-            // SAFETY: the pointer is from an `Arc`, and the drop of the engine removes the pointer from the list. A
-            // thread that was about to drop the engine does not exist here.
+            // SAFETY: the pointer is from an `Arc`, and the engine's drop removes the pointer from the list. No thread
+            // in the child is about to drop the engine.
             unsafe { Arc::increment_strong_count(core.as_ptr()) };
             // SAFETY: the engine lives: its count was incremented.
             unsafe { core.as_ref() }.end_in_child();

@@ -1,4 +1,4 @@
-//! Frames: the program code that runs on a thread, and the operation that it runs for.
+//! Frames: the program code running on a thread, and the operation for which it runs.
 //!
 //! A thread has a list of frames, innermost first. [`enter`] adds a frame around a call into program code; the frame
 //! leaves the list when the call returns or panics.
@@ -8,17 +8,17 @@
 //! | the frame | its operation |
 //! |---|---|
 //! | [`Holds::Variables`] | has not released its variables: its function runs, or a device completes it |
-//! | [`Holds::Variables`], and the task [is over](Task::is_over) | is complete, although its function still runs |
+//! | [`Holds::Variables`], and the task [is over](Task::is_over) | is complete although its function still runs |
 //! | [`Holds::Nothing`] | has released its variables: its epilogue runs |
-//! | [`Holds::AcquiredVariables`] | holds its variables for program code that is not part of one of the program's operations |
+//! | [`Holds::AcquiredVariables`] | holds its variables for program code outside the program's operations |
 //! | without an operation | was counted out |
 //!
 //! # Who may touch what
 //!
-//! * The list and the frames in it: only the thread that they belong to. [`Frames::adopt`] lends them to another
-//!   thread, while their own thread is blocked.
-//! * In a forked child: the frames of a thread that was blocked are never read ([`seen`]), since that thread does not
-//!   exist in the child and its stack may be reused.
+//! * The list and the frames in it: only the thread to which they belong. [`Frames::adopt`] lends them to another
+//!   thread while their own is blocked.
+//! * In a forked child: a blocked thread's frames are never read ([`seen`]), since the child lacks that thread and may
+//!   reuse its stack.
 //!
 //! There are no edges between threads: [`stack::on_another`](crate::system::stack::on_another) orders the two threads
 //! that share frames.
@@ -61,7 +61,7 @@ use crate::{
 
 /// Notes that program code runs on this thread, usually for an operation.
 pub(crate) struct Frame {
-    /// The operation that the code runs for. The caller of `enter_with` owns it, or holds its record, until the frame
+    /// The operation for which the code runs. The caller of `enter_with` owns it, or holds its record, until the frame
     /// ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
@@ -69,7 +69,7 @@ pub(crate) struct Frame {
     limits: Cell<*const Limits>,
     /// The right to end an asynchronous operation, until the operation's completion takes it. If a panic in the
     /// function drops the completion, the right is put back. The code that enters a frame with a right takes the right
-    /// out again.
+    /// back out.
     right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -123,12 +123,12 @@ impl Frame {
         unsafe { self.limits.get().as_ref() }.copied().unwrap_or_default()
     }
 
-    /// Calls `f` as code of an operation that can be cancelled by `claim`.
+    /// Calls `f` as code of an operation that can be cancelled through `claim`.
     pub(super) fn claimed_by<R>(&self, claim: &Claim, f: impl FnOnce() -> R) -> R {
         self.limited_by(&Limits { claim: Some(NonNull::from(claim)), ..self.limits() }, f)
     }
 
-    /// Calls `f` as code of an operation of `group`, if there is one, and of a child of `family`, if there is one.
+    /// Calls `f` as code of an operation in `group` and of a child of `family`, where given.
     pub(super) fn in_group<R>(
         &self,
         group: Option<&Arc<Group>>,
@@ -146,16 +146,14 @@ impl Frame {
 
     /// Returns the family of the operation, if the operation has children.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
-        // SAFETY: these `Limits` belong to a call to `in_family` that has not ended, and its caller has borrowed the
-        // family.
+        // SAFETY: these `Limits` belong to an unfinished call to `in_family`, whose caller has borrowed the family.
         self.limits().parent_of.map(|family| unsafe { family.as_ref() })
     }
 
-    /// Returns the frame in which the scope of this operation was opened, if the scope was opened on this thread. The
-    /// scope knows the variables and operations of that frame and of those around it.
+    /// Returns the frame in which this operation's scope was opened, if that was on this thread. The scope knows the
+    /// variables and operations of that frame and of those around it.
     fn known_from(&self) -> Option<*const ()> {
-        // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
-        // family.
+        // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
         self.limits().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
     }
 
@@ -166,8 +164,7 @@ impl Frame {
         }
         self.op().iter().flat_map(|op| op.accesses()).for_each(|access| look(access.queue_ptr().cast()));
         if let Some(family) = self.limits().child_of {
-            // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
-            // family.
+            // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
             unsafe { family.as_ref() }.each_held(&mut look);
         }
     }
@@ -188,7 +185,7 @@ impl Frame {
         self.op().is_some_and(|op| op.task().has(flag::KEPT))
     }
 
-    /// Whether the running operation was asked to stop. A clean-up is never asked.
+    /// Whether the running operation was asked to stop. A clean-up is never asked to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         if self.is_kept() {
             return false;
@@ -199,7 +196,7 @@ impl Frame {
     }
 }
 
-/// What can cancel an operation, and the families in which it is a child or the parent.
+/// What can cancel an operation, and the families in which it is a child or parent.
 #[derive(Clone, Copy, Default)]
 struct Limits {
     claim: Option<NonNull<Claim>>,
@@ -211,15 +208,13 @@ struct Limits {
 impl Limits {
     /// Returns the claim of the operation, if it has a handle.
     fn claim(&self) -> Option<&Claim> {
-        // SAFETY: these `Limits` belong to a call to `claimed_by` that has not ended, and its caller has borrowed the
-        // claim.
+        // SAFETY: these `Limits` belong to an unfinished call to `claimed_by`, whose caller has borrowed the claim.
         self.claim.map(|claim| unsafe { claim.as_ref() })
     }
 
-    /// Returns the group that the operation belongs to.
+    /// Returns the operation's group.
     fn group(&self) -> Option<&Group> {
-        // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
-        // group.
+        // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the group.
         self.group.map(|group| unsafe { group.as_ref() })
     }
 }
@@ -232,7 +227,7 @@ pub(super) fn innermost() -> *const Frame {
     FRAME.with(Cell::get)
 }
 
-/// Returns the engine of the innermost operation that runs on this thread.
+/// Returns the engine of the innermost operation running on this thread.
 pub(crate) fn current_engine() -> Option<Arc<Core>> {
     let mut current = None;
     any_frame(|frame| {
@@ -242,13 +237,13 @@ pub(crate) fn current_engine() -> Option<Arc<Core>> {
     current
 }
 
-/// Whether program code runs on this thread for an engine.
+/// Whether this thread is running program code for an engine.
 #[inline]
 pub(crate) fn in_program() -> bool {
     !innermost().is_null()
 }
 
-/// What the operation of a frame holds.
+/// What a frame's operation holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holds {
     /// The operation has not released its variables.
@@ -272,7 +267,7 @@ pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: Right<Task>
     enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
 
-/// Calls `f`, program code of `core`, after the operation that it belongs to was counted out.
+/// Calls `f`, program code of `core`, after its operation was counted out.
 pub(crate) fn enter_after<R>(core: &Arc<Core>, f: impl FnOnce() -> R) -> R {
     enter_with(core, None, Holds::Nothing, None, |_| f())
 }
@@ -307,41 +302,41 @@ fn enter_with<R>(
     })
 }
 
-/// Forgets the frames of this thread in a forked child. Their operations belong to the parent process.
+/// Forgets this thread's frames in a forked child, where their operations belong to the parent process.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     no_wait::forget();
-    // If this thread ran for a blocked thread, the frames and loops of that thread are on a stack that may soon be
-    // reused. They become the innermost again when the frames and loops of this thread end, so `seen` hides them.
+    // If this thread ran for a blocked thread, that thread's frames and loops are on a stack that may soon be reused.
+    // They become the innermost again when those of this thread end, so `seen` hides them.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
 
-/// The stacks that the frames and loops of a thread are on.
+/// The stacks that contain a thread's frames and loops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stack {
     /// The stack of this thread.
     Own,
-    /// Also the stack of a thread that is blocked. Models do not use other stacks.
+    /// Also the stack of a blocked thread. Models do not use other stacks.
     #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     Another,
-    /// Also the stack of a thread that does not exist in this forked child.
+    /// Also the stack of a thread that this forked child lacks.
     Lost,
 }
 
 thread_static!(static STACK: Cell<Stack> = Cell::new(Stack::Own));
 
-/// Returns `at`, a pointer to a frame or a ready loop of this thread. If the memory of the frame or loop may be gone,
-/// returns null instead.
+/// Returns `at`, a pointer to one of this thread's frames or ready loops, or null if the memory there may have been
+/// reused.
 pub(super) fn seen<T>(at: *const T) -> *const T {
     if !at.is_null() && STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
 }
 
-/// Whether `wanted` returns `true` for a frame of this thread. Calls it with the innermost frame first.
+/// Whether `wanted` returns `true` for one of this thread's frames. Calls it with the innermost frame first.
 pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = seen(innermost());
     // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
-    // `enter_with` has taken the frame out of the list.
+    // `enter_with` has removed the frame from the list.
     while let Some(frame) = unsafe { at.as_ref() } {
         if wanted(frame) {
             return true;
@@ -351,8 +346,8 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Calls `look` with the frames of this thread, innermost first, as long as it returns `true`. Skips frames that are
-/// already known through an operation of a scope that was opened inside them.
+/// Calls `look` with this thread's frames, innermost first, as long as it returns `true`. Skips frames already known
+/// through an operation of a scope opened inside them.
 fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     let mut known_from = None;
     any_frame(|frame| {
@@ -381,7 +376,7 @@ pub(crate) fn in_operation_of(core: &Core) -> bool {
     any_frame(|frame| frame.is_of(core) && is_operation(frame) && !frame.is_over())
 }
 
-/// Whether an operation that runs on this thread holds the variable whose queue is `queue`.
+/// Whether an operation running on this thread holds the variable whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     let mut names = false;
     let look = |frame: &Frame| {
@@ -397,7 +392,7 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
 pub(crate) enum Declared {
     No,
     Read,
-    /// The operation mutates the variable, or an operation around it has declared the variable in some way.
+    /// The operation mutates the variable, or an operation around it has declared the variable in any way.
     Any,
 }
 
@@ -410,7 +405,7 @@ pub(crate) fn declared_by(op: &Op<Task>, queue: NonNull<VarQueue<Task>>) -> Decl
     }
 }
 
-/// Returns the innermost operation on this thread, and how it has declared the variable whose queue is `queue`.
+/// Returns the innermost operation on this thread and how it has declared the variable whose queue is `queue`.
 pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Declared) {
     let (mut user, mut declared) = (None, Declared::No);
     any_frame(|frame| {
@@ -431,7 +426,7 @@ pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Decla
     (user, declared)
 }
 
-/// Returns the name of the innermost operation on this thread, where it was pushed, and the seed of its engine, if that
+/// Returns the name of the innermost operation on this thread, where it was pushed, and the seed of its engine if that
 /// engine shuffles.
 pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option<u64>)> {
     let mut found = None;
@@ -442,13 +437,13 @@ pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option
     found
 }
 
-/// What the operation of a frame holds, seen from a scope inside the frame.
+/// What a frame's operation holds, as seen from a scope inside the frame.
 pub(super) struct HeldAround {
     /// The operation, if it is asynchronous and so may end before its function returns.
     ends: Option<NonNull<Op<Task>>>,
     /// The queues of its variables. The pointers are only compared.
     queues: SmallVec<[NonNull<()>; 4]>,
-    /// The family or the scope that the operation belongs to.
+    /// The family or scope to which the operation belongs.
     kin: Option<Arc<dyn Kin>>,
 }
 
@@ -472,8 +467,7 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
     let mut held = Vec::new();
     let look = |frame: &Frame| {
         if let Some(op) = frame.op().filter(|_| frame.holds != Holds::Nothing && !frame.is_over()) {
-            // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed the
-            // family.
+            // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
             let kin = frame.limits().child_of.map(|kin| Arc::clone(unsafe { kin.as_ref() }));
             let queues = op.accesses().iter().map(|access| access.queue_ptr().cast()).collect();
             let ends = (frame.holds == Holds::Variables && op.task().has(flag::ASYNC)).then(|| NonNull::from(op));
@@ -485,16 +479,16 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
     held.into()
 }
 
-/// Returns the operations of any engine that run on this thread and have not released their variables. If one of them
-/// is a child, its parents are included.
+/// Returns the operations of any engine that run on this thread and have not released their variables, along with the
+/// parents of those that are children.
 pub(super) fn running_ops() -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
         if frame.holds != Holds::Nothing && !frame.is_over() {
             ops.extend(frame.op.map(|op| Nested { op: op.cast(), depth: 0 }));
             if let Some(family) = frame.limits().child_of {
-                // SAFETY: these `Limits` belong to a call to `in_group` that has not ended, and its caller has borrowed
-                // the family.
+                // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the
+                // family.
                 unsafe { family.as_ref() }
                     .each_parent(&mut |around| ops.push(Nested { depth: around.depth + 1, ..around }));
             }
@@ -511,8 +505,8 @@ pub(super) fn inside() -> Inside {
     any_frame(|frame| {
         if let (Some(op), Holds::Nothing) = (frame.op, frame.holds) {
             let in_group = frame.limits().group.is_some();
-            // The start of an asynchronous operation may leave an epilogue as well, but another thread may end the
-            // operation before that epilogue has run. Such an epilogue has no group.
+            // Starting an asynchronous operation may also leave an epilogue, but another thread may end the operation
+            // before that epilogue has run. Such an epilogue has no group.
             // SAFETY: the caller of `enter_with` keeps the operation alive until the frame ends.
             if in_group || !unsafe { op.as_ref() }.task().has(flag::ASYNC) {
                 inside.ended.push((op.cast(), in_group));
@@ -523,7 +517,7 @@ pub(super) fn inside() -> Inside {
     inside
 }
 
-/// Returns the name of the innermost operation that runs on this thread, and where it was pushed.
+/// Returns the name of the innermost operation running on this thread, and where it was pushed.
 pub(super) fn running_op() -> Option<Pushed> {
     let mut running = None;
     any_frame(|frame| {
@@ -543,8 +537,8 @@ pub(super) fn holds_back(place: &Place) -> bool {
     any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
-/// Returns the name of an operation on this thread that belongs to `group` or to a group inside it, and where the
-/// operation was pushed.
+/// Returns the name of an operation on this thread that belongs to `group` or a group inside it, and where it was
+/// pushed.
 pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
     let mut member = None;
     any_frame(|frame| {
@@ -557,10 +551,10 @@ pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
 }
 
 /// Puts `right`, the right to end an operation, back into the innermost frame, if that frame belongs to the operation
-/// and a panic in its function is dropping the completion. Returns the right otherwise.
+/// and a panic in its function is dropping the completion. Otherwise returns the right.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
-    // `enter_with` has taken the frame out of the list.
+    // `enter_with` has removed the frame from the list.
     let frame = unsafe { seen(innermost()).as_ref() };
     match frame {
         Some(frame)
@@ -586,7 +580,7 @@ impl<'a> Call<'a> {
         Self { frame, stream: Cell::new(stream) }
     }
 
-    /// Takes the stream that the operation issues its work on. Returns `None` on the CPU, and on the second call.
+    /// Takes the stream on which the operation issues its work. Returns `None` on the CPU and on the second call.
     #[inline]
     pub(crate) fn take_stream(&self) -> Option<&'a mut GpuStream> {
         self.stream.take()
@@ -617,8 +611,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Puts back the right to end an asynchronous operation whose completion was used, but whose function has failed:
-    /// the operation fails with the function's failure.
+    /// Puts back the right to end an asynchronous operation whose completion was used but whose function failed: the
+    /// operation fails with the function's failure.
     pub(crate) fn return_right(&self, right: Right<Task>) {
         self.frame.put_right(right);
     }
@@ -642,8 +636,7 @@ pub(super) fn current() -> Frames {
 }
 
 impl Frames {
-    /// Calls `f` on the calling thread with these frames. The thread that they belong to must be blocked during the
-    /// call.
+    /// Calls `f` on the calling thread with these frames. Their own thread must be blocked during the call.
     pub(super) fn adopt(self, f: impl FnOnce()) {
         STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(self.innermost));

@@ -2,13 +2,13 @@
 //!
 //! # States
 //!
-//! 1. *Started*: the job of the operation has created a [`FutureTask`], and polls it on the thread that runs the job.
+//! 1. *Started*: the operation's job has created a [`FutureTask`] and polls it on the thread running the job.
 //! 2. *Between two polls*: only wakers refer to the task. The first wake pushes one of the engine's own operations,
-//!    which has no variables and polls the future. So the record of the operation itself enters its lane only once, and
-//!    a wake does not wait for a turn.
-//! 3. *Ended*: the future has returned a result or panicked, and was dropped. The operation ends when its guards are
-//!    dropped as well.
-//! 4. *Stopped* instead: the operation was cancelled, through its handle or with its group. The next poll drops the
+//!    which has no variables and polls the future. So the operation's own record enters its lane only once, and a wake
+//!    does not wait its turn.
+//! 3. *Ended*: the future has returned a result or panicked, and has been dropped. The operation ends once its guards
+//!    have been dropped as well.
+//! 4. *Stopped* instead: the operation was cancelled through its handle or with its group. The next poll drops the
 //!    future, and the operation fails. A cancellation through the handle wakes the future for that poll; a cancellation
 //!    of the group does not.
 //! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future. The future is
@@ -16,7 +16,7 @@
 //!
 //! [`PollState`] decides which thread polls. The naive engine polls on the thread that wakes the future.
 //!
-//! Each poll of the future, and its drop, is a call into program code, in a frame of the operation.
+//! Polling and dropping the future are calls into program code, each in a frame of the operation.
 //!
 //! # Who may touch what
 //!
@@ -56,7 +56,7 @@ use crate::{
 /// The name of the operations that poll.
 pub(super) const POLL: &str = "poll";
 
-/// The future of an operation, and the recipient of its value.
+/// An operation's future, and the recipient of its value.
 trait Polled: Send {
     /// Polls the future, in a frame of the operation.
     fn poll(self: Pin<&mut Self>, frame: &Frame, cx: &mut Context<'_>) -> Poll<Result<(), Cause>>;
@@ -67,7 +67,7 @@ trait Polled: Send {
 }
 
 struct Running<F, R> {
-    /// Pinned. `None` once the future was dropped.
+    /// Pinned. `None` once the future has been dropped.
     future: Option<F>,
     delivery: Option<Delivery<R>>,
 }
@@ -115,7 +115,7 @@ where
     }
 }
 
-/// The value of a future, and the handle of its operation.
+/// A future's value, and its operation's handle.
 struct Delivery<R> {
     handle: Arc<Handled<R>>,
     value: Option<R>,
@@ -127,13 +127,13 @@ impl<R: Send + 'static> Deliver for Delivery<R> {
         let (result, unwanted) = match (result, value) {
             (Ok(()), Some(value)) => (Ok(value), None),
             (Ok(()), None) => (Err(handle.beside().failure()), None),
-            // There is a value if the drop of the future panicked, or if a panic has dropped a guard that the future
-            // gave away.
+            // There is a value if dropping the future panicked, or if a panic dropped a guard that the future gave
+            // away.
             (Err(failure), value) => (Err(failure), value),
         };
         let wakers = handle.set(result);
         // The `handle` is returned as well: if the program has dropped the operation's handle, this is the last
-        // reference, and its drop drops the result.
+        // reference, and dropping it drops the result.
         Delivered { wakers, unwanted: Box::new((unwanted, handle)) }
     }
 }
@@ -162,7 +162,7 @@ impl Started {
         panics::catch(|| frame::enter(core, share.op(), Holds::Variables, run))
     }
 
-    /// Drops the future, and its share of the operation with it.
+    /// Drops the future and its share of the operation.
     fn end(mut self, core: &Arc<Core>, result: Result<(), OpError>) {
         let cleared = self.enter(core, |future, frame| future.clear(frame));
         if core.is_forked() {
@@ -174,7 +174,7 @@ impl Started {
             (result, second) => (result, second),
         };
         if let Some(second) = second {
-            // The second failure of the operation is recorded so that it is not lost.
+            // The operation's second failure is recorded, or it would be lost.
             second.record(core.failures());
             core.run_program_code(self.share.op(), None, || drop(second));
         }
@@ -183,7 +183,7 @@ impl Started {
     }
 }
 
-/// The future of an operation, which wakers share.
+/// An operation's future, shared by wakers.
 struct FutureTask {
     state: PollState,
     core: Arc<Core>,
@@ -283,7 +283,7 @@ impl Drop for FutureTask {
         self.state.look();
         // SAFETY: this is the last reference to the task.
         let Some(started) = self.started.with_mut(|started| unsafe { &mut *started }.take()) else { return };
-        // The thread that drops the last waker may hold a lock that the drop of the future takes as well.
+        // The thread dropping the last waker may hold a lock that dropping the future also takes.
         self.core.hand_over(move |core| {
             let lost = started.share.op().task().failed_by(Cause::LostFuture);
             started.end(core, Err(lost));
@@ -319,7 +319,7 @@ where
     };
     let task = Arc::new(task);
     if let Some(handle) = handle {
-        // A weak reference: a future that only its handle refers to is lost.
+        // The reference is weak: a future referred to only by its handle is lost.
         let to_stop = Arc::downgrade(&task);
         handle.beside().when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
     }
@@ -327,8 +327,8 @@ where
     Ok(())
 }
 
-/// The job of an operation that is a future and has a handle. The delivery of the future's value reports the
-/// operation's end to the handle. If the operation never starts, this job reports it.
+/// The job of an operation that is a future and has a handle. Delivering the future's value reports the operation's end
+/// to the handle; if the operation never starts, this job reports its end.
 pub(crate) struct FutureJob<F, R>(Shared<F, R>);
 
 impl<F, R> FutureJob<F, R> {

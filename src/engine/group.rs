@@ -3,10 +3,10 @@
 //! # States
 //!
 //! Groups form a tree. A group is open until it is cancelled, loudly or quietly. A cancellation is final. The members
-//! of a cancelled group, and those of the groups inside it, no longer start: when its turn comes, each one fails, or
-//! changes nothing if the group was cancelled quietly. Clean-ups start nevertheless.
+//! of a cancelled group and of the groups inside it no longer start, except clean-ups: when its turn comes, each member
+//! fails, or changes nothing if the group was cancelled quietly.
 //!
-//! A member is counted in its group, and in those around it, from before its push until its epilogue has run.
+//! A member is counted in its group and in those around it from before its push until its epilogue has run.
 //!
 //! # Who may touch what
 //!
@@ -14,8 +14,7 @@
 //! * `belongs_to`: set before the first push, by the thread that starts the parent. The pointer is only compared.
 //! * `failures`: under their lock. No failure is dropped under the lock, since the drop may run program code.
 //! * `pending`: see [`PendingOps`].
-//! * [`Joined`]: constant, in the record of the member. Any thread that is pinned may read it until the record is
-//!   reused.
+//! * [`Joined`]: constant, in the record of the member. Any pinned thread may read it until the record is reused.
 //!
 //! This module has no edges of its own: the count hands over what the members did.
 
@@ -50,8 +49,8 @@ const OPEN: u8 = 0;
 const CANCELLED: u8 = 1;
 const PASSED_OVER: u8 = 2;
 
-/// The maximum number of failures that a group keeps. When the group returns the first one, those that began in it also
-/// count as reported. Not tuned.
+/// The maximum number of failures that a group keeps. When the group returns the first one, those that began in the
+/// group also count as reported. Not tuned.
 const MAX_KEPT: usize = 1024;
 
 /// A group of operations.
@@ -60,11 +59,11 @@ pub(crate) struct Group {
     parent: Option<Arc<Group>>,
     state: AtomicU8,
     pub(crate) pending: PendingOps,
-    /// The number of members that were pushed to the groups of this tree. Used only in the root.
+    /// The number of members pushed to the groups of this tree. Used only in the root.
     pushed: AtomicU64,
-    /// The record of the operation whose children the members are, or null.
+    /// The record of the members' parent if they are children, or null.
     belongs_to: AtomicPtr<()>,
-    /// The failures of members since the last wait, keyed by the number of the push.
+    /// The failures of members since the last wait, keyed by push number.
     failures: Mutex<BTreeMap<u64, Kept>>,
 }
 
@@ -98,7 +97,7 @@ impl Group {
         iter::successors(Some(self), |group| group.parent.as_ref())
     }
 
-    /// Whether this group is `other`, or inside `other`.
+    /// Whether this group is `other` or inside it.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
     }
@@ -111,7 +110,7 @@ impl Group {
         let _ = self.state.compare_exchange(OPEN, state, Relaxed, Relaxed);
     }
 
-    /// Returns how this group, or one around it, was cancelled.
+    /// Returns how this group or one around it was cancelled, if any was.
     pub(crate) fn cancelled(&self) -> Option<Cancel> {
         // Relaxed: a member that starts at the same time may run or be cancelled.
         match self.state.load(Relaxed) {
@@ -130,7 +129,7 @@ impl Group {
         Membership { group: Arc::clone(self), tickets, number, fails_itself: false, mutates: true, family: None }
     }
 
-    /// Keeps the failure of a member, if it is among the [`MAX_KEPT`] earliest.
+    /// Keeps a member's failure if it is among the [`MAX_KEPT`] earliest.
     fn keep(&self, number: u64, failure: Kept) {
         let mut failures = lock(&self.failures);
         let before = failures.insert(number, failure);
@@ -146,8 +145,8 @@ impl Group {
         failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
     }
 
-    /// Returns the failure of the first member, in push order, that has failed since the last call. That failure, and
-    /// those that began in the group, count as reported.
+    /// Returns the failure of the first member, in push order, that has failed since the last call. That failure and
+    /// those that began in the group count as reported.
     pub(super) fn take_failure(&self) -> Result<(), WaitError> {
         let failures = std::mem::take(&mut *lock(&self.failures));
         failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
@@ -165,19 +164,18 @@ struct Kept {
     mutates: bool,
 }
 
-/// The membership of an operation in a group. The group counts the operation until this value is dropped.
+/// An operation's membership in a group. The group counts the operation until this value is dropped.
 pub(crate) struct Membership {
     group: Arc<Group>,
     /// The member's tickets in the group and in those around it.
     tickets: SmallVec<[Ticket; 2]>,
     /// The number of the member's push.
     number: u64,
-    /// Whether a failure of the member is its own: it has started, or was cancelled.
+    /// Whether a failure of the member is its own: the member has started or was cancelled.
     pub(super) fails_itself: bool,
     /// Whether the member mutates a variable.
     pub(super) mutates: bool,
-    /// The family or scope of the member. This share of it is dropped after the member has been counted out of the
-    /// group.
+    /// The member's share of its family or scope, dropped after the member has been counted out of the group.
     pub(super) family: Option<KinShare>,
 }
 
@@ -191,33 +189,31 @@ impl Membership {
         self.tickets.clear();
     }
 
-    /// Returns the tickets of the membership, for threads that know only the member's record.
+    /// Returns the membership's tickets, for threads that know only the member's record.
     pub(super) fn joined(&self) -> Joined {
         let counts = self.group.path().map(|group| ptr::from_ref(&group.pending));
-        // Relaxed: see `set_parent`. A push that does not see the store only leaves the member out of dumps of its
-        // parent.
+        // Relaxed: see `set_parent`. If a push misses the store, dumps merely omit the member from its parent.
         Joined::new(self.group.belongs_to.load(Relaxed), counts.zip(self.tickets.iter().copied()))
     }
 
-    /// Keeps the failure of the member in its group and in those around it.
+    /// Keeps the member's failure in its group and in those around it.
     pub(super) fn fail(&self, failure: &OpError) {
         let kept = || Kept { failure: failure.clone(), is_own: self.fails_itself, mutates: self.mutates };
         self.group.path().for_each(|group| group.keep(self.number, kept()));
     }
 }
 
-/// The number of nested groups whose tickets fit into the record of a member. If there are more, all tickets are in a
-/// box.
+/// The number of nested groups whose tickets fit into a member's record. If there are more, all tickets are boxed.
 const LEVELS: usize = 6;
 
 /// The tickets of a member in its group and in those around it, for threads that know only its record. They are valid
-/// as long as the member is counted, and meaningless afterwards.
+/// as long as the member is counted and meaningless afterwards.
 pub(crate) struct Joined {
     /// The counts. The pointers are only compared.
     counts: [MaybeUninit<*const PendingOps>; LEVELS],
     tickets: [MaybeUninit<Ticket>; LEVELS],
-    /// The record of the operation whose child the member is, or null. The pointer is only compared. The record belongs
-    /// to that operation as long as the member is pending.
+    /// The record of the member's parent, or null. The pointer is only compared. The record belongs to the parent as
+    /// long as the member is pending.
     parent: *mut (),
     /// The number of tickets, or [`BOXED`].
     levels: u32,
@@ -287,7 +283,7 @@ impl Joined {
         self.tickets().map(|(count, _)| count)
     }
 
-    /// Returns the record of the operation whose child this one is.
+    /// Returns the record of the operation's parent, if it is a child.
     pub(super) fn parent(&self) -> Option<NonNull<()>> {
         NonNull::new(self.parent)
     }

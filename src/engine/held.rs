@@ -1,18 +1,18 @@
-//! Shares of the right to end an operation. They hold the variables of the operation for guards, or for a future.
+//! Shares of the right to end an operation. They hold the operation's variables for guards or for a future.
 //!
 //! # States
 //!
-//! 1. *Held*: shares exist, each in a guard or with the future of the operation.
+//! 1. *Held*: shares exist, each in a guard or with the operation's future.
 //! 2. *Ended*: the last share was dropped, and the operation is complete. If a share is leaked, the operation never
-//!    ends, and holds its variables forever.
+//!    ends and holds its variables forever.
 //!
 //! What was noted before the last share was dropped ([`Ending`]) determines how the operation ends:
 //!
-//! | noted | the end |
+//! | noted | outcome |
 //! |---|---|
-//! | nothing: the guards were not taken | the variables stay as they are |
-//! | the guards were taken | the mutations are counted; or, if a panic has dropped a guard, the mutated variables fail |
-//! | the future has ended | the result of the future counts; or, if a panic has dropped a guard, the mutated variables fail |
+//! | nothing: the guards were not taken | the variables are unchanged |
+//! | the guards were taken | the mutations are counted; or, if a panic dropped a guard, the mutated variables fail |
+//! | the future has ended | its result applies; or, if a panic dropped a guard, the mutated variables fail |
 //!
 //! # Who may touch what
 //!
@@ -48,7 +48,8 @@ use crate::{
     tracker::Op,
 };
 
-/// Keeps an engine open, as its handles do. If this is the last of them, its drop ends the engine in the background.
+/// Keeps an engine open, as a handle does. If nothing else keeps the engine open, dropping this ends it in the
+/// background.
 pub(crate) struct KeepsOpen(Arc<Core>);
 
 impl KeepsOpen {
@@ -83,9 +84,9 @@ enum Ending {
 struct Held {
     right: UnsafeCell<ManuallyDrop<Right<Task>>>,
     core: Arc<Core>,
-    /// The number of shares. It has 64 bits on every machine, so that even leaked guards cannot make it wrap.
+    /// The number of shares. It has 64 bits on every platform, so even leaked guards cannot make it wrap.
     shares: AtomicU64,
-    /// Whether a panic has dropped a guard.
+    /// Whether a panic dropped a guard.
     panicked: AtomicBool,
     ending: Mutex<Ending>,
 }
@@ -133,7 +134,7 @@ impl Held {
 /// A share of the right to end an operation. The operation ends when its last share is dropped.
 pub struct Share {
     held: Arc<Held>,
-    /// Whether the thread was already panicking when this share was created: that panic says nothing about the
+    /// Whether the thread was already panicking when this share was created; such a panic says nothing about the
     /// operation.
     panicking: bool,
 }
@@ -178,12 +179,12 @@ impl Share {
         self.right().op()
     }
 
-    /// Returns the group that the operation belongs to.
+    /// Returns the operation's group.
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         self.right().group()
     }
 
-    /// Returns the family that the operation belongs to, if it is a child.
+    /// Returns the family to which the operation belongs, if it is a child.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
         self.right().family()
     }
@@ -193,12 +194,12 @@ impl Share {
         self.right().parent_of()
     }
 
-    /// Notes that the guards were taken. They keep the engine open.
+    /// Notes that the guards, which keep the engine open, were taken.
     pub(super) fn take(&self, keeps_open: KeepsOpen) {
         *lock(&self.held.ending) = Ending::Taken(keeps_open);
     }
 
-    /// Notes how the future of the operation has ended, and drops its share.
+    /// Notes how the operation's future ended, and drops the future's share.
     pub(super) fn end(self, result: Result<(), OpError>, deliver: Option<Box<dyn Deliver>>) {
         *lock(&self.held.ending) = Ending::Future(result, deliver);
     }

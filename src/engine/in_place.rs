@@ -1,9 +1,9 @@
-//! Waits in place: a thread that waits runs operations on its own stack, if they are ready and the wait cannot end
-//! before they are complete.
+//! Waits in place: a waiting thread runs, on its own stack, ready operations that must complete before the wait can
+//! end.
 //!
-//! * A ready operation with a handle is in a queue of its lane, and its entry there owns it. A waiter takes the
-//!   ownership from the entry. The entry stays in the queue, with a share of the record, until a worker pops it and
-//!   finds it stale ([`OpRef::take`]).
+//! * A ready operation with a handle is in a queue of its lane, owned by its entry there. A waiter takes ownership from
+//!   the entry, which stays in the queue with a share of the record until a worker pops it and finds it stale
+//!   ([`OpRef::take`]).
 //! * An operation that the wait is known to depend on ([`leads_to`](Core::leads_to)) is taken from the deque of the
 //!   waiter's own worker or, on an engine without workers, from the ready loops of the waiter's thread.
 //!
@@ -30,10 +30,10 @@ use crate::{
 };
 
 impl Core {
-    /// If a ready operation has a handle, lets a waiter take the operation from the queue that it is about to enter.
+    /// Lets a waiter take a ready operation with a handle from the queue that the operation is about to enter.
     pub(super) fn publish(op: &OpRef<Task>) {
-        // A device's thread has no operation of its own that is counted as pending. If a waiter completed this
-        // operation, the engine could end before the entry is in its queue.
+        // A device's thread has no pending operation of its own. If a waiter completed this operation, the engine could
+        // end before the entry is in its queue.
         if !op.task().has(flag::CLAIMS)
             || op.task().has(flag::ASYNC | flag::ON_DEVICE)
             || worker_thread::serves_device()
@@ -62,11 +62,11 @@ impl Core {
     }
 
     /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
-    /// none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such operations that
-    /// were left to ready loops of this thread.
+    /// none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such operations left to
+    /// this thread's ready loops.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
         while !self.is_forked() && !is_over() && !ready_loop::is_stack_short() {
-            // The wait is checked last: if it is not over, nothing that it waits for has ended since the first look.
+            // The wait is checked last: if it is not over, nothing that it awaits has ended since the first look.
             let wanted = |op: &OpRef<Task>| Self::leads_to(op, goal) && !is_over();
             let taken = match self.has_workers() {
                 true => worker_thread::take_queued(self, wanted),
@@ -93,7 +93,7 @@ impl Core {
         });
     }
 
-    /// Takes the operation of a handle from its queue.
+    /// Takes a handle's operation from its queue.
     fn take_ready(&self, shared: &Cancellable<dyn Function>) -> Option<OpRef<Task>> {
         let lane = worker_thread::lane_of(self)?;
         if ready_loop::is_stack_short() {

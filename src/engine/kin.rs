@@ -5,12 +5,12 @@ use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use crate::{engine::cancellable::Place, notify::waiters::Nested};
 
-/// A family, as its parent and its children see it, or a scope, as its operations see it.
+/// A family as seen by its parent and children, or a scope as seen by its operations.
 pub(crate) trait Kin: Send + Sync {
-    /// Calls `look` with the queue of each variable that is held by the parent, or by an operation around the scope,
-    /// and so on outwards. The pointers are only compared.
+    /// Calls `look` with the queue of each variable held by the parent or by an operation around the scope, and so on
+    /// outwards. The pointers are only compared.
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
-    /// Calls `look` with the parent, or with the operations around the scope, and so on outwards. Depths begin with 0.
+    /// Calls `look` with the parent or the operations around the scope, and so on outwards. Depths start at 0.
     fn each_parent(&self, look: &mut dyn FnMut(Nested));
     /// Returns the frame in which the scope was opened, if that was on the calling thread. The pointer is only
     /// compared. `each_held` and `each_parent` cover that frame and those around it.
@@ -18,14 +18,14 @@ pub(crate) trait Kin: Send + Sync {
     /// Whether a child with this place waits for the parent's work to end.
     fn holds_back(&self, place: &Place) -> bool;
     /// Notes that the parent is a future, whose work ends once the future has ended and its guards have been dropped.
-    /// Called in the parent's function, and not for a scope.
+    /// Called in the parent's function; never called for a scope.
     fn begin_future(&self);
     /// Drops a share of the family. A scope has no shares.
     fn leave(&self);
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A share of a family, or a reference to a scope. The parent is not complete before the share is dropped.
+/// A share of a family, or a reference to a scope. The parent does not complete before the share is dropped.
 pub(super) struct KinShare(Arc<dyn Kin>);
 
 impl KinShare {

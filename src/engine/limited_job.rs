@@ -2,8 +2,8 @@
 //!
 //! # Who may touch what
 //!
-//! * The membership: first the thread that starts or skips the operation, and then the thread that ends it. The start
-//!   of an asynchronous operation moves the membership to the [right](super::right::Right).
+//! * The membership: first the thread that starts or skips the operation, then the thread that ends it. The start of an
+//!   asynchronous operation moves the membership to the [right](super::right::Right).
 //!
 //! This module has no edges of its own: the tracker's queues hand over the job with its operation.
 
@@ -37,9 +37,9 @@ impl<W> LimitedJob<W> {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
-    /// Creates the job of a child, or of an operation of a scope, in the group of its family or scope. Until the
-    /// operation has ended, it has a share of `kin`, which the caller has counted. `mutates` says whether the operation
-    /// mutates a variable.
+    /// Creates the job of a child or of a scope's operation, in the group of its family or scope. Until it has ended,
+    /// the operation has a share of `kin`, which the caller has counted. `mutates` says whether the operation mutates a
+    /// variable.
     pub(crate) fn with_kin(
         job: W,
         group: &Arc<Group>,
@@ -74,8 +74,8 @@ impl<W> LimitedJob<W> {
 }
 
 impl<W: Job> LimitedJob<W> {
-    /// Takes the membership of an operation that ends. The operation is not counted out again if its scope has already
-    /// counted it out.
+    /// Takes the membership of an ending operation. An operation already counted out by its scope is not counted out
+    /// again.
     fn take_membership(&mut self) -> Option<Membership> {
         let mut membership = self.membership.take()?;
         if self.job.is_abandoned() {
@@ -136,7 +136,7 @@ impl<W: Job> Job for LimitedJob<W> {
 
     fn discard(&mut self) {
         // The membership and the group are dropped after the call below, even if program code panics. Nothing is left
-        // for the drop of the record, which may happen where program code must not run.
+        // for the record's drop, which may happen where program code must not run.
         let _group = (self.take_membership(), self.group.take());
         self.job.discard();
     }
@@ -146,7 +146,7 @@ impl<W: Job> Job for LimitedJob<W> {
         let mut cleanup = self.job.report(result);
         if let Some(membership) = membership {
             cleanup.set_membership(membership, result);
-            // This reference to the group is not the last one, since the membership has another.
+            // This reference to the group is not the last one, since the membership holds another.
             self.group = None;
         }
         cleanup

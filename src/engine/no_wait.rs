@@ -5,20 +5,20 @@ use std::cell::Cell;
 
 use crate::{device::callback::in_kernel, sync::thread_static};
 
-/// Why the program code that runs on this thread must not wait.
+/// Why the program code running on this thread must not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoWait {
-    /// The function of a device operation of any engine runs. The work that it has issued is not complete when it
+    /// The function of a device operation of any engine is running. The work that it issues is not complete when it
     /// returns.
     DeviceFunction,
-    /// A deletion of any engine runs.
+    /// A deletion of any engine is running.
     Deletion,
-    /// An observer of any engine runs.
+    /// An observer of any engine is running.
     Observer,
 }
 
-// The innermost reason on this thread. It is not stored in the frames, since there may be many of them, and each push
-// to a naive engine reads the reason.
+// The innermost reason on this thread. It is not stored in the frames, since there may be many frames and each push to
+// a naive engine reads the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.
@@ -26,7 +26,7 @@ pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
     set_no_wait(Some(why), f)
 }
 
-/// Calls `f`, which runs operations. Operations that run inside a deletion are not part of it, and may wait.
+/// Calls `f`, which runs operations. Operations that run inside a deletion are not part of the deletion and may wait.
 pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
     match NO_WAIT.with(Cell::get) {
         Some(NoWait::Deletion) => set_no_wait(None, f),
@@ -51,13 +51,13 @@ pub(crate) fn no_wait() -> Option<NoWait> {
     NO_WAIT.with(Cell::get)
 }
 
-/// Forgets the reason, in a forked child.
+/// Forgets the reason in a forked child.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn forget() {
     NO_WAIT.with(|cell| cell.set(None));
 }
 
-/// Whether this thread runs the function of a device operation, of any engine, or program code that a device calls.
+/// Whether this thread is running the function of a device operation of any engine, or program code called by a device.
 pub(crate) fn in_device_function() -> bool {
     in_kernel() || NO_WAIT.with(Cell::get) == Some(NoWait::DeviceFunction)
 }

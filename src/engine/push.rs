@@ -1,4 +1,4 @@
-//! A push: from the accesses of an operation to its place in the queues of its variables.
+//! A push: from an operation's accesses to its place in the queues of its variables.
 //!
 //! [`Core::push`] takes these steps:
 //!
@@ -10,8 +10,8 @@
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
-//! Only step 3 depends on the type of the function, so the other steps are compiled once. For the most frequent
-//! operations, a single function takes all steps instead ([`push_sole`](Core::push_sole)).
+//! Only step 3 depends on the function's type, so the other steps are compiled once. For the most frequent operations,
+//! a single function performs all steps instead ([`push_sole`](Core::push_sole)).
 
 use std::{iter, panic::Location, ptr::NonNull, slice, sync::Arc};
 
@@ -58,7 +58,7 @@ impl Core {
         self.enqueue(op).map_err(|rejected| rejected.into_error(&spec.name, location, entries))
     }
 
-    /// [`push`](Self::push) for an operation with one access and no property except a name, compiled as one function
+    /// [`push`](Self::push) for an operation with one access and no properties except a name, compiled as one function
     /// because these operations are the most frequent. Both the engine and the job must [allow](Self::allows_push_sole)
     /// it.
     #[inline(never)]
@@ -156,7 +156,7 @@ impl Core {
         Ok(op)
     }
 
-    /// Returns an error if a variable of the operation `name` belongs to another engine, or is known to be deleted.
+    /// Returns an error if a variable of the operation `name` belongs to another engine or is known to be deleted.
     #[inline]
     pub(crate) fn check_variable(
         &self,
@@ -173,7 +173,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the error for a variable that belongs to another engine, or to the children of an operation.
+    /// Returns the error for a variable that belongs to another engine or to an operation's children.
     #[cold]
     pub(super) fn not_owned(&self, cell: &VarCell, name: &Name, location: &'static Location<'static>) -> PushError {
         let access = cell.refused_access(name, location);
@@ -186,7 +186,7 @@ impl Core {
 
     /// Checks every variable, sorts the entries by variable and merges entries for the same variable: a variable that
     /// is both read and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the
-    /// entries that are left. Errors name the operation `name`, pushed at `location`.
+    /// remaining entries. Errors name the operation `name`, pushed at `location`.
     #[inline]
     pub(crate) fn check_and_sort<'e>(
         &self,
@@ -275,8 +275,8 @@ impl Core {
     }
 
     /// Decides whether an engine that is shutting down, is observed or has a limit accepts an operation. If not, counts
-    /// the operation out again, except in a forked child. An operation that was held back is counted again, with
-    /// another ticket.
+    /// the operation out again, except in a forked child. An operation that was held back is counted again, with a new
+    /// ticket.
     #[cold]
     #[inline(never)]
     fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
@@ -331,13 +331,14 @@ impl Core {
         spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_loop(self)
     }
 
-    /// Appends an operation, whose task is filled, to the queues of its variables, and dispatches it if it is ready.
+    /// Appends an operation with a filled task to the queues of its variables, and dispatches the operation if it is
+    /// ready.
     pub(super) fn enqueue(self: &Arc<Self>, op: OpRef<Task>) -> Result<(), Rejected> {
         self.enqueue_with(op, |op| self.dispatch(op))
     }
 
-    /// Appends an operation, whose task is filled, to the queues of its variables, and calls `dispatch` with it if it
-    /// is ready.
+    /// Appends an operation with a filled task to the queues of its variables, and passes the operation to `dispatch`
+    /// if it is ready.
     #[inline(always)]
     pub(super) fn enqueue_with(
         self: &Arc<Self>,
@@ -360,12 +361,12 @@ impl Core {
     }
 }
 
-/// The error of a push during which a variable was deleted. It has its own type, because no other error can occur so
+/// The error of a push during which a variable was deleted. It has its own type because no other error can occur so
 /// late.
 pub(super) struct Rejected;
 
 impl Rejected {
-    /// Returns the error of the operation `name`, which has these entries.
+    /// Returns the error of the operation `name` with these entries.
     #[cold]
     pub(super) fn into_error(self, name: &Name, location: &'static Location<'static>, entries: &[Entry]) -> PushError {
         // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
@@ -376,7 +377,7 @@ impl Rejected {
 }
 
 /// Sorts the entries by variable and merges entries for the same variable, as [`Core::check_and_sort`] does. Returns
-/// the entries that are left.
+/// the remaining entries.
 pub(super) fn sort<'e>(
     entries: &'e mut [Entry],
     name: &Name,
@@ -392,16 +393,17 @@ pub(super) fn sort<'e>(
     }
 }
 
-/// A variable to whose value an operation declares two references, at least one of them mutable.
+/// A variable to whose value an operation declares two references, at least one of which is mutable.
 struct Aliased(NonNull<VarCell>);
 
-/// Sorts entries by variable and merges entries for the same variable. Returns how many are left; these come first.
+/// Sorts entries by variable and merges entries for the same variable. Returns the number of remaining entries, which
+/// come first.
 #[inline(never)]
 fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns.
     let id = |entry: &Entry| unsafe { entry.cell.as_ref() }.queue().id();
     if entries.len() <= INLINE_ACCESSES {
-        // An insertion sort: the general sort costs more to set up than so few entries cost to sort.
+        // An insertion sort: setting up the general sort costs more than sorting so few entries.
         let mut equal = false;
         for end in 1..entries.len() {
             let entry = entries[end];

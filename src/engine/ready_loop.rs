@@ -1,15 +1,15 @@
 //! Ready loops run operations on a thread without a worker, or inside another operation.
 //!
-//! A loop is on the stack of the thread that runs it, and in a list of that thread, innermost first. It ends, and
-//! leaves the list, once it has no operation and no epilogue left to run.
+//! A loop lives on the stack of the thread that runs it and is linked into that thread's list, innermost first. It
+//! ends, and leaves the list, once it has no operation or epilogue left to run.
 //!
 //! # Who may touch what
 //!
-//! * The list and the loops in it: only the thread that runs them. [`on_another_stack`] lends them to another thread,
-//!   while the thread that owns them is blocked.
+//! * The list and the loops in it: only the thread that runs them. [`on_another_stack`] lends them to another thread
+//!   while their owner is blocked.
 //! * `deferred` and `epilogues`: the thread that runs the loop. No program code runs while either of them is borrowed.
 //!
-//! There are no edges between threads. In a forked child, the loops of a thread that is gone are never read
+//! There are no edges between threads. In a forked child, loops of threads that did not survive the fork are never read
 //! ([`frame::seen`]).
 
 use std::{
@@ -33,11 +33,11 @@ use crate::{
     tracker::{OpRef, ReadyList},
 };
 
-/// The number of loops that may be nested before ready operations are left to the outer loops. Not tuned: enough for
-/// programs that nest on purpose, and few enough for any stack.
+/// The nesting depth at which ready operations are left to outer loops. Not tuned: deep enough for intentional nesting,
+/// and shallow enough for any stack.
 const MAX_DEPTH: usize = 64;
 
-/// The maximum number of operations that a wait looks at in one loop. Not tuned: each look takes a few microseconds.
+/// The maximum number of operations that a wait examines in one loop. Not tuned: each look takes a few microseconds.
 const MAX_LOOKS: usize = 32;
 
 /// A loop that runs ready operations on this thread.
@@ -64,12 +64,12 @@ impl ReadyLoop {
         ptr::eq(Arc::as_ptr(self.engine()), core)
     }
 
-    /// Whether nothing is left to this loop.
+    /// Whether this loop has nothing left to run.
     pub(crate) fn is_empty(&self) -> bool {
         self.deferred.borrow().is_empty() && self.epilogues.borrow().is_empty()
     }
 
-    /// Takes an operation that was left to this loop.
+    /// Takes an operation left to this loop.
     pub(crate) fn pop(&self) -> Option<OpRef<Task>> {
         self.deferred.borrow_mut().pop()
     }
@@ -131,11 +131,11 @@ pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Opti
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
 }
 
-// The number of operations that run in place, and of families that end, one on top of the other on this thread's stack.
+// The number of operations running in place, plus families ending, nested on this thread's stack.
 thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which runs an operation on top of the one that waits on this thread, or ends a family inside the epilogue
-/// of a child.
+/// Calls `f`, which runs an operation on top of the one waiting on this thread, or ends a family inside a child's
+/// epilogue.
 pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -148,7 +148,7 @@ pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether the loops of this thread, and the operations that run in place, are nested [`MAX_DEPTH`] deep.
+/// Whether this thread's loops and the operations running in place are nested [`MAX_DEPTH`] deep.
 pub(crate) fn is_deep() -> bool {
     // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on whose
     // behalf this thread runs.
@@ -156,7 +156,7 @@ pub(crate) fn is_deep() -> bool {
     depth + IN_PLACE.with(Cell::get) >= MAX_DEPTH
 }
 
-/// Whether the stack of this thread has no room for another nested operation.
+/// Whether this thread's stack lacks room for another nested operation.
 pub(crate) fn is_stack_short() -> bool {
     stack::is_short().unwrap_or_else(is_deep)
 }
@@ -169,7 +169,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     if yield_worker().is_err() {
         return Err(f);
     }
-    // The other thread, instead of this one, is counted as running operations.
+    // The other thread is counted as running operations in place of this one.
     let runs = Cell::new(Some(room::take_runs()));
     let (frames, innermost) = (frame::current(), seen(INNERMOST.with(Cell::get)));
     let mut f = Some(f);
@@ -190,7 +190,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     }
 }
 
-/// Returns `f`: models do not use other stacks, since their own, although small, are large enough.
+/// Returns `f`: models need no other stacks, since their own, though small, suffice.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let _ = (
@@ -204,7 +204,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     Err(f)
 }
 
-/// Takes the operations and epilogues that were left to loops of `core` on this thread.
+/// Takes the operations and epilogues left to this thread's loops of `core`.
 pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
     let (mut ready, mut epilogues) = (ReadyList::default(), Epilogues::new());
     find_loop(|ready_loop| {
@@ -219,8 +219,8 @@ pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
     (ready, epilogues)
 }
 
-/// Takes the first `wanted` operation that was left to a loop of `core` on this thread. Looks at a limited number of
-/// operations in each loop.
+/// Takes the first `wanted` operation left to a loop of `core` on this thread. Examines a limited number of operations
+/// per loop.
 pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
     find_loop(|ready_loop| {
         if !ready_loop.is_of(core) {
@@ -248,7 +248,7 @@ pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> boo
     })
 }
 
-/// Returns an engine with operations or epilogues that were left to loops on this thread.
+/// Returns an engine whose loops on this thread have operations or epilogues left.
 pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
     find_loop(|ready_loop| (!ready_loop.is_empty()).then(|| Arc::clone(ready_loop.engine())))
 }
@@ -258,13 +258,13 @@ pub(crate) fn has_loop(core: &Core) -> bool {
     with_loop(core, |_| ()).is_some()
 }
 
-/// Whether this thread is inside an operation or a ready loop of `core`, or runs other program code for it. The thread
-/// may then have operations that it has not counted out.
+/// Whether this thread is inside an operation or a ready loop of `core`, or runs other program code for it. If so, it
+/// may have operations that are not yet counted out.
 pub(crate) fn works_for(core: &Core) -> bool {
     frame::any_frame(|frame| frame.is_of(core)) || has_loop(core)
 }
 
-/// Forgets the loops of this thread in a forked child. They belong to the parent process.
+/// In a forked child, forgets this thread's loops, which belong to the parent process.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(super) fn leave_all() {
     INNERMOST.with(|cell| cell.set(ptr::null()));

@@ -1,7 +1,7 @@
 //! Reports the events of operations to the [recorder](crate::trace::recorder) and to observers.
 //!
-//! An engine that records sets a flag on its operations. A run tests this flag together with the flags of operations
-//! that are not plain. An engine that does not record pays for little more than one test in each push.
+//! An engine that records sets a flag on its operations. A run tests this flag together with those of operations that
+//! are not plain. An engine that does not record pays little more than one test per push.
 
 use std::{collections::HashMap, io, sync::Arc, thread, time::Duration};
 
@@ -52,7 +52,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the operations whose functions run, and where they run, if that is recorded.
+    /// Returns the operations whose functions are running, and where, if that is recorded.
     pub(super) fn running_ops(&self) -> HashMap<OpId, String> {
         let recording = self.recording().filter(|recording| recording.is_kept);
         recording.map(|recording| recording.recorder.running()).unwrap_or_default()
@@ -63,7 +63,7 @@ impl Core {
         self.recording().map(|recording| recording.recorder.age(op))
     }
 
-    /// Returns what the engine has done.
+    /// Returns the engine's statistics.
     pub(crate) fn stats(&self) -> Stats {
         let ready = if self.is_forked() { vec![0; self.threads.lanes().len()] } else { self.ready_ops() };
         let lanes: Vec<LaneStats> = self
@@ -101,7 +101,7 @@ impl Core {
         self.recording.as_deref().filter(|_| !self.is_forked())
     }
 
-    /// Whether the operations of the engine receive numbers, since they are recorded, observed, watched or shuffled.
+    /// Whether the engine's operations receive numbers because they are recorded, observed, watched or shuffled.
     #[inline]
     pub(super) fn is_recorded(&self) -> bool {
         self.recording.is_some()
@@ -119,7 +119,7 @@ impl Core {
         }
     }
 
-    /// Records that `op` is about to be pushed, and assigns its number.
+    /// Records that `op` is about to be pushed and assigns its number.
     #[cold]
     pub(super) fn record_push(&self, op: &OpRef<Task>) {
         let Some(recording) = self.recording() else { return };
@@ -143,7 +143,7 @@ impl Core {
         self.tell(recording, op, id, |observer, op| observer.pushed(op));
     }
 
-    /// Records that the last event on this thread has made `op` ready.
+    /// Records that the last event on this thread made `op` ready.
     #[inline]
     pub(super) fn record_ready(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -154,8 +154,8 @@ impl Core {
         }
     }
 
-    /// Notifies the observers that `op` was ready when it was pushed. A trace needs no event for that: an operation
-    /// without a [`Short::Ready`] was ready when it was pushed.
+    /// Notifies the observers that `op` was ready when it was pushed. A trace needs no such event: an operation without
+    /// a [`Short::Ready`] was ready when pushed.
     #[inline]
     pub(super) fn observe_ready(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -174,7 +174,7 @@ impl Core {
         }
     }
 
-    /// Records that the function of `op` has returned, but that the operation has not ended.
+    /// Records that the function of `op` has returned but the operation has not ended.
     #[inline]
     pub(crate) fn record_return(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -185,7 +185,7 @@ impl Core {
         }
     }
 
-    /// Records that `op` ends. Called before it is completed.
+    /// Records that `op` is ending. Called before it completes.
     #[inline]
     pub(crate) fn record_end(&self, op: &Op<Task>, outcome: Outcome, function: FnState) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -241,7 +241,7 @@ impl Core {
 }
 
 impl Recording {
-    /// Returns the identity of the variable of an access that has not been released.
+    /// Returns the identity of the variable of an unreleased access.
     fn id_of(&self, access: &Access<Task>) -> VarId {
         VarId::new(self.engine, VarCell::of(access).queue().id())
     }
@@ -257,7 +257,7 @@ impl From<Mode> for AccessMode {
     }
 }
 
-/// An operation that observers are told about.
+/// An operation reported to observers.
 struct Observed<'a> {
     core: &'a Core,
     recording: &'a Recording,
@@ -282,8 +282,8 @@ impl Details for Observed<'_> {
     }
 
     fn accesses(&self) -> Vec<ObservedAccess> {
-        // A variable that the operation has released may be freed once this thread is unpinned, or was freed before it
-        // was pinned. One that the operation releases from now on stays valid.
+        // A variable that the operation has already released may be freed once this thread is unpinned, or may have
+        // been freed before it was pinned. A variable released from now on stays valid.
         let _pinned = epoch::pin();
         let held = self.op.accesses().iter().filter(|access| access.standing() != Standing::Done);
         let describe = |access: &Access<Task>| ObservedAccess {

@@ -26,21 +26,21 @@ pub(crate) struct Recording {
     pub(super) engine: u16,
 }
 
-/// The size of each ring in bytes if only a profile is written. Not tuned: several times what a thread records between
-/// two readings.
+/// The size of each ring in bytes when only a profile is written. Not tuned: several times what a thread records
+/// between two readings.
 const PROFILED_BYTES: usize = 8 << 20;
 
-// Whether an observer runs on this thread.
+// Whether an observer is running on this thread.
 thread_static!(static OBSERVING: Cell<bool> = Cell::new(false));
 
-/// Whether an observer runs on this thread.
+/// Whether an observer is running on this thread.
 pub(super) fn is_observing() -> bool {
     OBSERVING.with(Cell::get)
 }
 
 impl Recording {
-    /// Returns the recording of an engine that has a `recorder`, `observers` or a profile at a path, or whose
-    /// operations need numbers for another purpose. Returns `None` for any other engine.
+    /// Returns the recording of an engine that has a `recorder`, `observers` or a profile path, or whose operations
+    /// need numbers for another purpose. Returns `None` for any other engine.
     pub(crate) fn new(
         recorder: Option<Recorder>,
         observers: Vec<Arc<dyn Observer>>,
@@ -53,7 +53,7 @@ impl Recording {
         }
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
-        // Numbers repeat after 65,535 engines of a process. A recorder serves fewer at a time.
+        // Numbers repeat after 65,535 engines in a process. A recorder serves fewer at a time.
         let engine = (engine.saturating_sub(1) % u64::from(u16::MAX) + 1) as u16;
         // If the program has set no recorder, an internal one numbers the operations.
         let recorder = recorder.unwrap_or_else(|| {
@@ -68,7 +68,7 @@ impl Recording {
         *lock(&self.watchdog) = Some(stop);
     }
 
-    /// Stops the watchdog, and writes the rest of the profile.
+    /// Stops the watchdog and writes the rest of the profile.
     pub(super) fn end(&self) {
         drop(lock(&self.watchdog).take());
         self.profile.iter().for_each(Profile::end);
@@ -78,7 +78,7 @@ impl Recording {
         !self.observers.is_empty()
     }
 
-    /// Calls `tell` with each observer. Events that occur on this thread inside an observer are not reported.
+    /// Calls `tell` with each observer. Events caused by an observer on this thread are not reported.
     pub(super) fn tell(&self, observed: &ObservedOp<'_>, tell: impl Fn(&dyn Observer, &ObservedOp<'_>)) {
         if !self.is_observed() || OBSERVING.with(|observing| observing.replace(true)) {
             return;
@@ -88,7 +88,7 @@ impl Recording {
             if let Err(payload) = told {
                 let (message, payload) = panics::message(payload);
                 let message = message.as_deref().unwrap_or("its payload is not a string");
-                // The logger is program code, and must neither wait nor push here.
+                // The logger is program code and must neither wait nor push here.
                 let log = || panics::log!(Error, "raddle: an observer panicked: {message}");
                 let logged = panics::catch(|| no_wait::without_waits(NoWait::Observer, log)).err();
                 payload.into_iter().chain(logged).for_each(panics::discard);

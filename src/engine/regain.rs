@@ -1,20 +1,20 @@
-//! How the function of an operation continues after it has handed over its worker for a wait.
+//! How an operation's function continues after handing over its worker for a wait.
 //!
 //! * If a worker of the lane is idle, the function continues in its place
 //!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
-//! * Otherwise, its thread joins the lane's queue for a worker, and pushes an operation, usually with the highest
-//!   priority. The worker that runs this operation goes to the first thread in the queue, and the thread that ran the
-//!   operation becomes a spare one.
+//! * Otherwise, the function's thread joins the lane's queue for a worker and pushes an operation, usually at the
+//!   maximum priority. The worker that runs this operation goes to the first thread in the queue, and the thread that
+//!   ran the operation becomes a spare.
 //!
-//! So, within the limits below, no more functions compute than there are workers, and the queue costs the workers
-//! nothing.
+//! Within the limits below, therefore, no more functions compute than there are workers, and the queue costs the
+//! workers nothing.
 //!
 //! # Limits
 //!
 //! A function continues without a worker if it receives none within [`LONGEST_STAY`]: all workers may be blocked until
-//! this function does something. It does not queue for longer than the time limit of its wait, nor while its engine is
-//! being stopped. If the operation that its thread has pushed runs without a worker, in a push that is held back, the
-//! function also continues without one.
+//! this function makes progress. It queues no longer than its wait's time limit, and not while its engine is being
+//! stopped. The function also continues without a worker if the operation pushed by its thread runs without one, in a
+//! push that is held back.
 
 use std::{cell::Cell, panic::Location, time::Instant};
 
@@ -30,15 +30,15 @@ use crate::{
     sync::thread_static,
 };
 
-/// The number of times that a thread returns ahead of ready operations before it returns behind them once. If it always
-/// returned ahead, a function that polls for the effect of an operation could starve that operation. Not tuned.
+/// The number of times that a thread returns ahead of ready operations before returning behind them once. If it always
+/// returned ahead, a function polling for an operation's effect could starve that operation. Not tuned.
 const RETURNS_AHEAD: u32 = 16;
 
-// The number of calls to `without_regaining` on the stack of this thread.
+// The number of calls to `without_regaining` on this thread's stack.
 thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 
 /// Calls `f`, which blocks the calling thread. A function that has handed over its worker regains one when the
-/// outermost of these calls has returned or panicked, but not after waits inside them.
+/// outermost such call returns or panics, but not after waits inside these calls.
 pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -52,8 +52,8 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// If the calling thread has handed over its worker, borrows the place of an idle worker, or waits for a worker, but
-/// not beyond `deadline`.
+/// If the calling thread has handed over its worker, borrows an idle worker's place or waits for a worker, but not
+/// beyond `deadline`.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     if BLOCKING.with(Cell::get) > 0 {
@@ -86,8 +86,8 @@ pub(super) fn regain_worker(deadline: Option<Instant>) {
 }
 
 impl Core {
-    /// Gives the worker of the calling thread to the first thread in the queue for a worker of `lane`. If the calling
-    /// thread has none, lets that thread continue without one.
+    /// Gives the calling thread's worker to the first thread queued for a worker of `lane`. If the calling thread has
+    /// no worker, lets the queued thread continue without one.
     fn give_to_returning(&self, lane: u8) {
         match worker_thread::take_worker(self) {
             Some(worker) => {

@@ -20,8 +20,8 @@ use crate::{
     },
 };
 
-/// Creates the state that a run of an operation with these properties, pushed at `location`, shares with its handle.
-/// The operation cannot be cancelled if it is a [clean-up](crate::OpBuilder::cleanup).
+/// Creates the state that an operation with these properties, pushed at `location`, shares with its handle. A
+/// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
 pub(crate) fn shared<F, R>(
     spec: &Spec,
     location: &'static Location<'static>,
@@ -65,13 +65,13 @@ impl<F, R> Shared<F, R> {
         }
     }
 
-    /// Sets the result, and returns the clean-up.
+    /// Sets the result and returns the clean-up.
     pub(super) fn set(&mut self, result: Result<R, OpError>) -> Cleanup
     where
         F: Send + 'static,
         R: Send + 'static,
     {
-        // A function that was not called is dropped in the epilogue.
+        // An uncalled function is dropped in the epilogue.
         let f = self.take_function();
         let Some(oneshot) = self.0.take() else { return Cleanup::default() };
         let mut cleanup = Cleanup::new(oneshot.set(result), oneshot);
@@ -142,7 +142,7 @@ where
 }
 
 /// The function of an asynchronous operation with a handle. The [right](super::right::Right) to end the operation
-/// reports the operation's end to the handle. If the function is not called, this job reports it.
+/// reports its end to the handle. If the function is not called, this job reports it.
 pub(crate) struct AsyncResultJob<F>(Shared<F, ()>);
 
 impl<F> AsyncResultJob<F> {

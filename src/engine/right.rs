@@ -1,10 +1,10 @@
 //! The right to end an asynchronous operation, and the recipients of the operation's result.
 //!
-//! The function of an asynchronous operation may still run when the operation ends, so the end of the operation must
-//! not touch its job. The right therefore reports what the job would otherwise report.
+//! An asynchronous operation may end while its function is still running, so ending it must not touch its job. The
+//! right therefore reports what the job otherwise would.
 //!
-//! The thread that starts the operation has the right first, and then the owner of the completion. Guards and futures
-//! [share](super::held) the right instead.
+//! The right is held first by the thread that starts the operation, then by the owner of the completion. Guards and
+//! futures [share](super::held) the right instead.
 
 use std::{
     any::Any,
@@ -42,7 +42,7 @@ pub(super) struct Observers {
 
 /// The value of a future, and its recipient.
 pub(super) trait Deliver: Send {
-    /// Sets the result of the operation. Runs no program code, but returns what is left to run.
+    /// Sets the operation's result. Runs no program code, but returns the code left to run.
     fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered;
 }
 
@@ -67,17 +67,17 @@ impl<T> Right<T> {
         self.observers.get_or_insert_default()
     }
 
-    /// Returns the group that the operation belongs to.
+    /// Returns the operation's group.
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         self.observers.as_ref()?.membership.as_ref().map(Membership::group)
     }
 
-    /// Returns the family that the operation belongs to, if it is a child.
+    /// Returns the family in which the operation is a child, if there is one.
     pub(super) fn family(&self) -> Option<&Arc<dyn Kin>> {
         self.observers.as_ref()?.membership.as_ref()?.family.as_ref().map(KinShare::kin)
     }
 
-    /// Returns the family of the operation, if it has children.
+    /// Returns the operation's own family, if it has children.
     pub(super) fn parent_of(&self) -> Option<&Arc<dyn Kin>> {
         self.observers.as_ref()?.parent_of.as_ref()
     }

@@ -1,5 +1,5 @@
-//! Limits of pending operations: which pushes a full engine or a full group holds back, and what their threads do while
-//! they wait.
+//! Limits on pending operations: which pushes a full engine or group holds back, and what their threads do while they
+//! wait.
 //!
 //! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
 //! code that an engine calls is never held back, since room may depend on its progress. Such code runs in a [`frame`],
@@ -8,46 +8,45 @@
 //!
 //! # A push that is held back
 //!
-//! [`hold_back`](Core::hold_back) acts on the first of these cases that applies, again and again, until the push
-//! continues or is refused:
+//! [`hold_back`](Core::hold_back) repeatedly acts on the first of these cases that applies, until the push continues or
+//! is refused:
 //!
 //! 1. A shutdown has begun: the push is refused.
 //! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
-//! 3. An operation of a lane of workers is ready: the thread runs it, in a ready loop of its own. The thread's stack
-//!    has no frame, so no other operation is below this one. If the operation waits, it blocks the thread, as an eager
-//!    one does: it must not wait for what this thread holds.
-//! 4. Nothing is ready or running: the push continues although there is no room. The pending operations wait for
+//! 3. An operation in a lane of workers is ready: the thread runs it, in its own ready loop. The thread's stack has no
+//!    frame, so no other operation lies beneath this one. If the operation waits, it blocks the thread, as an eager
+//!    operation does, so it must not wait for what this thread holds.
+//! 4. Nothing is ready or running: the push continues despite the lack of room. The pending operations wait for
 //!    something that only the program can do, perhaps on this thread.
-//! 5. Otherwise the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or up to a time limit that
-//!    doubles each time. The time limit is needed because no event reports that nothing runs.
+//! 5. Otherwise the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit, doubled
+//!    each time, expires. The limit is needed because no event reports that nothing is running.
 //!
 //! # What runs
 //!
 //! A thread that pushes from outside is counted in `pushing` until its operation is in the queues and, if it is ready,
-//! in a lane. Otherwise, if the thread were suspended during the push, the operations behind the pushed one would seem
-//! to wait for nothing. For the same reason, a thread that completes an operation from outside is counted in `running`.
+//! in a lane. Otherwise, if the thread were suspended during the push, operations behind the pushed one would appear to
+//! wait for nothing. For the same reason, a thread that completes an operation from outside is counted in `running`.
 //!
 //! A worker of a lane counts as running an operation unless its last search found nothing
 //! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted
-//! in `running`: those that have handed over their worker, and threads of the program inside a ready loop. While such a
-//! thread sleeps in a wait for an engine, it is counted in `waiting` instead: only what it waits for matters then. A
-//! thread whose wait has just ended may still be counted in `waiting`. So if threads wait, two checks, with a pause
-//! between them, must find that nothing runs. The thread of a GPU lane waits for operations only when the lane has no
-//! work in flight, and only then notes that a search found nothing. A lane with work in flight therefore counts as
-//! running.
+//! in `running`: those that have handed over their worker, and program threads inside a ready loop. While such a thread
+//! sleeps in a wait for an engine, it is counted in `waiting` instead: then only what it waits for matters. A thread
+//! whose wait has just ended may still be counted in `waiting`. If any threads wait, therefore, two checks separated by
+//! a pause must both find nothing running. A GPU lane's thread waits for operations only when the lane has no work in
+//! flight, and only then notes that a search found nothing. A lane with work in flight therefore counts as running.
 //!
 //! # How far a limit is exceeded
 //!
 //! A count is a sum over shards, taken under a lock. To count less often, a thread that finds room takes a
 //! [credit](CREDIT) of at most half of that room and at most [`MAX_CREDIT`] operations. It counts again when the credit
-//! is used up. A single thread that pushes therefore stays within the limit. Several threads exceed the limit by at
-//! most `MAX_CREDIT` each, or by one each without credit.
+//! is used up. A single pushing thread therefore stays within the limit. Several threads exceed it by at most
+//! `MAX_CREDIT` each, or by one each without credit.
 //!
 //! # Who may touch what
 //!
-//! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only the thread that they belong to.
+//! * `CREDIT`, `RUNS`, `HOLDING`, `PUSHING`: only the thread that owns them.
 //!
-//! This module has no edges of its own: what threads share is in [`Bounds`](super::bounds::Bounds).
+//! This module has no edges of its own: the state that threads share is in [`Bounds`](super::bounds::Bounds).
 
 use std::{
     cell::{Cell, RefCell},
@@ -76,15 +75,15 @@ use crate::{
 const MAX_CREDIT: u64 = 32;
 
 /// The first and the longest time limit for the sleep of a push that is held back. The limit doubles each time. Not
-/// tuned: the first is the time for which workers search by default before they sleep; at the longest, the wake-ups
-/// cost no measurable CPU time.
+/// tuned: the first is the default time for which workers search before sleeping; at the longest, wake-ups cost no
+/// measurable CPU time.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
-// The engine in which this thread last found room, and the number of operations that it may push there before it counts
+// The engine in which this thread last found room, and the number of operations that it may push there before counting
 // again.
 thread_static!(static CREDIT: Cell<(usize, u64)> = Cell::new((0, 0)));
 
-// The engines in whose `running` this thread is counted.
+// The engines that count this thread in `running`.
 thread_static!(static RUNS: RefCell<Vec<Arc<Core>>> = RefCell::new(Vec::new()));
 
 // Whether this thread is counted in `pushing` of an engine.
@@ -93,7 +92,7 @@ thread_static!(static PUSHING: Cell<bool> = Cell::new(false));
 // Whether a push is held back on this thread.
 thread_static!(static HOLDING: Cell<bool> = Cell::new(false));
 
-/// Whether pushes of the calling thread may be held back: no engine has called the code that the thread runs.
+/// Whether the calling thread's pushes may be held back: no engine has called the code that the thread is running.
 fn is_outside() -> bool {
     !frame::in_program() && !is_engine_thread() && !no_wait::in_device_function() && !HOLDING.with(Cell::get)
 }
@@ -103,8 +102,8 @@ fn counts<'a>(core: &'a Core, group: Option<&'a Arc<Group>>) -> impl Iterator<It
     group.into_iter().flat_map(Group::path).map(|group| &group.pending).chain(iter::once(&core.pending))
 }
 
-/// Returns the first count that lacks room for one operation plus the number of others that `slack` returns for the
-/// count's limit, with the count's position in [`counts`].
+/// Returns the first count, with its position in [`counts`], that lacks room for one operation plus the number of
+/// others that `slack` returns for its limit.
 fn first_full<'a>(
     core: &'a Core,
     group: Option<&'a Arc<Group>>,
@@ -114,19 +113,19 @@ fn first_full<'a>(
 }
 
 impl Core {
-    /// Limits the number of pending operations of the engine, which has no handle yet.
+    /// Limits the number of the engine's pending operations. The engine has no handle yet.
     pub(crate) fn limit(&self, limit: u64) {
         self.bounds.begin_use();
         // No thread waits yet.
         let _ = self.pending.set_limit(limit);
     }
 
-    /// Whether the engine, or one of its groups, may have a limit.
+    /// Whether the engine or one of its groups may have a limit.
     pub(crate) fn has_limits(&self) -> bool {
         self.bounds.are_in_use()
     }
 
-    /// Limits the number of pending operations of a group.
+    /// Limits the number of a group's pending operations.
     pub(crate) fn limit_group(self: &Arc<Self>, group: &Group, limit: u64) {
         if self.is_forked() {
             return;
@@ -155,7 +154,7 @@ impl Core {
             self.end_push();
             return false;
         }
-        // Takes half of the room that this operation leaves, since other threads push as well.
+        // Takes half of the remaining room, since other threads push as well.
         let credit = ((limit - count - 1) / 2).min(MAX_CREDIT);
         CREDIT.with(|cell| cell.set((self.tag(), credit)));
         true
@@ -169,8 +168,8 @@ impl Core {
         }
     }
 
-    /// Takes the calling thread out of `pushing` if it is counted there, unless program code that an engine calls runs
-    /// on it.
+    /// Takes the calling thread out of `pushing` if it is counted there, unless it is running program code called by an
+    /// engine.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_push(&self) {
@@ -181,8 +180,8 @@ impl Core {
         }
     }
 
-    /// If the calling thread is outside, [holds](Self::hold_back) an operation of `group` back until the group, those
-    /// around it and the engine have room.
+    /// If the calling thread is outside, [holds back](Self::hold_back) an operation of `group` until the group, its
+    /// enclosing groups and the engine have room.
     pub(crate) fn admit(self: &Arc<Self>, group: &Arc<Group>) -> Result<(), PushError> {
         if self.is_forked() {
             return Err(PushError::Forked);
@@ -222,12 +221,12 @@ impl Core {
         let _held = Held;
         let since = Instant::now();
         let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
-        // A thread that has run operations runs a few more than necessary: it then counts less often, and leaves room
-        // for futures.
+        // A thread that has run operations runs a few more than necessary, to count less often and leave room for
+        // futures.
         let mut has_run = false;
         loop {
             if self.is_forked() {
-                // An operation that ran here has forked the process.
+                // An operation run here has forked the process.
                 return Err(PushError::Forked);
             }
             if !self.is_open() {
@@ -268,8 +267,8 @@ impl Core {
         }
     }
 
-    /// Whether nothing is in a lane and nothing runs. `again` says whether the previous check found the same some time
-    /// ago.
+    /// Whether no lane has work and nothing is running. `again` says whether the previous check, some time ago, found
+    /// the same.
     pub(super) fn is_still(&self, again: bool) -> bool {
         match self.stillness() {
             Stillness::Still => true,
@@ -280,8 +279,8 @@ impl Core {
 
     /// Returns whether anything is ready or running.
     fn stillness(&self) -> Stillness {
-        // Two equal results are needed: a single check may miss an operation that moves in the meantime, but two equal
-        // ones do not.
+        // Two equal results are needed: a single check may miss an operation that moves during it, but two that agree
+        // do not.
         match self.idle_since() {
             Some(idle) if self.idle_since() == Some(idle) => {}
             _ => return Stillness::Busy,
@@ -304,12 +303,12 @@ impl Core {
         (!self.bounds.are_threads_at_work()).then_some(idle)
     }
 
-    /// Wakes the threads and futures that wait for room, for a shutdown.
+    /// Wakes the threads and futures waiting for room, for a shutdown.
     pub(super) fn end_waits_for_room(self: &Arc<Self>) {
         // Threads that wait for room in a group time out and check again.
         self.pending.interrupt_waits_for_room();
-        // The lock is taken even if no limit is known here, since a group may receive its limit at the same time: a
-        // future that registers after this finds the shutdown.
+        // The lock is taken even if no limit is known here, since a group may receive its limit concurrently: a future
+        // that registers after this finds the shutdown.
         let held = lock(&self.bounds.held).take_up_to(u64::MAX);
         if let Some(wakers) = held {
             self.wake(wakers);
@@ -318,8 +317,8 @@ impl Core {
 
     // -------------------------------------------------------------------------------------------- what runs ----
 
-    /// Counts the calling thread as one that runs operations without a worker, until the returned value is dropped.
-    /// Threads of an engine are not counted: the state of their workers shows whether they run something.
+    /// Counts the calling thread as running operations without a worker until the returned value is dropped. Engine
+    /// threads are not counted: their workers' state shows whether they are running anything.
     pub(super) fn run_without_worker(self: &Arc<Self>) -> Option<Running<'_>> {
         let is_counted = || with_runs(|runs| runs.iter().any(|core| Arc::ptr_eq(core, self))) == Some(true);
         let counts = self.bounds.are_in_use() && !is_engine_thread() && !is_counted() && self.begin_running();
@@ -338,7 +337,7 @@ impl Core {
         noted
     }
 
-    /// Takes the calling thread out of `running`, if [`begin_running`](Self::begin_running) has counted it there.
+    /// Takes the calling thread out of `running` if [`begin_running`](Self::begin_running) has counted it there.
     pub(super) fn end_running(self: &Arc<Self>) {
         if !any_limits() {
             return;
@@ -358,7 +357,7 @@ impl Core {
 #[derive(PartialEq, Eq)]
 enum Stillness {
     Busy,
-    /// Nothing was found to run, but a thread may be about to continue after a wait.
+    /// Nothing was found running, but a thread may be about to continue after a wait.
     Perhaps,
     Still,
 }
@@ -372,22 +371,22 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Calls `f` with the engines in whose `running` this thread is counted.
+/// Calls `f` with the engines that count this thread in `running`.
 fn with_runs<R>(f: impl FnOnce(&mut Vec<Arc<Core>>) -> R) -> Option<R> {
     RUNS.try_with(|runs| f(&mut runs.borrow_mut())).ok()
 }
 
-/// Takes the list of the engines in whose `running` this thread is counted, for another thread that stands in for it.
+/// Takes the list of engines that count this thread in `running`, for another thread that stands in for it.
 pub(super) fn take_runs() -> Vec<Arc<Core>> {
     with_runs(std::mem::take).unwrap_or_default()
 }
 
-/// Adds a list that [`take_runs`] has returned to the list of this thread.
+/// Adds a list returned by [`take_runs`] to this thread's list.
 pub(super) fn put_runs(mut list: Vec<Arc<Core>>) {
     let _ = with_runs(|runs| runs.append(&mut list));
 }
 
-/// Counts the calling thread in `waiting` instead of `running`, until the returned value is dropped.
+/// Counts the calling thread in `waiting` instead of `running` until the returned value is dropped.
 pub(super) fn stop_running() -> Waits {
     let runs = if any_limits() { take_runs() } else { Vec::new() };
     for core in &runs {
@@ -418,7 +417,7 @@ impl Drop for Waits {
 
 // -------------------------------------------------------------------------------------------------- futures ----
 
-/// A future that resolves when there is room for one operation. Its polls do not wait for room.
+/// A future that resolves when there is room for one operation. Polling it does not wait for room.
 pub(crate) struct WhenRoom {
     core: Arc<Core>,
     group: Option<Arc<Group>>,
@@ -433,7 +432,7 @@ impl WhenRoom {
         Self { core: Arc::clone(core), group: group.cloned(), at: None, held: WakerKey::default() }
     }
 
-    /// Ends the wait for room in one count, and lets the next future look there.
+    /// Ends the wait for room in one count and lets the next future check it.
     fn leave_count(&mut self) {
         let Some((at, mut key)) = self.at.take() else { return };
         let wakers = counts(&self.core, self.group.as_ref()).nth(at).and_then(|count| count.end_room(&mut key));
@@ -461,8 +460,8 @@ impl WhenRoom {
                 continue;
             }
             let _: Poll<()> = wakers::poll(&self.core.bounds.held, &mut self.held, waker, |held| Err(held));
-            // A shutdown that began before this future was registered has not woken it. The lock, which that shutdown
-            // has taken in between, hands over the phase.
+            // A shutdown that began before this future was registered may not have woken it. If so, the lock, which
+            // that shutdown took before the registration, hands over the phase.
             return if self.core.is_open() { Poll::Pending } else { Poll::Ready(Err(PushError::ShutDown)) };
         }
     }

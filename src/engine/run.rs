@@ -1,7 +1,7 @@
-//! The run of a ready operation: its function is called, or the operation is skipped, and then it completes.
+//! The run of a ready operation: its function is called or the operation is skipped, and then the operation completes.
 //!
 //! Most operations are *plain*: they run on the CPU, complete when their function returns, and report no result.
-//! [`execute_inline`](Core::execute_inline) runs these on a short path, and
+//! [`execute_inline`](Core::execute_inline) runs these on a fast path, and
 //! [`execute_otherwise`](Core::execute_otherwise) runs all others.
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use crate::{
 };
 
 impl Core {
-    /// Runs a ready operation on this thread, and adds the operations that become ready to `ready`. The caller
-    /// dispatches those, and then [runs](Self::finish) the epilogue.
+    /// Runs a ready operation on this thread and adds the operations that become ready to `ready`. The caller
+    /// dispatches these and then [runs](Self::finish) the epilogue.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         match self.execute_plainly(op, ready) {
             Ok(ticket) => Epilogue::CountOut(ticket),
@@ -61,7 +61,7 @@ impl Core {
         {
             return Err(Unfinished { op, called: None });
         }
-        // `?` is not used: a value that might have to be dropped would cost instructions.
+        // `?` is not used: a value that might need dropping would cost instructions.
         match self.call(&op) {
             Ok(()) => {}
             failed => return Err(Unfinished { op, called: Some(failed) }),
@@ -72,7 +72,7 @@ impl Core {
         Ok(self.complete_plainly(op, ready))
     }
 
-    /// [`execute_inline`](Self::execute_inline) for an operation that is recorded, but may be plain otherwise.
+    /// [`execute_inline`](Self::execute_inline) for a recorded operation that may otherwise be plain.
     #[inline(never)]
     pub(super) fn execute_recorded(
         self: &Arc<Self>,
@@ -91,7 +91,7 @@ impl Core {
         Ok(self.complete_plainly(op, ready))
     }
 
-    /// Runs, or completes, an operation that is not plain.
+    /// Runs or completes an operation that is not plain.
     #[inline(never)]
     pub(super) fn execute_otherwise(self: &Arc<Self>, unfinished: Unfinished, ready: &mut ReadyList<Task>) -> Epilogue {
         let Unfinished { op, called } = unfinished;
@@ -135,7 +135,7 @@ impl Core {
         self.result_of(op, result)
     }
 
-    /// Calls the function of `op`, an operation of a GPU, with `stream`.
+    /// Calls the function of the GPU operation `op` with `stream`.
     pub(crate) fn call_on(self: &Arc<Self>, op: &OpRef<Task>, stream: &mut GpuStream) -> Result<(), OpError> {
         op.mark(self.started_mark());
         let result = panics::catch(|| {
@@ -160,7 +160,7 @@ impl Core {
         if matches!(result, Ok(Ok(()))) { Ok(()) } else { Self::failure_of(op, result) }
     }
 
-    /// The slow path of [`result_of`](Self::result_of). It is a separate function, so that the call takes fewer
+    /// The slow path of [`result_of`](Self::result_of). It is a separate function so that the call takes fewer
     /// instructions.
     #[cold]
     #[inline(never)]
@@ -171,8 +171,8 @@ impl Core {
         }
     }
 
-    /// Calls the function of an operation with children, and then lets the children enter their queues. The operation
-    /// completes with the last of them.
+    /// Calls the function of an operation with children and then lets the children enter their queues. The operation
+    /// completes with its last child.
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
         op.mark(self.started_mark());
         let hold = op.hold();
@@ -239,7 +239,7 @@ impl Core {
         }
         match (lost, failure) {
             (None, None) if hold.task().has(flag::REPORTS) => {
-                // SAFETY: this thread has started the operation, and its end does not touch the body.
+                // SAFETY: this thread has started the operation, whose end does not touch the body.
                 let cleanup = unsafe { hold.started() };
                 if cleanup.is_none() { Epilogue::Nothing } else { Epilogue::Started(hold, cleanup) }
             }
@@ -269,7 +269,7 @@ impl Core {
         let result = match (lost, failure) {
             (None, None) => {
                 if op.task().has(flag::REPORTS) {
-                    // SAFETY: this thread has started the operation, and its end does not touch the body.
+                    // SAFETY: this thread has started the operation, whose end does not touch the body.
                     cleanup = unsafe { op.started() };
                 }
                 Ok(())
@@ -293,14 +293,14 @@ impl Core {
         let Some(state) = op.task().async_state() else { unreachable!("the operation is asynchronous") };
         // SAFETY: called once, by the thread that ran the function.
         if let Err(failure) = unsafe { state.fail(failure) } {
-            // The operation has already completed. The failure of its function is recorded so that it is not lost.
+            // The operation has already completed. Its function's failure is recorded so that it is not lost.
             failure.record(&self.failures);
             self.run_program_code(op, None, || drop(failure));
         }
     }
 
-    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to its
-    /// recipients, which the right holds.
+    /// [`complete`](Self::complete) for an asynchronous operation whose function was called. Reports the result to the
+    /// recipients held by the right.
     fn complete_by_right(
         &self,
         right: Right<Task>,
@@ -321,7 +321,7 @@ impl Core {
         epilogue
     }
 
-    /// Completes an asynchronous operation, on behalf of its completion.
+    /// Completes an asynchronous operation on behalf of its completion.
     pub(crate) fn resolve(self: &Arc<Self>, right: Right<Task>, result: Result<(), Cause>) {
         if self.is_forked() {
             return std::mem::forget((right, result));
@@ -349,7 +349,7 @@ impl Core {
         self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
     }
 
-    /// Completes an asynchronous operation whose guards were never taken. Its variables stay as they are.
+    /// Completes an asynchronous operation whose guards were never taken. Its variables remain unchanged.
     pub(super) fn release(self: &Arc<Self>, right: Right<Task>) {
         let family = right.parent_of().and_then(Family::from_kin);
         let (op, observers) = right.into_parts();
@@ -369,7 +369,7 @@ impl Core {
 
     // ----------------------------------------------------------------------------- GPUs of the naive engine ----
 
-    /// Runs an operation of a GPU on this thread, for the naive engine, and waits until the GPU has completed it.
+    /// Runs a GPU operation on this thread, for the naive engine, and waits until the GPU has completed it.
     #[cold]
     fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         let device = self.gpus.device_of(op.task().lane);
@@ -390,7 +390,7 @@ impl Core {
             std::mem::forget((stream, result));
             return Epilogue::Nothing;
         }
-        // Code that the device calls, and the logger that reports the loss of the device, run as part of the operation.
+        // Code called by the device, and the logger that reports the device's loss, run as part of the operation.
         let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
         let ended =
             no_wait::without_waits(NoWait::DeviceFunction, || frame::enter(self, &op, Holds::Variables, |_| end()));

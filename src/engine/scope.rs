@@ -2,39 +2,39 @@
 //!
 //! # States
 //!
-//! 1. *Open*: operations are pushed to the scope, by the function that opened it and by operations of the scope.
-//! 2. *Closing*: that function has returned or panicked. Only operations of the scope push to it now.
+//! 1. *Open*: the function that opened the scope and the scope's own operations push to it.
+//! 2. *Closing*: that function has returned or panicked. Only the scope's operations still push to it.
 //!    [`close`](Scoped::close) waits until none is pending.
-//! 3. *Closed*: every operation has ended or was abandoned, and its captures were dropped. Then the values of the
-//!    scope's variables are dropped ([`drop_values`](Scoped::drop_values)). These drops are program code, which may
-//!    push to the scope and create variables; if there were any values, the scope is closing again.
+//! 3. *Closed*: every operation has ended or been abandoned, and its captures have been dropped. The values of the
+//!    scope's variables are dropped next ([`drop_values`](Scoped::drop_values)). These drops are program code, which
+//!    may push to the scope and create variables, so if there were any values, the scope is closing again.
 //! 4. *Over*: the scope is closed, and none of its variables has a value. The frame may end.
 //!
 //! # Who may touch what
 //!
-//! * `held`: constant. What it refers to is read while the operations around the scope run: by the function that has
-//!   opened the scope, and by operations of the scope that were not abandoned.
+//! * `held`: constant. Its referents are read, while the operations around the scope run, by the function that opened
+//!   the scope and by the scope's operations that were not abandoned.
 //! * `around`, `members`, `variables` and `emptied`: under their locks.
 //!
-//! This module has no edges of its own: the count of the group hands over what the operations did.
+//! This module has no edges of its own: the group's count hands over the effects of the operations.
 //!
 //! # Cycles of waits
 //!
 //! The wait at the end of a scope cannot return early, since operations of the scope borrow from the frame that the
-//! wait keeps alive. A [cycle](super::deadlock) through it is ended by another wait in the cycle: one for a handle, a
-//! variable or a group. A cycle may have no such wait: each of two operations may hold a variable that an operation of
-//! the other's scope names, or an operation of the scope may be queued, through others, behind the operation that
-//! opened the scope. Then the scope whose end began to wait last *abandons* its operations that cannot start:
+//! wait keeps alive. A [cycle](super::deadlock) through this wait is broken by another wait in it, for a handle, a
+//! variable or a group. A cycle may have no such wait: two operations may each hold a variable named by an operation in
+//! the other's scope, or an operation of the scope may be queued, through others, behind the operation that opened the
+//! scope. Then the scope whose end began to wait last *abandons* its operations that cannot start:
 //!
-//! * It cancels them, which drops their functions and so ends their borrows. They stay in the queues until their turn
-//!   comes, and then fail the variables that they mutate. Of the scope, they keep only the memory of its variables,
+//! * It cancels them, which drops their functions and thus ends their borrows. They stay in the queues until their turn
+//!   comes and then fail the variables that they mutate. All they keep of the scope is the memory of its variables,
 //!   without the values.
 //! * It counts them out of the scope immediately, so they are not counted out again when their turn comes
 //!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). The scope returns [`WaitError::WouldDeadlock`].
 //!
 //! Such a cycle cannot be foreseen when a scope is opened or when its operations are pushed, since operations may be
-//! pushed to the other scope later. Operations that were pushed to the scope's group instead of the scope are not
-//! abandoned. A cycle through these alone is logged.
+//! pushed to the other scope later. Operations pushed to the scope's group rather than to the scope are not abandoned.
+//! A cycle through such operations alone is logged.
 
 use std::{
     any::Any,
@@ -72,19 +72,19 @@ use crate::{
     system::panics,
 };
 
-/// The time for which the thread of a closing scope waits before it tries again to hand over its worker. Not tuned: an
-/// attempt is cheap, and a thread is available for the worker unless about a thousand operations wait.
+/// The interval at which a closing scope's thread retries handing over its worker. Not tuned: an attempt is cheap, and
+/// a thread is available for the worker unless about a thousand operations wait.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// The minimum length at which complete operations are removed from the list of a scope. Not tuned: a list of this
-/// length is small.
+/// The minimum length at which complete operations are removed from a scope's list. Not tuned: a list of this length is
+/// small.
 const MANY: usize = 1024;
 
 /// The operations of a scope that may be run in place.
 #[derive(Debug, Default)]
 struct Members {
     list: Vec<Arc<Handled<()>>>,
-    /// The number of operations that were left when complete ones were last removed.
+    /// The number of operations left after complete ones were last removed.
     left: usize,
 }
 
@@ -97,16 +97,16 @@ fn is_gone(handled: &Handled<()>) -> bool {
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
-    /// The operations around the scope, which cannot complete before it ends. Empty once the scope has begun to abandon
+    /// The operations around the scope, which cannot complete before it ends. Empty once the scope begins to abandon
     /// operations.
     around: Mutex<Ops>,
     /// The variables that the operations around the scope hold.
     held: Box<[HeldAround]>,
-    /// The thread that has opened the scope, and its innermost frame at that time, or null.
+    /// The thread that opened the scope, and its innermost frame at the time, or null.
     thread: ThreadId,
     opened_in: *const (),
-    /// The state that the operations of the scope share with their handles, if the end of the scope runs ready
-    /// operations in place.
+    /// The state that the scope's operations share with their handles, if the end of the scope runs ready operations in
+    /// place.
     members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
     /// Variables without a value, which are freed with the scope.
@@ -121,8 +121,8 @@ impl fmt::Debug for Scoped {
     }
 }
 
-// SAFETY: `opened_in` is only compared. The pointers in `held` and `around` are used only by operations of the scope
-// that are not abandoned, and by the function that has opened it, while the operations around it run.
+// SAFETY: `opened_in` is only compared. The pointers in `held` and `around` are used only while the operations around
+// the scope run, by its operations that are not abandoned and by the function that opened it.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
@@ -202,10 +202,10 @@ impl Scoped {
         is_held
     }
 
-    /// Makes the scope the owner of a variable's only handle.
+    /// Transfers a variable's only handle to the scope.
     ///
     /// # Safety
-    /// 1. The caller has a handle to the variable, and does not use it any more.
+    /// 1. The caller has a handle to the variable and does not use that handle again.
     pub(crate) unsafe fn keep(&self, cell: NonNull<VarCell>) {
         // SAFETY: (1).
         lock(&self.variables).push(unsafe { OwnedVar::new(cell) });
@@ -228,8 +228,8 @@ impl Scoped {
         }
     }
 
-    /// Waits until every operation of the scope has ended or been abandoned. Returns the failure of the operation that
-    /// was pushed first among those that failed, unless a wait has already returned it.
+    /// Waits until every operation of the scope has ended or been abandoned. Returns the failure of the first pushed
+    /// operation that failed, unless a wait has already returned it.
     pub(crate) fn close(&self) -> Result<(), WaitError> {
         struct AbortOnPanic;
         impl Drop for AbortOnPanic {
@@ -237,7 +237,7 @@ impl Scoped {
                 std::process::abort();
             }
         }
-        // A panic, which only a defect of the engine could cause, would end the frame that the operations borrow from.
+        // A panic, which only a bug in the engine could cause, would end the frame from which the operations borrow.
         let must_return = AbortOnPanic;
         let result = self.wait();
         std::mem::forget(must_return);
@@ -267,8 +267,8 @@ impl Scoped {
                 return Err(PushError::Forked.into());
             }
         }
-        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this one runs
-        // the operations that it can, and tries again.
+        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this thread
+        // runs the operations that it can and tries again.
         let make_way = || {
             self.core.make_way().is_err().then(|| {
                 left.iter().for_each(|handled| self.core.run_in_place(handled));
@@ -286,7 +286,7 @@ impl Scoped {
                 self.core.while_closing(&inside, pending, &is_over, |waiter| {
                     let (mut looks, mut vain) = (Looks::new(), 0u32);
                     if !self.core.has_workers() {
-                        // The first look comes before this thread runs operations that the scope does not wait for.
+                        // The first look precedes running operations that the scope does not wait for.
                         looks.look_now();
                     }
                     pending.wait_until_idle(|| {
@@ -319,13 +319,13 @@ impl Scoped {
         deadlock.map_or(Ok(()), |deadlock| Err(WaitError::WouldDeadlock(deadlock)))
     }
 
-    /// Describes a cycle in which only ends of scopes wait.
+    /// Describes a cycle whose only waits are at the ends of scopes.
     fn describe(&self, cycle: Cycle) -> Deadlock {
         Deadlock::new(frame::running_op(), cycle.through.map_or(Awaited::All, Awaited::Member))
     }
 
-    /// Cancels operations of the scope that cannot start, and counts them out of the scope: their functions are
-    /// dropped, so they no longer need what they borrow. Returns whether any operation was abandoned.
+    /// Cancels the scope's operations that cannot start and counts them out of the scope: their functions are dropped,
+    /// so they no longer need what they borrow. Returns whether any operation was abandoned.
     fn abandon(&self, blocked: &[(NonNull<()>, Ticket)], left: &[Arc<Handled<()>>]) -> bool {
         let members: Vec<_> = match &self.members {
             Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
@@ -335,8 +335,8 @@ impl Scoped {
         lock(&self.around).clear();
         let mut has_any = false;
         for &(task, ticket) in blocked {
-            // Several operations may have used the record of this task, one after the other. Those that have ended
-            // cannot be abandoned.
+            // Several operations may have used this task's record in succession. Those that have ended cannot be
+            // abandoned.
             let of_task = members.iter().filter(|handled| handled.beside().place().task() == Some(task));
             let abandon = |handled: &&Arc<Handled<()>>| {
                 let tell = |failure| handled.set(Err(failure)).into_iter().for_each(Wakers::wake);
@@ -362,7 +362,7 @@ impl Scoped {
         frame::enter_after(&self.core, || panics::log!(Error, "raddle: the end of a scope waits forever: {deadlock}"));
     }
 
-    /// Removes the scope from dumps, and frees the variables whose values were dropped. The scope must be over.
+    /// Removes the scope from dumps and frees the variables whose values were dropped. The scope must be over.
     pub(crate) fn free_variables(&self) {
         if self.is_listed {
             self.core.sleepers.close_scope(NonNull::from(&self.group.pending));
@@ -389,7 +389,7 @@ impl Scoped {
         variables.iter().for_each(|var| _ = var.cell().queue().close());
         let mut panicked = None;
         for var in &variables {
-            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended or were
+            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended or been
             // abandoned, and further ones are refused.
             let result = panics::catch(|| unsafe { var.cell().empty() });
             if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {

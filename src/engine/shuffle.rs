@@ -1,19 +1,19 @@
 //! Shuffling: an engine starts its ready operations in a random order.
 //!
-//! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws them one after the
-//! other.
+//! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws them one at a
+//! time.
 //!
-//! * With several workers, it draws after a random time, and only if no drawn operation waits for a worker. So
-//!   operations overlap where their accesses permit, and start in an unusual order and at unusual times.
-//! * With one worker, the order of the draws depends only on the seed and the program. The thread draws when nothing
-//!   runs and the program has pushed all that it can: at that moment the set of ready operations does not depend on
-//!   which thread was faster.
+//! * With several workers, it draws after a random delay, and only if no drawn operation is waiting for a worker.
+//!   Operations therefore overlap where their accesses permit, and start in an unusual order and at unusual times.
+//! * With one worker, the order of the draws depends only on the seed and the program. The thread draws when nothing is
+//!   running and the program has pushed all that it can: the set of ready operations then does not depend on which
+//!   thread was faster.
 //!
 //! The engine's own operations, except polls of futures, are not shuffled. Neither are eager operations that are ready
-//! when they are pushed.
+//! when pushed.
 //!
-//! A function may wait for another operation by means that the engine does not know about. The thread therefore also
-//! draws if the right moment has not come within [`LONGEST_WAIT`].
+//! A function may wait for another operation by means unknown to the engine. The thread therefore also draws if the
+//! right moment has not come within [`LONGEST_WAIT`].
 
 use std::{
     io,
@@ -34,19 +34,18 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The longest time by which a draw is delayed, if there are several workers. Not tuned: about as long as a few hundred
-/// pushes take.
+/// The maximum delay of a draw if there are several workers. Not tuned: about as long as a few hundred pushes take.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
 
 /// The time for which the thread waits for the right moment. Not tuned: longer than most functions take, and hardly
 /// noticeable to a person.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// The time between two looks at the engine. Not tuned: about the time that it takes to wake a thread.
+/// The time between two checks of the engine. Not tuned: about as long as waking a thread takes.
 const PAUSE: Duration = Duration::from_micros(20);
 
 impl Core {
-    /// Starts the thread that draws, if this engine shuffles.
+    /// Starts the drawing thread if this engine shuffles.
     pub(crate) fn begin_to_shuffle(self: &Arc<Self>) -> io::Result<()> {
         let Some(shuffler) = self.shuffler() else { return Ok(()) };
         let (core, shuffler) = (Arc::downgrade(self), Arc::clone(shuffler));
@@ -55,7 +54,7 @@ impl Core {
         thread::Builder::new().name("raddle-shuffle".to_owned()).spawn(run).map(drop)
     }
 
-    /// Ends the thread that draws. Called when no operation of the program is left, and before the lanes end.
+    /// Ends the drawing thread. Called when no program operation is left, before the lanes end.
     pub(super) fn end_shuffling(&self) {
         for entry in self.shuffler().into_iter().flat_map(|shuffler| shuffler.end()) {
             let op = entry.pop_entry();
@@ -87,7 +86,7 @@ impl Core {
         }
     }
 
-    /// Adds a ready operation to those that will be drawn. Returns the operation if it must not be shuffled.
+    /// Adds a ready operation to those to be drawn. Returns the operation if it must not be shuffled.
     pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
         let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };
         if op.task().has(flag::INTERNAL) && op.task().name().as_str() != POLL {
@@ -109,7 +108,7 @@ impl Core {
     }
 }
 
-/// Draws the operations of an engine until it ends.
+/// Draws an engine's operations until the engine ends.
 fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
     // The time at which the thread first found something to draw after the last draw.
     let mut since = None;
@@ -122,7 +121,7 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
             let is_still = shuffler.is_program_still() && core.is_still(was_still);
-            // A second look finds operations that became ready just after the first one.
+            // A second check finds operations that became ready just after the first.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {
             !core.threads().have_work()

@@ -3,12 +3,12 @@
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
 //! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
-//! | draining | those that operations of the engine make, and the engine's own | cancelling, closed |
+//! | draining | those made by the engine's operations, and the engine's own | cancelling, closed |
 //! | cancelling | the engine's own; operations that have not started fail, except clean-ups | closed |
 //! | closed | the engine's own; the operations run on the pushing thread | - |
 //!
-//! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation that was
-//! counted before the engine closed still finds its workers. Only then do the threads end.
+//! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation counted before
+//! the engine closed still finds its workers. Only then do the threads end.
 
 use std::{
     future::Future,
@@ -37,11 +37,11 @@ use crate::{
 };
 
 impl Core {
-    /// Begins to refuse pushes. With `cancel`, operations that have not started fail, except clean-ups.
+    /// Starts refusing pushes. With `cancel`, operations that have not started fail, except clean-ups.
     pub(crate) fn begin_shutdown(self: &Arc<Self>, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
-        // Relaxed: an operation that is counted after the wait that follows this call has acquired the phase with the
-        // count (edge `open`).
+        // Relaxed: an operation counted after the wait that follows this call has acquired the phase with the count
+        // (edge `open`).
         self.phase.fetch_max(phase, Relaxed);
         if !self.is_forked() {
             self.end_waits_for_room();
@@ -53,23 +53,23 @@ impl Core {
         self.phase.load(Relaxed) <= phase::BOUNDED
     }
 
-    /// Whether a shutdown cancels the operations that have not started.
+    /// Whether a shutdown is cancelling the operations that have not started.
     pub(crate) fn is_cancelling(&self) -> bool {
         // Relaxed: a snapshot.
         self.phase.load(Relaxed) == phase::CANCELLING
     }
 
-    /// Whether the threads may have ended. If this returns `false` while the caller has an operation that is counted as
+    /// Whether the threads may have ended. If this returns `false` while the caller has an operation counted as
     /// pending, the threads stay until that operation is counted out.
     pub(super) fn is_closed(&self) -> bool {
-        // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
+        // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses the pushes of operations as well. Called when no operation is pending: program code that the engine
-    /// still runs, such as a deletion, could otherwise push to threads that are about to end.
+    /// Refuses pushes by operations as well. Called when no operation is pending: program code that the engine still
+    /// runs, such as a deletion, could otherwise push to threads that are about to end.
     fn close(&self) {
-        // Relaxed: an operation that is counted later has acquired the phase with the count (edge `open`).
+        // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
     }
 
@@ -83,9 +83,9 @@ impl Core {
         ended
     }
 
-    /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. Does not wait for threads that
-    /// an earlier shutdown has left behind. Nor does it wait inside program code that any engine runs: operations of
-    /// two engines may each drop the last handle to the other engine.
+    /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. Does not wait for threads left
+    /// behind by an earlier shutdown, nor inside program code run by any engine: operations of two engines may each
+    /// drop the last handle to the other engine.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
         if frame::in_program() {
             self.end_in_background();
@@ -98,11 +98,11 @@ impl Core {
         }
     }
 
-    /// Prepares the calling thread for a wait for all functions of the engine. Returns an error if the thread runs one
-    /// of them, or must not wait.
+    /// Prepares the calling thread to wait for all of the engine's functions. Returns an error if the thread is running
+    /// one of them or must not wait.
     pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
-        // An operation of another engine hands its worker over before it waits: this engine may depend on that worker.
-        // When the wait is over, the operation receives a worker again.
+        // An operation of another engine hands over its worker before it waits: this engine may depend on that worker.
+        // After the wait, the operation receives a worker again.
         let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
     }
@@ -124,7 +124,7 @@ impl Core {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
                 Waited::Idle if closed => return Ok(()),
                 Waited::Idle => self.close(),
-                // Operations may push others without end, so the deadline is checked here as well.
+                // Operations may push others indefinitely, so the deadline is checked here as well.
                 Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(ShutdownError::TimedOut);
                 }
@@ -160,11 +160,11 @@ impl Core {
         AsyncShutdown { core: Arc::clone(self), told }
     }
 
-    /// Tells the threads to end, and warns of a failure that was never reported.
+    /// Tells the threads to end and warns of a failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
         // Shuffling ends before the lanes, since no entry may enter a lane that has ended.
         self.end_shuffling();
-        // A stop that began beside the shutdown may have recalled workers. No thread is started for them any more.
+        // A stop concurrent with the shutdown may have recalled workers. No more threads are started for them.
         self.threads.cancel_stop(|| self.gpus.end());
         drop(self.threads.aside().take());
         let failure = self.failures.to_warn_of();
@@ -184,8 +184,8 @@ impl Core {
         self.recording.iter().for_each(|recording| recording.end());
     }
 
-    /// Warns of `failure`. An engine that the logger shuts down ends in the background, since the logger may run on a
-    /// thread of that engine, or inside its shutdown.
+    /// Warns of `failure`. An engine shut down by the logger ends in the background, since the logger may run on one of
+    /// that engine's threads or inside its shutdown.
     fn warn(self: &Arc<Self>, failure: OpError) {
         // The closure drops the failure as well.
         frame::enter_after(self, move || {
@@ -222,7 +222,7 @@ impl Wake for End {
     }
 }
 
-/// A shutdown that proceeds in the background, whether it is awaited or not.
+/// A shutdown that proceeds in the background, whether or not it is awaited.
 struct AsyncShutdown {
     core: Arc<Core>,
     /// `Ok`: resolves when the threads have been told to end. `Err`: why the caller must not wait for that.

@@ -1,4 +1,4 @@
-//! The arguments of a push: the variables of an operation, and how it runs.
+//! The arguments of a push: an operation's variables and how it runs.
 
 use smallvec::SmallVec;
 
@@ -8,7 +8,7 @@ use crate::{
     values::{kind::EngineKind, name::Name, property::Property},
 };
 
-/// The kind of reference to a variable's value that the function of an operation receives.
+/// The kind of reference to a variable's value that an operation's function receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Refs {
     None,
@@ -16,7 +16,7 @@ pub(crate) enum Refs {
     Exclusive,
 }
 
-/// An access before its push: a variable, and how the operation uses it.
+/// An access before its push: a variable and how the operation uses it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) cell: std::ptr::NonNull<VarCell>,
@@ -32,8 +32,8 @@ unsafe impl Send for Entry {}
 /// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// The properties of an operation, besides its accesses, its function and the location of its push. The flags also say
-/// whether the operation has a name, and whether the name owns memory.
+/// An operation's properties, other than its accesses, its function and the location of its push. The flags also say
+/// whether the operation has a name and whether the name owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,
@@ -58,7 +58,7 @@ impl Spec {
         Self { name, priority: 0, flags, lane: 0, is_admitted: false, is_child: false, passes_closed: false }
     }
 
-    /// Returns the name, if the operation has no other property and the name owns no memory.
+    /// Returns the name if the operation has no other property and the name owns no memory.
     #[inline]
     pub(crate) fn plain_name(&self) -> Option<&'static str> {
         let is_plain = self.flags & !flag::NAMED == 0 && self.lane == 0 && self.priority == 0 && !self.passes_closed;

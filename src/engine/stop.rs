@@ -1,11 +1,11 @@
-//! Stops and starts: the threads of workers end and are started again, and pending operations are kept.
+//! Stops and starts: worker threads end and are started again, and pending operations are kept.
 //!
 //! For each worker, a stop pushes an operation named *stop* that [lays the worker aside](crate::threads::aside). The
-//! worker's thread then has no worker, and ends. The workers of GPU lanes are
-//! [recalled](crate::scheduler::Lane::recall) instead: the thread of such a lane issues nothing more, and lays its
-//! worker aside when the GPU has completed what was issued. While a function that has handed its worker over waits, no
-//! worker is laid aside, and those that were laid aside are taken up again: the function may wait for an operation of
-//! any lane. So a stop is over only once no function runs.
+//! thread, left without a worker, ends. The workers of GPU lanes are [recalled](crate::scheduler::Lane::recall)
+//! instead: such a lane's thread issues nothing more, and lays its worker aside once the GPU has completed the issued
+//! work. While a function that has handed over its worker waits, no worker is laid aside, and those already laid aside
+//! are taken up again: the function may be waiting for an operation of any lane. A stop is therefore over only once no
+//! function is running.
 
 use std::{io, panic::Location, sync::Arc, time::Instant};
 
@@ -31,7 +31,7 @@ use crate::{
 };
 
 impl Core {
-    /// Ends the threads of all workers once no function runs. Operations that have not started stay pending.
+    /// Ends the threads of all workers once no function is running. Operations that have not started stay pending.
     pub(crate) fn stop(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         if self.is_forked() {
             return Err(ShutdownError::Forked);
@@ -47,8 +47,8 @@ impl Core {
             return Ok(());
         }
         let is_first = self.threads.aside().request(|| self.gpus.recall());
-        // A shutdown that began before the request may not have seen the request. The lock of the request hands over
-        // the phase of the shutdown.
+        // A shutdown that began before the request may not have seen it. The request's lock hands over the shutdown's
+        // phase.
         if !self.is_open() {
             self.run_again();
             return Ok(());
@@ -82,7 +82,7 @@ impl Core {
         !self.is_forked() && self.threads.aside().is_requested()
     }
 
-    /// [Starts](Self::start) an engine that may have been stopped, and that must not stay stopped.
+    /// [Starts](Self::start) an engine that may have been stopped and must not stay stopped.
     pub(super) fn run_again(self: &Arc<Self>) {
         if let Err(error) = self.start() {
             frame::enter_after(self, || {
@@ -111,7 +111,7 @@ impl Core {
         }
     }
 
-    /// Notes that a function on this thread has handed its worker over. Takes up the workers that were laid aside,
+    /// Notes that a function on this thread has handed over its worker. Takes up the workers that were laid aside,
     /// since the function may wait for their operations.
     pub(super) fn function_waits(self: &Arc<Self>) {
         let workers = self.threads.aside().function_waits(|| self.gpus.resume());
@@ -125,14 +125,14 @@ impl Core {
         lanes.into_iter().for_each(|lane| self.push_stop(lane, i32::MIN));
     }
 
-    /// Notes that a function that had handed its worker over has returned, or has received a worker.
+    /// Notes that a function that had handed over its worker has returned or received a worker.
     pub(super) fn function_has_returned(&self) {
         self.threads.aside().function_has_returned(|| self.gpus.recall());
     }
 
-    /// Gives the worker of a GPU lane that is used for the first time to a thread, which `serve_lane` starts. If the
-    /// engine is stopped and no function waits, the thread is started when the engine starts again. Returns the worker
-    /// if no thread can be started.
+    /// Gives the worker of a GPU lane, at the lane's first use, to a thread started by `serve_lane`. If the engine is
+    /// stopped and no function waits, the thread is started when the engine starts again. Returns the worker if no
+    /// thread can be started.
     pub(crate) fn begin_lane(
         self: &Arc<Self>,
         worker: BoxedWorker<Task>,
@@ -155,8 +155,8 @@ impl Core {
     /// Sends `op` to device lane `number`, which has issued operations that `op` waits for.
     pub(crate) fn send(self: &Arc<Self>, number: usize, op: OpRef<Task>) {
         self.gpus.send(number, op);
-        // These operations may have completed, and the lane's worker may have been laid aside, before the send. Then
-        // the lane gets a thread, which only sends `op` on.
+        // Before the send, these operations may have completed and the lane's worker may have been laid aside. If so,
+        // the lane gets a thread that only sends `op` on.
         let lane = &self.gpus.lanes()[number].lane;
         if let Some(worker) = self.threads.aside().take_one(|worker| Arc::ptr_eq(worker.lane(), lane)) {
             // A worker whose thread cannot be started stays laid aside.
@@ -194,7 +194,7 @@ impl Core {
     }
 }
 
-/// The time for which a worker pauses if it cannot be laid aside because a function waits. Not tuned: imperceptible to
-/// a person, and long for a processor.
+/// The length of a worker's pause when a waiting function keeps it from being laid aside. Not tuned: imperceptible to a
+/// person and long for a processor.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);

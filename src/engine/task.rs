@@ -1,10 +1,10 @@
-//! The engine's part of the record of an operation: its function, name, flags and lane.
+//! The engine's part of an operation's record: its function, name, flags and lane.
 //!
 //! # States
 //!
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
 //! 2. *Filled* ([`Task::fill`]): the name, the location and the function are set. The operation may be enqueued. If the
-//!    engine records, it receives a number first ([`Task::set_recorded`]).
+//!    engine records, the operation receives a number first ([`Task::set_recorded`]).
 //! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. A function that does not run is
 //!    [discarded](Op::discard) instead, in the epilogue.
 //! 4. *Reported* ([`Op::report`]): the result is set, if the operation reports one.
@@ -13,9 +13,9 @@
 //! # Who may touch what
 //!
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
-//!   end on another thread while its function runs; its end does not touch the body. The table of the job, and what it
-//!   has [joined](Joined), are constant once the task is filled. Any thread that is pinned may read these until the
-//!   record is reused, since the memory of a record outlives its task.
+//!   end on another thread while its function runs; its end does not touch the body. The job's table and what the job
+//!   has [joined](Joined) are constant once the task is filled. Any pinned thread may read these until the record is
+//!   reused, since a record's memory outlives its task.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
 //! * The other fields are constant once the task is filled.
@@ -52,7 +52,7 @@ use crate::{
     values::name::Name,
 };
 
-/// Bits of [`Task::flags`]. Those that every run tests are in the low byte, where a test is one instruction.
+/// Bits of [`Task::flags`]. Those tested by every run are in the low byte, where a test is one instruction.
 pub(crate) mod flag {
     /// Runs immediately, on the thread that finds it ready.
     pub(crate) const INLINE: u16 = 1;
@@ -64,7 +64,7 @@ pub(crate) mod flag {
     pub(crate) const SILENT: u16 = 8;
     /// Completes when its completion is used, not when its function returns.
     pub(crate) const ASYNC: u16 = 16;
-    /// Belongs to a lane of a device.
+    /// Belongs to a device lane.
     pub(crate) const ON_DEVICE: u16 = 32;
     /// Reports its result: [`Job::REPORTS`](super::Job::REPORTS).
     pub(crate) const REPORTS: u16 = 64;
@@ -78,23 +78,23 @@ pub(crate) mod flag {
     pub(crate) const KEPT: u16 = 1024;
     /// Issues work on the stream of a device.
     pub(crate) const DEVICE: u16 = 2048;
-    /// Has the device copy values in the host's memory, which its function neither reads nor writes.
+    /// Has the device copy values in host memory that its function neither reads nor writes.
     pub(crate) const COPY: u16 = 4096;
     /// Belongs to the engine: a shutdown neither refuses nor cancels it.
     pub(crate) const INTERNAL: u16 = 8192;
     /// Has a name that owns memory.
     pub(crate) const OWNS_NAME: u16 = 16384;
-    /// Has children, and completes when they are complete.
+    /// Has children and completes when they are complete.
     pub(crate) const PARENT: u16 = 32768;
 }
 
-/// The value of [`Task::waited`] once the operation waits for no lane. An engine has fewer GPU lanes than this.
+/// The value of [`Task::waited`] once the operation no longer waits for any lane. An engine has fewer GPU lanes than
+/// this.
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
-/// The engine's part of the record of an operation. If the operation has only one access, the task begins a cache line,
-/// which has room for a small function as well. Fields that only some operations need are not initialised for the
-/// others.
+/// The engine's part of an operation's record. If the operation has only one access, the task begins a cache line that
+/// also has room for a small function. Fields needed only by some operations are not initialised for the others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -151,7 +151,7 @@ impl Task {
     /// [`flag::NAMED`] it is dropped, and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
     ///
     /// # Safety
-    /// 1. `task` was [begun](Self::begin), may be written, and is not known to another thread yet.
+    /// 1. `task` was [begun](Self::begin), may be written, and is not yet known to another thread.
     #[inline]
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, mut work: W) {
         if W::CLAIMS {
@@ -193,7 +193,7 @@ impl Task {
         self.flags & flags != 0
     }
 
-    /// Returns the name of the operation, which is empty if it was not given one.
+    /// Returns the operation's name, which is empty if none was given.
     pub(crate) fn name(&self) -> &Name {
         static NONE: Name = Name::EMPTY;
         // SAFETY: with this flag, `fill` has initialised the name.
@@ -205,12 +205,12 @@ impl Task {
         self.location
     }
 
-    /// Returns the name of the operation, and where it was pushed.
+    /// Returns the operation's name and where it was pushed.
     pub(crate) fn pushed(&self) -> Pushed {
         (self.name().clone(), self.location)
     }
 
-    /// Marks the operation as recorded, and sets its number.
+    /// Marks the operation as recorded and sets its number.
     ///
     /// # Safety
     /// 1. `task` is filled, and no other thread knows it yet.
@@ -283,7 +283,7 @@ impl Task {
 
 /// The engine's view of an operation. The engine reaches an `Op` through its [`OpRef`](crate::tracker::OpRef), a hold
 /// of its record, or an access of such an operation. Each of these keeps the task alive. A pinned thread may also find
-/// an `Op` for a dump, or in a search for a deadlock. The task may then be dropped at any time, but what such a thread
+/// an `Op` for a dump or in a search for a deadlock. The task may then be dropped at any time, but what the thread
 /// reads stays valid until it is unpinned.
 impl Op<Task> {
     /// Returns the task.
@@ -351,8 +351,8 @@ impl Op<Task> {
         unsafe { self.with_body(Body::discard) }
     }
 
-    /// Reports the result to the operation's handle or, if the operation is a wait, to the threads that wait. Returns
-    /// the program code that is left to run.
+    /// Reports the result to the operation's handle or, if the operation is a wait, to the waiting threads. Returns the
+    /// program code that is left to run.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
@@ -373,11 +373,10 @@ impl Op<Task> {
     /// Returns what the operation has joined, if it can be a member of groups.
     ///
     /// # Safety
-    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped during
-    ///    that time.
+    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped meanwhile.
     pub(super) unsafe fn joined(&self) -> Option<&Joined> {
         let body = self.task().body.with(|body| body.cast::<InlineJob>());
-        // SAFETY: (1): the field was written by `fill`, and is constant since then.
+        // SAFETY: (1): the field was written by `fill` and has been constant since.
         let vtable = unsafe { (*body).vtable };
         // SAFETY: (1): only the address of the field is computed.
         let storage = unsafe { &raw const (*body).storage };
@@ -387,20 +386,20 @@ impl Op<Task> {
     }
 }
 
-/// Program code that must run after an operation has completed: wakers to wake, and values to drop. It may wait, push,
-/// panic, and take a long time, so it runs after the operations that became ready have been dispatched.
+/// Program code that must run after an operation has completed: wakers to wake and values to drop. It may wait, push,
+/// panic or take a long time, so it runs after newly ready operations have been dispatched.
 #[derive(Default)]
 #[must_use = "its wakers must be woken"]
 pub(crate) struct Cleanup {
     wakers: Option<Wakers>,
-    /// Values to drop, such as a result that no handle can return, or a failure that was cleared.
+    /// Values to drop, such as a result that no handle can return, or a cleared failure.
     unwanted: Option<Box<dyn Any + Send>>,
     /// Dropped last.
     pub(super) membership: Option<Box<Membership>>,
 }
 
 impl Cleanup {
-    /// Returns the clean-up of a `oneshot` that has been set, with the `wakers` that were found there.
+    /// Returns the clean-up of a `oneshot` that has been set, with the `wakers` found there.
     pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
         let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
         // A result that needs no drop runs no program code.
@@ -421,7 +420,7 @@ impl Cleanup {
         });
     }
 
-    /// Returns a clean-up that drops a failure that was cleared.
+    /// Returns a clean-up that drops a cleared failure.
     pub(crate) fn of_failure(failure: Option<OpError>) -> Self {
         Self { unwanted: failure.map(|failure| Box::new(failure) as _), ..Self::default() }
     }
@@ -439,7 +438,7 @@ impl Cleanup {
         self.wakers.is_none() && self.unwanted.is_none() && self.membership.is_none()
     }
 
-    /// Wakes the wakers, and drops the value.
+    /// Wakes the wakers and drops the value.
     pub(crate) fn run(self) {
         if let Some(wakers) = self.wakers {
             wakers.wake();
@@ -455,13 +454,13 @@ unsafe impl Sync for Task {}
 pub(crate) enum Claimed {
     /// The calling thread has claimed the operation.
     Run,
-    /// The operation was cancelled, and fails.
+    /// The operation was cancelled and fails.
     Cancelled(OpError),
-    /// The operation was cancelled, and changes nothing.
+    /// The operation was cancelled and changes nothing.
     PassedOver,
 }
 
-/// What an operation does, and how it reports its result.
+/// What an operation does and how it reports its result.
 pub(crate) trait Job: Send + 'static {
     /// Whether `report` does anything.
     const REPORTS: bool = false;
@@ -473,7 +472,7 @@ pub(crate) trait Job: Send + 'static {
     fn joined(&self) -> Joined {
         Joined::nothing()
     }
-    /// Claims the operation for the calling thread, which is about to start or to skip it. May be called again.
+    /// Claims the operation for the calling thread, which is about to start or skip it. May be called again.
     fn claim(&mut self, _task: &Task) -> Claimed {
         Claimed::Run
     }
@@ -493,25 +492,25 @@ pub(crate) trait Job: Send + 'static {
         self.place()
     }
     /// Returns the program code that the start of an asynchronous operation has left to run. Called by the thread that
-    /// has started the operation, if the job reports and its start has succeeded. The operation may have ended by then.
+    /// started the operation, if the job reports and its start succeeded. The operation may have ended by then.
     fn started(&mut self) -> Cleanup {
         Cleanup::default()
     }
     /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Notes that the operation ends, now that its turn has come. Returns whether its scope has already counted it out
+    /// Notes that the operation, whose turn has come, is ending. Returns whether its scope has already counted it out
     /// of its group.
     fn is_abandoned(&self) -> bool {
         false
     }
-    /// Sets the result. This runs after the variables were released. It must not run program code, but returns it to
-    /// the caller.
+    /// Sets the result. This runs after the variables were released. It must not run program code, but returns such
+    /// code to the caller.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::default()
     }
 }
 
-/// The number of words in a record for the job of the operation. Larger jobs are boxed.
+/// The number of words in a record for the operation's job. Larger jobs are boxed.
 const WORDS: usize = 12;
 
 /// Whether a record holds a `W` without a separate allocation.
@@ -519,8 +518,8 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, its box is in the first word, and
-/// what it has joined is in the others.
+/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, the first word holds its box, and
+/// the others hold what it has joined.
 #[repr(C)]
 pub(crate) struct InlineJob {
     vtable: &'static VTable,
@@ -647,7 +646,7 @@ impl VTable {
     }
 }
 
-/// Starts a job. The standard library knows the name of this function: the short backtraces that panics print omit the
+/// Starts a job. The standard library knows the name of this function: the short backtraces printed by panics omit the
 /// engine's frames that called it.
 ///
 /// # Safety
@@ -660,7 +659,7 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> 
     result
 }
 
-/// The body of a task, for its only user. It is not borrowed as a whole, since other threads may read what the job has
+/// A task's body, for its only user. It is not borrowed as a whole, since other threads may read what the job has
 /// joined.
 struct Body(*mut InlineJob);
 

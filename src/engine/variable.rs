@@ -49,13 +49,13 @@ use crate::{
     values::name::Name,
 };
 
-/// One variable. Its queue decides which operations may use the other fields. The fields that pushes use share no cache
-/// line with those that workers write.
+/// One variable. Its queue decides which operations may use the other fields. The fields used by pushes share no cache
+/// line with those written by workers.
 #[repr(C)]
 pub(crate) struct VarCell {
     queue: VarQueue<Task>,
     core: ManuallyDrop<Arc<Core>>,
-    /// The number of handles. It has 64 bits on every machine, so that even leaked handles cannot make it wrap.
+    /// The number of handles. It has 64 bits on every machine, so even leaked handles cannot make it wrap.
     handles: AtomicU64,
     value: &'static ValueInfo,
     name: OnceLock<Name>,
@@ -63,11 +63,11 @@ pub(crate) struct VarCell {
     state: State,
 }
 
-// The cell takes three cache lines: a fourth would cost programs with many variables more cache misses.
+// The cell takes three cache lines: a fourth would cause more cache misses in programs with many variables.
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(any(raddle_loom, raddle_shuttle))))]
 const _: () = assert!(size_of::<VarCell>() == 192);
 
-/// The fields that operations change when they complete, or when they are issued on a device.
+/// The fields that operations change when they complete or are issued on a device.
 #[repr(align(64))]
 struct State {
     /// The number of successful mutations.
@@ -88,8 +88,7 @@ struct TypedCell<T> {
 /// The memory that holds a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueMemory {
-    /// In the host's memory. An operation of the CPU may use the value only once the operations of devices before it
-    /// are complete.
+    /// In host memory. A CPU operation may use the value only once the device operations before it are complete.
     Host,
     /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,
@@ -107,8 +106,8 @@ struct ValueInfo {
     drop_value: unsafe fn(NonNull<VarCell>),
 }
 
-// SAFETY: the value is used only by operations that hold the variable, in the order of the tracker, and the failure is
-// used as `Fault` demands. The constructor demands `T: Send`, and shared reads demand `T: Sync`.
+// SAFETY: the value is used only by operations that hold the variable, in the tracker's order, and the failure is used
+// as `Fault` requires. The constructor requires `T: Send`, and shared reads require `T: Sync`.
 unsafe impl Send for VarCell {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for VarCell {}
@@ -162,7 +161,7 @@ impl VarCell {
     }
 
     /// Creates a variable with one handle, for the family that `owner` identifies. Pushes outside the family refuse it
-    /// like a variable of another engine.
+    /// as they refuse another engine's variable.
     pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
         // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
@@ -210,7 +209,7 @@ impl VarCell {
 
     /// Names the variable, unless it already has a name.
     pub(crate) fn set_name(&self, name: Name) {
-        // The first name stays: clones of a handle may name the variable as well.
+        // The first name is kept: clones of a handle may also try to name the variable.
         let name = self.name.get_or_init(|| name);
         self.core.record_name(self.queue.id(), name);
     }
@@ -308,18 +307,18 @@ impl VarCell {
         self.value.needs_drop && !self.state.emptied.load(Relaxed)
     }
 
-    /// Whether the variable has a value in the host's memory.
+    /// Whether the variable has a value in host memory.
     pub(crate) fn is_host_value(&self) -> bool {
         self.value.memory == ValueMemory::Host
     }
 
-    /// Counts a mutation by an operation of a GPU. Several lanes may do so at the same time.
+    /// Counts a mutation by a GPU operation. Several lanes may do so concurrently.
     pub(crate) fn mutated_on_device(&self) {
         // Release (edge `version`): the effects of this mutation.
         self.state.version.fetch_add(1, Release);
     }
 
-    /// Drops the value, unless it was dropped before.
+    /// Drops the value unless it was already dropped.
     ///
     /// # Safety
     /// 1. The caller holds the variable for writing.
@@ -348,9 +347,8 @@ impl VarCell {
     /// Frees the variable, but does not drop its value.
     ///
     /// # Safety
-    /// 1. The caller runs the last operation that was ever pushed on the variable, and the operation's accesses are
-    ///    done.
-    /// 2. The variable is not used any more, except that pinned threads may read its queue and its name.
+    /// 1. The caller runs the last operation ever pushed on the variable, and the operation's accesses are done.
+    /// 2. The variable is no longer used, except that pinned threads may read its queue and its name.
     pub(super) unsafe fn free(cell: NonNull<Self>) {
         // The fields are reached through pointers, since a pinned thread may still read the queue and the name.
         // SAFETY: the cell lives until `dispose` below has run `free`.
@@ -359,8 +357,8 @@ impl VarCell {
         let layout = unsafe { value.read() }.layout;
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let name = unsafe { &raw const (*cell.as_ptr()).name };
-        // SAFETY: (2): no thread changes the field, and it is dropped only once, when no pinned thread may read it any
-        // more.
+        // SAFETY: (2): no thread changes the field, and it is dropped only once, when no pinned thread can still read
+        // it.
         let name = unsafe { name.read() };
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let core = unsafe { &raw const (*cell.as_ptr()).core };
@@ -368,7 +366,7 @@ impl VarCell {
         let core = ManuallyDrop::into_inner(unsafe { core.read() });
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let fault = unsafe { &raw const (*cell.as_ptr()).state.fault };
-        // SAFETY: (2), and the operations of devices on the variable were complete before the caller started.
+        // SAFETY: (2), and device operations on the variable were complete before the caller started.
         drop(unsafe { fault.read() });
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let waits = unsafe { &raw const (*cell.as_ptr()).waits };
@@ -380,7 +378,7 @@ impl VarCell {
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
             drop(name);
         };
-        // SAFETY: (1) and (2) are what `dispose` demands.
+        // SAFETY: (1) and (2) are what `dispose` requires.
         unsafe { VarQueue::dispose(VarCell::queue_ptr(cell), free) };
         drop(core);
     }

@@ -1,4 +1,4 @@
-//! Operations of the engine on whole variables: they clear a failure, delete a value, or free a cell.
+//! The engine's own operations on whole variables, which clear a failure, delete a value or free a cell.
 
 use std::{
     panic::{Location, resume_unwind},
@@ -36,7 +36,7 @@ impl Core {
         self.push(&spec, location, &mut [entry], ClearJob(None))
     }
 
-    /// Deletes a variable after the pending operations on it, and then calls `f`.
+    /// Deletes a variable after the pending operations on it and then calls `f`.
     pub(crate) fn delete_variable(
         self: &Arc<Self>,
         var: VarRef<'_>,
@@ -96,7 +96,7 @@ impl Core {
             return;
         }
         queue.close();
-        // The drop of the value is program code, so it runs on a worker. If the value needs no drop, no program code
+        // Dropping the value runs program code, so it happens on a worker. If the value needs no drop, no program code
         // runs.
         let inline = if needs_drop { 0 } else { flag::INLINE };
         let flags = inline | flag::NO_SKIP | flag::SILENT;
@@ -114,7 +114,7 @@ impl Core {
     ///
     /// # Safety
     /// 1. The variable has a handle until `share` is dropped.
-    /// 2. No operation that uses the value enters the variable's queue any more.
+    /// 2. No further operation that uses the value enters the variable's queue.
     pub(super) unsafe fn empty_variable(
         self: &Arc<Self>,
         cell: NonNull<VarCell>,
@@ -175,12 +175,12 @@ impl OwnedVar {
     /// Takes over a handle to a variable.
     ///
     /// # Safety
-    /// 1. The caller has a handle to the variable, and does not use it any more.
+    /// 1. The caller has a handle to the variable and does not use that handle again.
     pub(super) unsafe fn new(cell: NonNull<VarCell>) -> Self {
         Self(cell)
     }
 
-    /// Creates a variable that stands for another one.
+    /// Creates a variable that stands for `other`.
     pub(super) fn standing_for(other: &VarCell) -> Self {
         let memory = if other.is_host_value() { ValueMemory::Host } else { ValueMemory::Elsewhere };
         let var = Self(VarCell::with_value(other.core(), (), memory));
@@ -215,8 +215,7 @@ impl Job for ClearJob {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
-            // SAFETY: the operation holds the variable for writing, and the operations of devices before it are
-            // complete.
+            // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
             self.0 = unsafe { VarCell::of(access).fault().set_failure(None) };
         }
         self.0.iter().for_each(OpError::mark_reported);
@@ -231,7 +230,7 @@ impl Job for ClearJob {
     }
 }
 
-/// The last operation on a variable, pushed when the variable's last handle is gone. It drops the value, and then frees
+/// The last operation on a variable, pushed when the variable's last handle is gone. It drops the value and then frees
 /// the cell.
 pub(crate) struct FreeJob {
     cell: NonNull<VarCell>,
@@ -244,7 +243,7 @@ impl FreeJob {
     }
 }
 
-// SAFETY: the operation holds the variable for writing, and is the last one on it.
+// SAFETY: the operation holds the variable for writing and is the last one on it.
 unsafe impl Send for FreeJob {}
 
 impl Job for FreeJob {
@@ -253,9 +252,9 @@ impl Job for FreeJob {
     fn start(&mut self, _cx: &Call<'_>) -> Result<(), Cause> {
         // SAFETY: the cell is freed by `report`, after this.
         let cell = unsafe { self.cell.as_ref() };
-        // SAFETY: the operation holds the variable for writing, and the operations of devices before it are complete.
+        // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
         self.failure = unsafe { cell.fault().set_failure(None) };
-        // SAFETY: the operation holds the variable for writing, and is the last one on it.
+        // SAFETY: the operation holds the variable for writing and is the last one on it.
         no_wait::without_waits(NoWait::Deletion, || unsafe { cell.empty() });
         Ok(())
     }
@@ -263,7 +262,7 @@ impl Job for FreeJob {
     fn discard(&mut self) {}
 
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
-        // SAFETY: this operation is the last one that was ever pushed on the variable, and its accesses are done.
+        // SAFETY: this operation is the last one ever pushed on the variable, and its accesses are done.
         unsafe { VarCell::free(self.cell) };
         Cleanup::of_failure(self.failure.take())
     }

@@ -65,7 +65,7 @@ impl Core {
         }
     }
 
-    /// Joins the last wait for a variable, or pushes a new one. Returns `None` if there is nothing to wait for and the
+    /// Joins the last wait for a variable or pushes a new one. Returns `None` if there is nothing to wait for and the
     /// variable has not failed.
     pub(crate) fn begin_wait(
         self: &Arc<Self>,
@@ -161,7 +161,7 @@ impl Core {
         self.wait_for_result(handled, deadline)
     }
 
-    /// Returns an error if the operation of the handle is a child that waits for work on this thread to end.
+    /// Returns an error if the handle's operation is a child that waits for work on this thread to end.
     pub(crate) fn check_held_back<R>(handled: &Handled<R>) -> Result<(), WaitError> {
         let beside = handled.beside();
         if !handled.is_done() && frame::holds_back(beside.place()) {
@@ -170,8 +170,8 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for `oneshot` by calling `wait`, which blocks until the oneshot is set or the deadline that `wait` is
-    /// given has passed. `target` is the operation that sets the oneshot, if it is known.
+    /// Waits for `oneshot` by calling `wait`, which blocks until the oneshot is set or the deadline passed to it
+    /// expires. `target` is the operation that sets the oneshot, if known.
     pub(super) fn wait_by<R, T: ?Sized>(
         self: &Arc<Self>,
         oneshot: &Arc<Oneshot<R, T>>,
@@ -183,7 +183,7 @@ impl Core {
         if let (None, Some(target)) = (deadline, &target) {
             self.run_leading(|| oneshot.is_done(), &target.goal());
             if self.is_forked() {
-                // An operation that ran on this thread has forked the process, and this is the child.
+                // An operation run on this thread has forked the process, and this is the child.
                 return Err(PushError::Forked.into());
             }
         }
@@ -196,7 +196,7 @@ impl Core {
         }
         self.make_way()?;
         if self.is_forked() {
-            // A deferred operation that ran on this thread has forked the process, and this is the child.
+            // A deferred operation run on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
         let goal = target.as_ref().map(Target::goal);
@@ -209,8 +209,8 @@ impl Core {
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` has passed. Then
-    /// waits for a worker for the thread, if the thread has [handed over its own](Self::make_way).
+    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` passes. Then waits
+    /// for a worker for the thread, if the thread has [handed over its own](Self::make_way).
     pub(super) fn sleep<R>(
         &self,
         deadline: Option<Instant>,
@@ -225,7 +225,7 @@ impl Core {
         result
     }
 
-    /// Calls `wait`, in which the calling thread sleeps, and lets dumps show the thread as asleep from `since` on.
+    /// Calls `wait`, in which the calling thread sleeps, while dumps show the thread as asleep from `since` on.
     pub(super) fn sleep_listed<R>(
         &self,
         sleeps: Sleeps<'_>,
@@ -240,11 +240,11 @@ impl Core {
         self.sleepers.during(frame::running_ops(), sleeps, since, is_over, wait)
     }
 
-    /// Runs the work that the calling thread has deferred, for every engine. A caller that waits, or that asks whether
-    /// an operation is complete, may depend on that work.
+    /// Runs the calling thread's deferred work, for every engine. A caller that waits, or asks whether an operation is
+    /// complete, may depend on that work.
     pub(crate) fn catch_up() {
-        // The work that a device operation's function has issued is not complete when the function returns, so no
-        // operation of the program may run inside the function.
+        // Work issued by a device operation's function is not complete when the function returns, so no program
+        // operation may run inside the function.
         if no_wait::in_device_function() {
             return;
         }
@@ -256,8 +256,8 @@ impl Core {
         }
     }
 
-    /// [Catches up](Self::catch_up) for a caller that does not wait afterwards: if an operation that ran here has
-    /// handed over the worker, the thread waits for another.
+    /// [Catches up](Self::catch_up) for a caller that does not wait afterwards: if an operation run here has handed
+    /// over the worker, the thread waits for another.
     pub(crate) fn catch_up_and_go_on() {
         let was_without = worker_thread::is_without_worker();
         Self::catch_up();
@@ -280,7 +280,7 @@ impl Core {
         self.refuse_cycle(goal, describe, is_over)
     }
 
-    /// Prepares the calling thread for a wait: [catches up](Self::catch_up), and hands over its worker to another
+    /// Prepares the calling thread for a wait: [catches up](Self::catch_up) and hands over its worker to another
     /// thread.
     pub(super) fn make_way(&self) -> Result<(), WaitError> {
         Self::catch_up();
@@ -289,7 +289,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for every operation that was pushed before this call.
+    /// Waits for every operation pushed before this call.
     pub(crate) fn wait_for_all(&self, deadline: Option<Instant>) -> Result<(), WaitError> {
         self.check_wait()?;
         if ready_loop::works_for(self) {
@@ -297,7 +297,7 @@ impl Core {
         }
         self.make_way()?;
         if self.is_forked() {
-            // A deferred operation that ran on this thread has forked the process, and this is the child.
+            // A deferred operation run on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
         let covered = self.pending.begin();
@@ -324,7 +324,7 @@ impl Core {
         })
     }
 
-    /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations that were pushed before this call.
+    /// [`wait_for_all`](Self::wait_for_all) as a future. It covers the operations pushed before this call.
     pub(crate) fn wait_for_all_async(self: &Arc<Self>) -> impl Future<Output = Result<(), WaitError>> + Send + use<> {
         let would_deadlock = || Self::would_deadlock(Awaited::All);
         let refused = self.check_wait().err().or_else(|| ready_loop::works_for(self).then(would_deadlock));
@@ -341,7 +341,7 @@ impl Core {
             self.run_leading(is_over, &goal);
         }
         if self.is_forked() {
-            // An operation that ran on this thread has forked the process, and this is the child.
+            // An operation run on this thread has forked the process, and this is the child.
             return Err(PushError::Forked.into());
         }
         if !is_over() {
@@ -357,8 +357,7 @@ impl Core {
         group.take_failure()
     }
 
-    /// [`wait_for_group`](Self::wait_for_group) as a future. It covers the operations that were pushed before this
-    /// call.
+    /// [`wait_for_group`](Self::wait_for_group) as a future. It covers the operations pushed before this call.
     pub(crate) fn wait_for_group_async(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -367,14 +366,14 @@ impl Core {
         CountedWait::new(Arc::clone(self), refused, Arc::clone(group))
     }
 
-    /// Returns an error if the calling thread must not wait for the group, for instance because it runs one of the
-    /// group's operations.
+    /// Returns an error if the calling thread must not wait for the group, for instance because it is running one of
+    /// the group's operations.
     fn check_group_wait(&self, group: &Group) -> Result<(), WaitError> {
         self.check_wait()?;
         frame::in_group(group).map_or(Ok(()), |member| Err(Self::would_deadlock(Awaited::Member(member))))
     }
 
-    /// Returns the earliest failure that has not been reported, as an error. From then on it counts as reported.
+    /// Returns the earliest unreported failure as an error, and counts it as reported from then on.
     fn first_unreported(&self) -> Result<(), WaitError> {
         match self.failures.take() {
             Some(failure) => Err(failure.into()),
@@ -383,7 +382,7 @@ impl Core {
     }
 }
 
-/// Operations that are counted together.
+/// Operations counted together.
 trait Counted: Unpin {
     /// Returns the count of these operations.
     fn pending<'a>(&'a self, core: &'a Core) -> &'a PendingOps;
@@ -414,7 +413,7 @@ impl Counted for Arc<Group> {
     }
 }
 
-/// A wait for the operations that were counted before it was created.
+/// A wait for the operations counted before its creation.
 struct CountedWait<C: Counted> {
     core: Arc<Core>,
     /// The generation to wait for, or why the wait is forbidden.
@@ -470,17 +469,17 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
     }
 }
 
-/// Calls `f`, which blocks the calling thread: for instance, it reads a file, locks a mutex, or waits for another
+/// Calls `f`, which blocks the calling thread, for instance by reading a file, locking a mutex or waiting for another
 /// program. Inside an operation, another thread runs the worker during the call, so other operations are not held up.
 ///
-/// When `f` has returned, the function of the operation continues in place of an idle worker, or waits until another
-/// operation ends and leaves it a worker. The same happens after each wait for the engine inside an operation. An
-/// engine with one worker therefore computes one function at a time. If the function receives no worker within 100 ms,
-/// or before the time limit of the wait, it continues without one. So a function that blocks without `blocking` may
-/// delay functions that return from a wait by up to 100 ms.
+/// When `f` returns, the operation's function continues in place of an idle worker, or waits until another operation
+/// ends and leaves it a worker. The same happens after each wait for the engine inside an operation. An engine with one
+/// worker therefore computes one function at a time. If the function receives no worker within 100 ms, or before the
+/// time limit of the wait, it continues without one. A function that blocks without `blocking` may therefore delay
+/// functions returning from a wait by up to 100 ms.
 ///
-/// The worker is blocked with the calling thread if no other thread can take it over, and in the functions of device
-/// operations, in deletions and in observers, which must not wait. Outside operations, `blocking` only calls `f`.
+/// The worker is blocked along with the calling thread if no other thread can take it over, and in device operations'
+/// functions, deletions and observers, which must not wait. Outside operations, `blocking` only calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -500,7 +499,7 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
     regain::without_regaining(f)
 }
 
-/// A wait for a variable: reports the failure that the variable has at this point in the order.
+/// A wait for a variable: reports the variable's failure at this point in the order.
 struct WaitJob {
     failure: Option<OpError>,
     /// Taken by `report`, because the oneshot may be the last owner of the program's error, which the clean-up then
@@ -522,7 +521,7 @@ impl Job for WaitJob {
             let cell = VarCell::of(access);
             // The variable cannot be freed before this operation completes.
             cell.waits().forget(cx.op());
-            // SAFETY: the operation runs, so it holds the variable, and the writes of GPUs before it are complete.
+            // SAFETY: the operation is running, so it holds the variable, and GPU writes before it are complete.
             self.failure = unsafe { cell.fault().failure() };
         }
         Ok(())

@@ -58,9 +58,9 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
 #[derive(Default)]
 struct Seen {
     ops: HashMap<OpId, SeenOp>,
-    /// The numbers of the waits that were reported.
+    /// The numbers of the reported waits.
     told_waits: HashSet<u64>,
-    /// The lanes of devices with issued operations, each with the time of its last progress.
+    /// The device lanes with issued operations, each with the time of its last progress.
     devices: HashMap<String, SeenDevice>,
     /// When an operation last changed its state or ended.
     progress: Option<Instant>,
@@ -81,7 +81,7 @@ struct SeenOp {
 }
 
 impl Seen {
-    /// Compares a dump with the last one, and returns the problems that it finds.
+    /// Compares a dump with the last one and returns the problems found.
     fn look(&mut self, watchdog: &Watchdog, dump: &Dump, now: Instant) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut before = std::mem::take(&mut self.ops);
@@ -116,7 +116,7 @@ impl Seen {
         }
         self.look_at_waits(watchdog, dump, &mut problems);
         self.look_at_devices(watchdog, dump, now, &mut problems);
-        // The operations that are left in `before` have ended.
+        // The operations left in `before` have ended.
         if has_moved || !before.is_empty() || self.progress.is_none() {
             self.progress = Some(now);
             (self.told_of_stall, self.told_of_cycle) = (false, false);
@@ -129,8 +129,8 @@ impl Seen {
         {
             problems.push(Problem::Stalled { time });
         }
-        // Reported only if no operation has changed between two dumps: otherwise the cycle could be made up of states
-        // from different moments.
+        // Reported only if no operation has changed between two dumps: otherwise the cycle could combine states from
+        // different moments.
         if let Some(ops) = dump.cycle().filter(|_| !has_moved && before.is_empty()) {
             if !std::mem::replace(&mut self.told_of_cycle, true) {
                 problems.push(Problem::Cycle { ops });
@@ -151,7 +151,7 @@ impl Seen {
         }
     }
 
-    /// Reports lanes of devices that have completed nothing for too long.
+    /// Reports device lanes that have completed nothing for too long.
     fn look_at_devices(&mut self, watchdog: &Watchdog, dump: &Dump, now: Instant, problems: &mut Vec<Problem>) {
         let Some(limit) = watchdog.device else { return };
         // An issued operation has released its variables, so a dump shows it as ending. One without variables is shown

@@ -1,9 +1,9 @@
 //! The state of an engine's thread: its engine, its duty, and the worker that it runs.
 //!
-//! A thread finds its own state through a thread-local. Code of other crates may run inside calls to the worker's
-//! deque, since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have deferred
-//! there. So the thread marks the deque as in use during these calls, and operations that such code makes ready go to
-//! the injector instead.
+//! A thread finds its own state through a thread-local. Code from other crates may run inside calls to the worker's
+//! deque, since crossbeam-deque pins crossbeam's default collector, which runs closures deferred there by other crates.
+//! The thread therefore marks the deque as in use during these calls, and operations made ready by such code go to the
+//! injector instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -38,21 +38,21 @@ pub(super) struct WorkerThread {
     lane: Cell<u8>,
     pub(super) core: Arc<Core>,
     duty: Duty,
-    /// Whether a function on this thread has handed the worker over, and has neither returned nor received a worker
-    /// since.
+    /// Whether a function on this thread has handed over the worker and has since neither returned nor received a
+    /// worker.
     gave_away: Cell<bool>,
     /// The number of times that functions on this thread have queued for a worker, modulo 2³².
     returns: Cell<u32>,
-    /// Whether a function that has handed its worker over continues in place of an idle worker.
+    /// Whether a function that has handed over its worker continues in place of an idle worker.
     borrows: Cell<bool>,
     /// Whether the thread may use all cores of the engine, regardless of its worker.
     is_unpinned: Cell<bool>,
-    /// Whether the deque of the worker is in use: the worker looks for work, or operations are pushed into the deque or
-    /// taken from it.
+    /// Whether the worker's deque is in use: the worker is looking for work, or operations are being pushed into the
+    /// deque or taken from it.
     deque_in_use: Cell<bool>,
 }
 
-/// Marks the deque of a thread's worker as in use until this is dropped.
+/// Marks the deque of a thread's worker as in use until dropped.
 struct DequeInUse<'c>(&'c Cell<bool>);
 
 impl Drop for DequeInUse<'_> {
@@ -98,14 +98,14 @@ impl WorkerThread {
         }
     }
 
-    /// Makes this the state that [`with_current`] finds on the calling thread.
+    /// Installs this as the state that [`with_current`] finds on the calling thread.
     pub(super) fn enter(&self) -> Entered<'_> {
         CURRENT.with(|cell| cell.set(self));
         self.core.threads().adopt_thread();
         Entered(self)
     }
 
-    /// Gives the thread a worker. Returns the number of the worker's lane, and where the thread runs now.
+    /// Gives the thread a worker. Returns the number of the worker's lane and where the thread now runs.
     pub(super) fn take_up(&self, worker: BoxedWorker<Task>) -> (usize, Placement) {
         let threads = self.core.threads();
         worker.lane().sleep().set_thread(worker.index());
@@ -121,8 +121,8 @@ impl WorkerThread {
         (lane, placement)
     }
 
-    /// Borrows the place of an idle worker for the function on this thread. Returns whether the function has a place
-    /// now.
+    /// Borrows the place of an idle worker for the function on this thread. Returns whether the function now has a
+    /// place.
     fn borrow_place(&self) -> bool {
         let lane = self.core.threads().lane(self.lane.get());
         self.borrows.set(self.borrows.get() || lane.borrow_place());
@@ -136,7 +136,7 @@ impl WorkerThread {
         }
     }
 
-    /// Notes that the function on this thread no longer runs without a worker: it has ended, or has received one.
+    /// Notes that the function on this thread no longer runs without a worker: it has ended or received one.
     pub(super) fn end_without_worker(&self) {
         if self.core.is_forked() {
             return;
@@ -148,15 +148,15 @@ impl WorkerThread {
         }
     }
 
-    /// Returns the worker that the thread runs now. The reference must not be kept across code of other crates or of
-    /// the program, which may give the worker away.
+    /// Returns the worker that the thread runs now. The reference must not be kept across code from other crates or the
+    /// program, which may give the worker away.
     #[inline]
     fn worker(&self) -> Option<&Worker<Task>> {
         // SAFETY: only this thread uses the cell, and its content is not replaced while the reference is used.
         unsafe { &*self.worker.as_ptr() }.as_deref()
     }
 
-    /// Keeps code that runs inside a call to the worker's deque from using the worker.
+    /// Prevents code running inside a call to the worker's deque from using the worker.
     #[inline]
     fn use_deque(&self) -> DequeInUse<'_> {
         self.deque_in_use.set(true);
@@ -224,7 +224,7 @@ fn serves(lane: &Arc<Lane<Task>>) -> bool {
     with_current(serves) == Some(true)
 }
 
-/// Removes the calling thread, the only one of a forked child, from the engine of the parent process.
+/// Removes the calling thread, the only one in a forked child, from the parent process's engine.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(super) fn leave_engine() {
     // Unpinned, since otherwise every thread that the child starts would inherit the core of the worker.
@@ -245,7 +245,7 @@ pub(super) enum Runner {
     Worker(u8, usize),
     /// A GPU lane.
     Device,
-    /// The program, or a thread that has handed its worker over.
+    /// The program, or a thread that has handed over its worker.
     Other,
 }
 
@@ -262,7 +262,7 @@ pub(super) fn runner_of(core: &Core) -> Runner {
 }
 
 /// Returns the lane of this thread's worker, if the worker belongs to `core` and its deque is not in use. If a function
-/// continues in place of an idle worker, returns the lane of that worker.
+/// continues in place of an idle worker, returns that worker's lane.
 pub(super) fn lane_of(core: &Core) -> Option<u8> {
     let is_own = |thread: &WorkerThread| {
         ptr::eq(Arc::as_ptr(&thread.core), core) && (thread.free_worker().is_some() || thread.borrows.get())
@@ -282,7 +282,7 @@ pub(super) fn share_slot() {
 }
 
 /// Runs `f` as the main function of a thread that serves a GPU lane. The thread stays on those cores of the engine that
-/// are `near` the GPU, if there are any.
+/// are `near` the GPU, if any.
 pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce() -> R) -> R {
     let thread = WorkerThread::new(Arc::clone(core), Duty::Device);
     let _entered = thread.enter();
@@ -305,10 +305,10 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 
 /// Runs `f` while the calling thread may use all cores of its engine, even if it is pinned to one of them.
 ///
-/// A thread inherits the cores of the thread that starts it. A thread that an operation starts on a
-/// [pinned](crate::EngineBuilder::pin) worker is therefore also pinned to the worker's core, and a thread pool that is
-/// first used there runs all its threads on one core. Start such threads inside `unpinned`. When `f` returns or panics,
-/// the thread is pinned again.
+/// A thread inherits the cores of the thread that starts it. A thread started by an operation on a
+/// [pinned](crate::EngineBuilder::pin) worker is therefore also pinned to the worker's core, and a thread pool first
+/// used there runs all its threads on one core. Start such threads inside `unpinned`. When `f` returns or panics, the
+/// thread is pinned again.
 ///
 /// Outside the threads of an engine, and on systems other than Linux, `unpinned` only calls `f`.
 ///
@@ -317,7 +317,7 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 /// # let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let started = engine.op("start").submit((), move |()| {
-///     // A thread that is started here may use all cores, and not only the worker's.
+///     // A thread started here may use all cores, not only the worker's.
 ///     raddle::unpinned(|| std::thread::spawn(cores))
 /// })?;
 /// assert_eq!(started.wait()?.join().unwrap(), cores());
@@ -325,7 +325,7 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 /// # }
 /// ```
 pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
-    /// Pins the thread again: to the core of the worker that it has by then, or else to the cores that it had before.
+    /// Pins the thread again, to its worker's core if it has a worker by then, or else to its previous cores.
     struct PinAgain(Box<[usize]>);
     impl Drop for PinAgain {
         fn drop(&mut self) {
@@ -349,7 +349,7 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Takes the worker away from this thread, if the worker belongs to `core`. The operations in its deque can be stolen.
+/// Takes the worker away from this thread if the worker belongs to `core`. The operations in its deque can be stolen.
 pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
     with_current(|thread| {
         let takes = ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
@@ -379,29 +379,29 @@ pub(super) fn note_helped() {
     with_current(|thread| thread.worker().map(Worker::note_helped));
 }
 
-/// Notes that a waiter on this thread has taken an operation from its entry in a queue, which leaves the entry stale.
+/// Notes that a waiter on this thread has taken an operation from its entry in a queue, leaving the entry stale.
 pub(super) fn note_stale() {
     with_current(|thread| thread.worker().map(Worker::note_stale));
 }
 
-/// Returns the engine of the calling thread, and the lane of the worker that the thread has handed over, unless it has
-/// received one since.
+/// Returns the calling thread's engine and the lane of the worker that the thread has handed over, unless it has since
+/// received one.
 pub(super) fn without_worker() -> Option<(Arc<Core>, u8)> {
     with_current(|thread| thread.gave_away.get().then(|| (Arc::clone(&thread.core), thread.lane.get()))).flatten()
 }
 
-/// Notes that a function on the calling thread queues for a worker. Returns how often that has happened before.
+/// Notes that a function on the calling thread queues for a worker. Returns how often this has happened before.
 pub(super) fn count_return() -> u32 {
     with_current(|thread| thread.returns.replace(thread.returns.get().wrapping_add(1))).unwrap_or(0)
 }
 
 /// Borrows the place of an idle worker for the function on the calling thread, which has no worker. Returns whether the
-/// function has a place now.
+/// function now has a place.
 pub(super) fn borrow_place() -> bool {
     with_current(WorkerThread::borrow_place) == Some(true)
 }
 
-/// Gives a worker to the calling thread, which has handed its own over.
+/// Gives a worker to the calling thread, which has handed over its own.
 pub(super) fn resume(worker: BoxedWorker<Task>) {
     let mut worker = Some(worker);
     with_current(|thread| {
@@ -411,14 +411,14 @@ pub(super) fn resume(worker: BoxedWorker<Task>) {
     debug_assert!(worker.is_none(), "only threads of an engine hand workers over");
 }
 
-/// Whether a function on the calling thread has handed the worker over, and the thread has not received one since.
+/// Whether a function on the calling thread has handed over the worker and the thread has not received one since.
 pub(super) fn is_without_worker() -> bool {
     with_current(|thread| thread.gave_away.get()) == Some(true)
 }
 
 /// Notes that program code is about to run on the calling thread, which may have given its worker away at the end of an
-/// operation. Returns whether the thread now counts as one that has handed its worker over. If so, the code may [regain
-/// a worker](super::regain), as a function that has waited does.
+/// operation. Returns whether the thread now counts as having handed over its worker. If so, the code may [regain a
+/// worker](super::regain), as a function that has waited does.
 pub(super) fn begin_code() -> bool {
     let begin = |thread: &WorkerThread| {
         let is_bare = matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();
@@ -442,15 +442,15 @@ pub(super) fn put_back(worker: BoxedWorker<Task>) {
     });
 }
 
-/// Hands the worker of this thread, if it has one, over to a spare or new thread, since the calling operation is about
-/// to wait.
+/// Hands over this thread's worker, if it has one, to a spare or new thread, since the calling operation is about to
+/// wait.
 pub(super) fn yield_worker() -> Result<(), WaitError> {
     with_current(|thread| {
         let Duty::Workers(main) = thread.duty else {
             return Err(WaitError::OnDevice);
         };
         if thread.deque_in_use.get() {
-            // The caller is code that another crate has deferred in crossbeam's default collector.
+            // The caller is code deferred by another crate in crossbeam's default collector.
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         thread.share_slot();

@@ -2,7 +2,7 @@
 //!
 //! A function that waits runs ready operations that the wait depends on ([`in_place`](super::in_place)). If it finds
 //! none, it hands its worker over to a spare thread and sleeps. When it wakes up, it borrows the place of an idle
-//! worker, or queues for a worker ([`regain`](super::regain)). So a wait does not occupy a worker. Nor does it bury an
+//! worker, or queues for a worker ([`regain`](super::regain)). A wait thus neither occupies a worker nor buries an
 //! unrelated wait on the stack, as happens if waiting threads run arbitrary operations.
 
 use std::{io, sync::Arc};
@@ -62,7 +62,7 @@ pub(super) fn restart(
     started.inspect_err(|_| core.threads().return_number(number))
 }
 
-/// The main function of a thread that takes over a worker, from a waiting thread or after a stop.
+/// The main function of a thread that takes over a worker from a waiting thread or after a stop.
 fn take_over(core: Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
     run_thread(core, number, worker, None)
 }
@@ -121,16 +121,15 @@ fn run_thread(
 fn run(thread: &WorkerThread, number: usize) {
     let mut ready = ReadyList::default();
     loop {
-        // Panics in the program's functions are caught elsewhere. This catches panics from bugs in the engine, and from
-        // code that other crates have deferred in crossbeam's default collector: such a panic must not lose the worker
-        // and the operations queued here.
+        // Panics in the program's functions are caught elsewhere. This catches panics from bugs in the engine and from
+        // code deferred by other crates in crossbeam's default collector: such a panic must not lose the worker and the
+        // operations queued here.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             run_operations(thread, &mut ready);
         });
         let Err(payload) = result else { return };
-        // Other threads must find the operations that are left here, since the drop of the payload and the logger may
-        // wait for them.
+        // Other threads must find the operations left here, since the payload's drop and the logger may wait for them.
         let placed = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             share_slot();
@@ -144,10 +143,10 @@ fn run(thread: &WorkerThread, number: usize) {
     }
 }
 
-/// Runs operations while the thread has a worker and its lane has not ended. `ready` holds operations that became ready
-/// until they are dispatched.
+/// Runs operations while the thread has a worker and its lane has not ended. `ready` holds newly ready operations until
+/// they are dispatched.
 ///
-/// This is a separate function, so that the loop does not share registers with code that runs only once.
+/// This is a separate function so that the loop does not share registers with code that runs only once.
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
@@ -166,7 +165,7 @@ fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     }
 }
 
-/// Runs, or completes, an operation that is not plain.
+/// Runs or completes an operation that is not plain.
 #[inline(never)]
 fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut ReadyList<Task>) {
     let Unfinished { mut op, mut called } = unfinished;
@@ -197,7 +196,7 @@ mod tests {
     fn nest(engine: &Engine, depth: usize) -> usize {
         let inner = engine.clone();
         let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
-        // With a time limit, since the operation would run in place otherwise.
+        // With a time limit, since the operation would otherwise run in place.
         1 + next.expect("the engine is open").wait_timeout(Duration::from_secs(60)).expect("nothing fails")
     }
 

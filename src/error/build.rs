@@ -19,20 +19,20 @@ use crate::values::kind::EngineKind;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The builder was given zero workers.
+    /// The builder was configured with zero workers.
     NoWorkers,
-    /// The builder was given more workers than this maximum.
+    /// The builder was configured with more workers than this maximum.
     TooManyWorkers(usize),
-    /// This string, from `RADDLE_ENGINE` or given to `parse`, names no kind of engine.
+    /// This string, from `RADDLE_ENGINE` or passed to `parse`, is not the name of a kind of engine.
     UnknownEngine(String),
     /// `RADDLE_SHUFFLE` has this value, which is not a number.
     InvalidSeed(String),
     /// A thread could not be started.
     Thread(std::io::Error),
-    /// The builder was given more GPUs than this maximum.
+    /// The builder was configured with more GPUs than this maximum.
     TooManyGpus(usize),
-    /// The file of the [profile](crate::EngineBuilder::profile) at this path could not be created, or no thread could
-    /// be started to write it.
+    /// The [profile](crate::EngineBuilder::profile) at this path could not be created, or the thread that writes it
+    /// could not be started.
     Profile(PathBuf, std::io::Error),
 }
 
@@ -79,7 +79,7 @@ impl FromStr for EngineKind {
     }
 }
 
-/// Why a shutdown, or a [stop](crate::Engine::stop), returned before it was complete.
+/// Why a shutdown or [stop](crate::Engine::stop) returned before it was complete.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,20 +100,20 @@ impl FromStr for EngineKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// The deadline of a shutdown passed while operations were pending, or that of a stop while a function was running.
-    /// A shutdown stays in effect, and a further call waits again. A stop is cancelled, and the engine continues to
-    /// run.
+    /// The deadline passed: for a shutdown, while operations were pending; for a stop, while a function was running or
+    /// a device working. A shutdown stays in effect, and another call waits again. A stop is cancelled, and the engine
+    /// continues to run.
     TimedOut,
-    /// The call would have to wait for its caller: an operation, a logger that the engine calls, or a destructor of a
-    /// thread-local on one of the engine's threads. Or the caller must not wait, or no thread could take over its
-    /// worker. A shutdown continues in the background; a stop has no effect.
+    /// The call would have to wait for its caller: an operation, a logger called by the engine, or a thread-local
+    /// destructor on one of the engine's threads. It is also returned if the caller must not wait or if no thread could
+    /// take over the caller's worker. A shutdown continues in the background; a stop has no effect.
     InsideOperation,
-    /// No operation was pending, or the engine was stopped, but threads of the engine with these names had not ended at
-    /// the deadline. They still run program code, or had too little time to end. The code may be the function of an
-    /// asynchronous operation that continues after its completion, a destructor of a thread-local, or a logger. The
-    /// threads end when it returns. A further call waits again; dropping the engine does not wait for them.
+    /// No operation was pending, or the engine was stopped, but engine threads with these names had not ended at the
+    /// deadline. They were still running program code or had too little time to end. The code may be an asynchronous
+    /// operation's function that continues after completion, a thread-local destructor or a logger. The threads end
+    /// when it returns. Another call waits again; dropping the engine does not wait for these threads.
     ThreadsLeft(Vec<String>),
-    /// This is a forked child of the process that built the engine, and has none of the engine's threads. The call has
+    /// This is a forked child of the process that built the engine and has none of the engine's threads. The call has
     /// no effect.
     Forked,
 }

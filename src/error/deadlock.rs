@@ -1,13 +1,13 @@
-//! A description of a wait that would never return: who would wait for what.
+//! A description of a wait that would never return: what would wait, and for what.
 
 use std::{fmt, panic::Location, sync::Arc};
 
 use crate::values::name::Name;
 
-/// An operation: its name, and where it was pushed.
+/// An operation's name and push location.
 pub(crate) type Pushed = (Name, &'static Location<'static>);
 
-/// A wait that would never return, in [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
+/// A description of a wait that would never return, from [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,11 +33,12 @@ struct Parts {
     awaited: Awaited,
 }
 
-/// What a wait that would never return waits for.
+/// The target of a wait that would never return.
 pub(crate) enum Awaited {
     Operation(Pushed),
     Variable(Name),
-    /// The operations of a group, or all operations of an engine. This is one that cannot end before the waiting one.
+    /// Several operations: those of a group, or all those of an engine. This one cannot end before the waiting
+    /// operation does.
     Member(Pushed),
     /// All operations of the engine.
     All,
@@ -48,14 +49,14 @@ impl Deadlock {
         Self(Some(Arc::new(Parts { waiting, awaited })))
     }
 
-    /// Returns the name of the operation that would wait, if it is known.
+    /// Returns the name of the operation that would wait, if known.
     #[must_use]
     pub fn waiting(&self) -> Option<&str> {
         self.0.as_ref()?.waiting.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// Returns the name of the awaited operation or variable, if it is known. In a wait for several operations, such as
-    /// those of a group, this is one that cannot end before the waiting operation.
+    /// Returns the name of the awaited operation or variable, if known. If several operations are awaited, such as
+    /// those of a group, this is one that cannot end before the waiting operation does.
     #[must_use]
     pub fn awaited(&self) -> Option<&str> {
         match &self.0.as_ref()?.awaited {
@@ -85,15 +86,15 @@ impl fmt::Display for Deadlock {
             Awaited::Operation((name, location)) => {
                 write!(
                     f,
-                    "operation `{name}` pushed at {location}, which cannot start before the waiting one returns; {ADVICE}"
+                    "operation `{name}` pushed at {location}, which cannot start until the waiting code returns; {ADVICE}"
                 )
             }
             Awaited::Variable(name) => {
-                write!(f, "variable `{name}`, which is not released before it returns; {ADVICE}")
+                write!(f, "variable `{name}`, which is not released until the waiting code returns; {ADVICE}")
             }
             Awaited::Member((name, location)) => write!(
                 f,
-                "several operations, one of which, `{name}` pushed at {location}, cannot end before it returns; {ADVICE}"
+                "several operations, one of which, `{name}` pushed at {location}, cannot end until the waiting code returns; {ADVICE}"
             ),
             Awaited::All => write!(f, "all operations of its engine; {ADVICE}"),
         }

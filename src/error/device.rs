@@ -1,10 +1,10 @@
-//! The errors of devices.
+//! Device errors.
 
 use std::{error::Error, fmt, sync::Arc};
 
 use super::BoxError;
 
-/// CUDA's error number for a call that is refused because its stream is being captured into a graph.
+/// CUDA's error number for a call refused because its stream is being captured into a graph.
 pub(crate) const CAPTURING: i32 = 900;
 
 #[derive(Debug)]
@@ -14,7 +14,7 @@ struct Details {
     lost: bool,
 }
 
-/// Why a device refused or failed a command. Clones are cheap.
+/// Why a device refused a command or failed to execute it. Clones are cheap.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,24 +36,24 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: false }))
     }
 
-    /// Creates the error for a device that is lost.
+    /// Creates the error for a lost device.
     pub(crate) fn lost(code: i32, message: impl Into<String>) -> Self {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Returns whether the device is out of memory (2), or the operating system could not pin more memory (304). The
+    /// Returns whether the device is out of memory (2) or the operating system could not pin more memory (304). The
     /// simulated device uses CUDA's numbers.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
     }
 
-    /// Converts the error into the loss of its device, for an engine that gives up the device because of the error.
+    /// Converts the error into a loss of its device, for an engine that abandons the device because of the error.
     pub(crate) fn into_loss(self) -> Self {
         if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
     }
 
-    /// Returns the error of a device that `error` contains: a [`DeviceError`], or an error of the driver, which is
-    /// converted. Returns any other error unchanged.
+    /// Extracts the device error from `error`, which may be a [`DeviceError`] or a driver error to convert. Returns any
+    /// other error unchanged.
     pub(crate) fn found_in(error: BoxError) -> Result<Self, BoxError> {
         #[cfg(feature = "cuda")]
         let error = match error.downcast::<cudarc::driver::DriverError>() {
@@ -63,22 +63,21 @@ impl DeviceError {
         error.downcast().map(|error| *error)
     }
 
-    /// Returns the driver's error number: a `CUresult`, whose numbers the [simulated device](crate::simulated) uses as
-    /// well. The number is negative if the driver was not reached or has no number for the error.
+    /// Returns the driver's error number: a `CUresult`, whose numbers the [simulated device](crate::simulated) also
+    /// uses. The number is negative if the driver was not reached or has no number for the error.
     #[must_use]
     pub fn code(&self) -> i32 {
         self.0.code
     }
 
-    /// Returns the description of the error.
+    /// Returns the error's description.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// Returns whether the whole device is lost to this process, for example because a command has accessed memory that
-    /// it must not access, a kernel has failed, or the hardware is gone. Later calls to a lost device return a loss as
-    /// well.
+    /// Returns whether the whole device is lost to this process, for example because a command accessed invalid memory,
+    /// a kernel failed, or the hardware is gone. Later calls to a lost device also return a loss.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.lost

@@ -1,4 +1,4 @@
-//! The unreported failures of an engine.
+//! An engine's unreported failures.
 
 use std::{collections::BTreeMap, panic::Location};
 
@@ -8,53 +8,51 @@ use crate::{
     values::name::Name,
 };
 
-/// The maximum number of failures that are kept; further ones are only counted. The value is not tuned: a program that
+/// The maximum number of failures kept; further failures are only counted. The value is not tuned, since a program that
 /// ignores this many failures does not check for them.
 const MAX_KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
 struct State {
-    /// The failures that are kept, keyed by their sequence numbers.
+    /// The kept failures, keyed by sequence number.
     unknown: BTreeMap<u64, OpError>,
     /// The number of further failures, which are only counted.
     more: u64,
-    /// The number of times that `more` was taken and reset.
+    /// The number of times that `more` has been taken and reset.
     round: u64,
-    /// Whether a warning was logged for one of the failures.
+    /// Whether a warning has been logged for one of the failures.
     warned: bool,
 }
 
 impl State {
-    /// Takes the number of failures that are only counted. If one of them becomes known later, the new count is not
-    /// reduced.
+    /// Takes the number of failures that were only counted. If one becomes known later, the new count is not reduced.
     fn take_more(&mut self) -> u64 {
         self.round += 1;
         std::mem::take(&mut self.more)
     }
 }
 
-/// Where a failure was recorded when it was [added](Failures::add).
+/// How a failure was recorded when it was [added](Failures::add).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// The failure is kept until it is known.
     Kept,
-    /// The failure is counted until it is known, in this round.
+    /// The failure is counted, in this round, until it is known.
     Counted(u64),
 }
 
-/// The failures of an engine that are not known to the program: no wait and no handle has returned them, and the
-/// program has not cleared them on a variable.
+/// An engine's failures that are unknown to the program: no wait or handle has returned them, and the program has not
+/// cleared them from a variable.
 ///
-/// It does not matter which variables a failure has reached, or whether they still exist: they may be freed before the
-/// failure is known.
+/// The variables that a failure has reached are irrelevant: they may be freed before the failure is known.
 ///
-/// A failure becomes known, and ceases to be kept or counted, in one step under the lock. So it is reported either from
-/// here or elsewhere, by whichever thread is faster.
+/// A failure becomes known and ceases to be kept or counted in a single step under the lock. It is therefore reported
+/// either from here or elsewhere, by whichever thread is first.
 #[derive(Debug, Default)]
 pub struct Failures(Mutex<State>);
 
 impl Failures {
-    /// Keeps `failure`, which is not known to the program yet, or counts it if too many are kept.
+    /// Keeps `failure`, which is still unknown to the program, or only counts it if too many are kept.
     pub(crate) fn add(&self, failure: &OpError) -> Place {
         let mut state = lock(&self.0);
         if state.unknown.len() < MAX_KEPT {
@@ -66,22 +64,22 @@ impl Failures {
         }
     }
 
-    /// Marks `failure`, which has been added, as known. It is neither kept nor counted any more.
+    /// Marks `failure`, which has been added, as known, and stops keeping or counting it.
     pub(crate) fn mark_reported(&self, failure: &OpError, place: Place) {
         let mut state = lock(&self.0);
         if failure.note_known() {
             match place {
-                // The caller has another clone, so this runs no drop of the program's values under the lock.
+                // The caller has another clone, so none of the program's values is dropped under the lock.
                 Place::Kept => drop(state.unknown.remove(&failure.sequence())),
                 Place::Counted(round) if round == state.round => state.more -= 1,
-                // The failure was reported in a summary of several.
+                // The failure was already reported in a summary.
                 Place::Counted(_) => {}
             }
         }
     }
 
-    /// Takes the earliest failure, which is then known. After the last kept one, returns a summary of those that were
-    /// only counted.
+    /// Takes the earliest failure and marks it as known. After the last kept failure, returns a summary of those only
+    /// counted.
     pub(crate) fn take(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         if let Some((_, failure)) = state.unknown.pop_first() {
@@ -100,7 +98,7 @@ impl Failures {
         state.unknown.values().find(|failure| !warned && !failure.is_cancellation()).cloned()
     }
 
-    /// Takes all failures. Returns the earliest, as [`take`](Self::take) does, and their number.
+    /// Takes all failures. Returns the earliest, like [`take`](Self::take), and the number of failures.
     pub(crate) fn clear(&self) -> Option<(OpError, u64)> {
         let mut state = lock(&self.0);
         let unknown = std::mem::take(&mut state.unknown);
@@ -108,7 +106,7 @@ impl Failures {
             failure.note_known();
         }
         let more = state.take_more();
-        // The lock is released before the others are dropped, since dropping them may run the program's code.
+        // The lock is released before the other failures are dropped, since dropping them may run program code.
         drop(state);
         let count = unknown.len() as u64 + more;
         let first = unknown.into_values().next().or_else(|| summary(more))?;
@@ -116,7 +114,7 @@ impl Failures {
     }
 }
 
-/// Returns an error that summarises `more` failures that were only counted.
+/// Returns an error summarising `more` failures that were only counted.
 fn summary(more: u64) -> Option<OpError> {
     (more > 0).then(|| {
         let what = format!("{more} operations failed beyond the {MAX_KEPT} whose failures are kept");

@@ -1,11 +1,11 @@
-//! Uses of a guarded value that were refused.
+//! Refused uses of a guarded value.
 
 use std::{error::Error, fmt, panic::Location};
 
 use super::deadlock::Pushed;
 use crate::values::name::Name;
 
-/// A use of a [`Guarded`](crate::Guarded) value that was refused.
+/// A refused use of a [`Guarded`](crate::Guarded) value.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,11 +34,13 @@ struct Parts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UseErrorKind {
-    /// The code belongs to no operation that has declared the variable. Detected only in builds with debug assertions.
+    /// The code is not part of an operation that has declared the variable. Detected only in builds with debug
+    /// assertions.
     Undeclared,
-    /// An operation that only reads the variable would change the value. Detected only in builds with debug assertions.
+    /// An operation that declares only a read requested a mutable reference. Detected only in builds with debug
+    /// assertions.
     OnlyRead,
-    /// Another thread, or the caller itself, uses the value at this moment. Detected in every build.
+    /// Another thread, or the caller itself, is using the value in a conflicting way. Detected in every build.
     InUse,
 }
 
@@ -60,27 +62,27 @@ impl UseError {
         self.0.kind
     }
 
-    /// Returns the name of the variable, or an empty string if it has none.
+    /// Returns the variable's name, or an empty string if it has none.
     #[must_use]
     pub fn variable(&self) -> &str {
         self.0.variable.as_str()
     }
 
-    /// Returns where the value was to be used.
+    /// Returns the source location of the refused use.
     #[must_use]
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location
     }
 
-    /// Returns the name of the operation that was to use the value, and where it was pushed. Returns `None` outside
-    /// operations, and in builds without debug assertions.
+    /// Returns the name and push location of the operation whose use was refused. Returns `None` outside operations and
+    /// in builds without debug assertions.
     #[must_use]
     pub fn user(&self) -> Option<(&str, &'static Location<'static>)> {
         self.0.user.as_ref().map(|(name, location)| (name.as_str(), *location))
     }
 
-    /// Returns the name of the operation that used the value last, and where it was pushed. Returns `None` if there is
-    /// no such operation, and in builds without debug assertions.
+    /// Returns the name and push location of the operation that last used the value. Returns `None` if there is no such
+    /// operation, and in builds without debug assertions.
     #[must_use]
     pub fn last_user(&self) -> Option<(&str, &'static Location<'static>)> {
         self.0.other.as_ref().map(|(name, location)| (name.as_str(), *location))
@@ -115,11 +117,11 @@ impl fmt::Display for UseError {
             UseErrorKind::Undeclared => {
                 f.write_str("and nothing orders this use; push an operation that names the variable")?;
             }
-            UseErrorKind::OnlyRead => f.write_str("changes it, but declares only a read; declare that it writes")?,
-            UseErrorKind::InUse => f.write_str("and it is in use at this moment; name the variable in both pushes")?,
+            UseErrorKind::OnlyRead => f.write_str("changes it, but declares only a read; declare a write")?,
+            UseErrorKind::InUse => f.write_str("but it is already in use; name the variable in both pushes")?,
         }
         match other {
-            Some((name, pushed)) => write!(f, "; it was used last by operation `{name}` pushed at {pushed}"),
+            Some((name, pushed)) => write!(f, "; it was last used by operation `{name}` pushed at {pushed}"),
             None => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! The failure of an operation, shared by all that see it.
+//! An operation's failure, shared by everything that it affects.
 
 use std::{
     error::Error,
@@ -44,22 +44,22 @@ pub enum Cause {
     Error(BoxError),
     /// The operation's [`Completion`](crate::Completion) was dropped unused.
     LostCompletion,
-    /// The operation is a future, and its last waker was dropped, so nothing could wake it any more.
+    /// The operation is a future whose last waker was dropped, so nothing could wake it again.
     LostFuture,
-    /// The operation was cancelled before it started: by its [handle](crate::OpHandle::cancel) or its
-    /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel). If it is a
-    /// future, its handle or group may also have cancelled it later.
+    /// The operation was cancelled before it started, through its [handle](crate::OpHandle::cancel) or
+    /// [group](crate::Group::cancel), or by a shutdown with [`Shutdown::Cancel`](crate::Shutdown::Cancel). A future may
+    /// also have been cancelled later, through its handle or group.
     Cancelled,
     /// The operation had not started when its [deadline](crate::OpBuilder::deadline) passed.
     DeadlinePassed,
-    /// The operation's device failed before the operation started or while it ran, or the function of a device
-    /// operation returned an error of the device.
+    /// The operation's device failed before or during the operation, or the function of a device operation returned a
+    /// device error.
     Device(DeviceError),
 }
 
 impl Cause {
-    /// Turns an error of the device, returned by the function of a device operation, into
-    /// [`Cause::Device`](Self::Device). Returns any other cause unchanged.
+    /// Converts a device error returned by the function of a device operation into [`Cause::Device`](Self::Device).
+    /// Returns any other cause unchanged.
     pub(crate) fn of_device(self) -> Self {
         match self {
             Self::Error(error) => DeviceError::found_in(error).map_or_else(Self::Error, Self::Device),
@@ -89,12 +89,12 @@ struct Failure {
     location: &'static Location<'static>,
     /// Dropped by `drop` below.
     cause: ManuallyDrop<Cause>,
-    /// The payload of a panic, if it is not a string: the program's value, dropped with the failure. It is in a mutex,
-    /// since it need not be `Sync`.
+    /// The payload of a panic, if it is not a string: one of the program's values, dropped with the failure. The mutex
+    /// is needed since the payload need not be `Sync`.
     payload: ManuallyDrop<Mutex<Option<Payload>>>,
     sequence: u64,
-    /// Whether the failure was returned to the program, or cleared by the program on a variable. Set under the lock of
-    /// the `Failures` that it was added to.
+    /// Whether the failure has been returned to the program, or cleared from a variable by the program. Set under the
+    /// lock of the `Failures` to which it was added.
     known: AtomicBool,
     /// The place where the failure is kept or counted until it is known.
     added: OnceLock<(Weak<Failures>, Place)>,
@@ -102,8 +102,8 @@ struct Failure {
 
 impl Drop for Failure {
     fn drop(&mut self) {
-        // The drops of the cause and of the payload are the program's code, and the last clone may be dropped anywhere
-        // in the engine. SAFETY: only this drop uses the field, once.
+        // Dropping the cause and the payload runs program code, and the last clone may be dropped anywhere in the
+        // engine. SAFETY: only this drop uses the field, once.
         let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
         if let Err(payload) = panics::catch(drop_cause) {
             panics::log!(Error, "raddle: the drop of an operation's error panicked");
@@ -116,8 +116,8 @@ impl Drop for Failure {
     }
 }
 
-/// The failure of an operation. Clones are cheap: one failure is shared by the variables that have failed with it, by
-/// the operations that are skipped because of it, and by every waiter.
+/// The failure of an operation. Clones are cheap: a single failure is shared by the variables that failed with it, the
+/// operations skipped because of it, and every waiter.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -146,15 +146,14 @@ impl OpError {
             location,
             cause: ManuallyDrop::new(cause),
             payload: ManuallyDrop::new(Mutex::new(payload)),
-            // Relaxed: the numbers only have to be distinct, and in an order that agrees with what each thread
-            // observes.
+            // Relaxed: the numbers need only be distinct and in an order consistent with what each thread observes.
             sequence: SEQUENCE.fetch_add(1, Relaxed),
             known: AtomicBool::new(false),
             added: OnceLock::new(),
         }))
     }
 
-    /// Returns the name of the operation that failed, or an empty string if it has none.
+    /// Returns the failed operation's name, or an empty string if it has none.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -172,7 +171,7 @@ impl OpError {
         self.0.name.as_str()
     }
 
-    /// Returns where the operation was pushed.
+    /// Returns the source location of the operation's push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -208,8 +207,8 @@ impl OpError {
         &self.0.cause
     }
 
-    /// Returns the root of this failure. If the function of the operation returned the failure of another operation,
-    /// for instance through `?` after a wait, this is the root of that failure. Otherwise it is this failure itself.
+    /// Returns the root of this failure. If the operation's function returned another operation's failure, for instance
+    /// through `?` after a wait, this is the root of that other failure. Otherwise, it is this failure itself.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -234,7 +233,7 @@ impl OpError {
         root
     }
 
-    /// Returns the failure of another operation, if the function of this operation returned one.
+    /// Returns another operation's failure, if this operation's function returned one.
     fn failure_of_another(&self) -> Option<&Self> {
         let Cause::Error(error) = self.cause() else { return None };
         match error.downcast_ref::<WaitError>() {
@@ -243,7 +242,7 @@ impl OpError {
         }
     }
 
-    /// Whether `other` is the same failure, not merely an equal one.
+    /// Returns whether `other` is the same failure, not merely an equal one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -264,7 +263,7 @@ impl OpError {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether the operation was cancelled.
+    /// Returns whether the operation was cancelled.
     pub(crate) fn is_cancellation(&self) -> bool {
         matches!(self.cause(), Cause::Cancelled)
     }
@@ -274,30 +273,30 @@ impl OpError {
         self.0.sequence
     }
 
-    /// Adds the failure to `failures` until it is known. Must be called before it can reach the program.
+    /// Adds the failure to `failures` until it is known. Must be called before the failure can reach the program.
     pub(crate) fn record(&self, failures: &Arc<Failures>) {
-        // A failure is added once, although operations that are skipped because of it share it. Those operations find
-        // it on a variable, where it is stored only after this call, so no thread waits here for another.
+        // A failure is added only once, although it is shared by the operations skipped because of it. They find it on
+        // a variable, where it is stored only after this call, so no thread waits for another here.
         self.0.added.get_or_init(|| (Arc::downgrade(failures), failures.add(self)));
     }
 
-    /// Marks the failure as known. Returns whether it was unknown before. Called by the `Failures` that it was added
-    /// to, under the lock.
+    /// Marks the failure as known. Returns whether it was previously unknown. Called under the lock of the `Failures`
+    /// to which it was added.
     pub(crate) fn note_known(&self) -> bool {
-        // Relaxed: all writers hold the lock, which orders them; for the reader without it see `mark_reported`.
+        // Relaxed: all writers hold the lock, which orders them; for the reader without the lock, see `mark_reported`.
         !self.0.known.swap(true, Relaxed)
     }
 
-    /// Notes that the failure was returned to the program, or cleared by the program, and need not be reported again.
+    /// Records that the failure has been returned to or cleared by the program, and need not be reported again.
     pub(crate) fn mark_reported(&self) {
-        // Relaxed: suppose that this thread reads the `true` that another thread wrote in `note_known`, under the lock
-        // of `Failures`. If this thread takes that lock later, it does so after the other one, whose write would
-        // otherwise come after this read. So it finds the failure neither kept nor counted, even if the other thread
+        // Relaxed: suppose that this thread reads the `true` written by another thread in `note_known`, under the lock
+        // of `Failures`. If this thread takes that lock later, it does so after the other thread, whose write would
+        // otherwise follow this read. It thus finds the failure neither kept nor counted, even if the other thread
         // still holds the lock now.
         if self.0.known.load(Relaxed) {
             return;
         }
-        // A summary of several failures was never added.
+        // A summary of several failures is never added.
         let Some((failures, place)) = self.0.added.get() else { return };
         if let Some(failures) = failures.upgrade() {
             failures.mark_reported(self, *place);
@@ -316,7 +315,7 @@ impl fmt::Debug for OpError {
 }
 
 impl OpError {
-    /// Returns the loss of a device, if the operation failed because of one.
+    /// Returns the device loss that caused the failure, if any.
     pub(crate) fn loss(&self) -> Option<&DeviceError> {
         match self.cause() {
             Cause::Device(error) if error.is_lost() => Some(error),
@@ -336,7 +335,7 @@ impl fmt::Display for OpError {
     }
 }
 
-/// The message names the operation and its cause, so `source` returns the source of the cause: code that prints the
+/// The message names the operation and includes the cause, so `source` returns the cause's source: code that prints the
 /// whole chain shows each error once. [`OpError::cause`] and [`OpError::downcast_ref`] return the cause itself.
 impl Error for OpError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
@@ -345,7 +344,7 @@ impl Error for OpError {
 }
 
 impl OpError {
-    /// Returns the error behind the failure, if there is one.
+    /// Returns the underlying error, if any.
     fn error(&self) -> Option<&(dyn Error + 'static)> {
         match self.cause() {
             Cause::Error(error) => Some(&**error),
@@ -354,9 +353,9 @@ impl OpError {
         }
     }
 
-    /// Returns the error that the operation's function or [`Completion`](crate::Completion) reported, or its device's
-    /// [`DeviceError`], if it is an `E`. If that error is the failure of another operation, searches the
-    /// [root](Self::root) as well.
+    /// Returns the error reported by the operation's function or [`Completion`](crate::Completion), or its device's
+    /// [`DeviceError`], if it is an `E`. If that error is another operation's failure, also searches the
+    /// [root](Self::root).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -376,7 +375,7 @@ impl OpError {
         found(self).or_else(|| found(self.root()))
     }
 
-    /// Whether [`downcast_ref`](Self::downcast_ref) finds an `E`.
+    /// Returns whether [`downcast_ref`](Self::downcast_ref) finds an `E`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -6,11 +6,10 @@ use crate::values::{device::Device, name::Name, property::Property};
 
 pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked process; build another engine here";
 
-/// Why a push was refused. The operation never runs, and changes nothing.
+/// Why a push was refused. The operation never runs and has no effect.
 ///
-/// A push that races with a deletion may be refused late, when the operation is already in the queues of other
-/// variables. The operation stays there, without effect, until the operations before it are complete. Then its function
-/// is dropped.
+/// A push that races with a deletion may be refused late, when the operation is already in other variables' queues. The
+/// operation stays there, without effect, until the operations before it are complete. Its function is then dropped.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,57 +33,57 @@ pub enum PushError {
     ForeignVariable(RefusedAccess),
     /// A variable was deleted before the push.
     DeletedVariable(RefusedAccess),
-    /// A typed operation names one variable twice and mutates it, which would alias a `&mut`.
+    /// An operation's typed accesses name a variable twice and mutate it, which would alias a `&mut`.
     AliasedVariable(RefusedAccess),
-    /// The operation that has opened a [scope](crate::Engine::scope) holds the variable until the scope has ended, so
-    /// an operation of the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
+    /// The operation that opened a [scope](crate::Engine::scope) holds the variable until the scope ends, so operations
+    /// in the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
     HeldAroundScope(RefusedAccess),
     /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its
     /// parent only reads. The child would have to wait for its parent, which waits for its children.
     NotHeld(RefusedAccess),
-    /// The variable belongs to the children of an operation: [`OpContext::child_var`](crate::OpContext::child_var) or
-    /// [`child_token`](crate::OpContext::child_token) has created it. Only these children can name it and, if one of
-    /// them does, that child's own children can too.
+    /// The variable was created for an operation's children, by [`OpContext::child_var`](crate::OpContext::child_var)
+    /// or [`child_token`](crate::OpContext::child_token). Only these children can name it and, if a child does, so can
+    /// its own children.
     FamilyVariable(RefusedAccess),
-    /// [`OpContext::child`](crate::OpContext::child) was called in the function of an operation that was pushed without
+    /// [`OpContext::child`](crate::OpContext::child) was called inside an operation pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
     NotAParent,
-    /// [`FutureContext::child`](crate::FutureContext::child) was called after the future had ended and its guards were
-    /// dropped. The children have started, and no others can join them.
+    /// [`FutureContext::child`](crate::FutureContext::child) was called after the future had ended and its guards had
+    /// been dropped. The children have started, and no more can be added.
     ParentEnded,
-    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation. Such an
-    /// operation releases its variables when its work has been issued, so its children would come too late. Or an
-    /// operator was created as a child, although it could be pushed after its parent has ended.
+    /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation, which releases
+    /// its variables once its work has been issued, too early for children. The other possibility is that an operator
+    /// was created as a child, although it could be pushed after its parent has ended.
     UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,
-    /// There is no room: as many operations are pending as the limit of the engine, or of a group, allows. Returned by
-    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), before the function of the operation is handed over, and by a
-    /// push that would wait for room while the engine is [stopped](crate::Engine::stop).
+    /// There is no room: the number of pending operations has reached the limit of the engine or a group. Returned by
+    /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), while the program still owns the operation's function, and by
+    /// a push that would wait for room while the engine is [stopped](crate::Engine::stop).
     Full,
     /// The engine has no such device.
     NoSuchDevice(Device),
-    /// The thread that serves the device could not be started.
+    /// The thread serving the device could not be started.
     DeviceUnavailable(Device),
-    /// The function of a device operation pushes on a naive engine other than its own. That engine would run the
-    /// operation inside the push, but no operation may run inside the function of a device operation. Push elsewhere,
-    /// or on an engine of another kind.
+    /// The function of a device operation pushed on a naive engine other than its own. That engine would run the pushed
+    /// operation inside the push, but no operation may run inside a device operation's function. Push elsewhere, or on
+    /// another kind of engine.
     InDeviceFunction,
-    /// An [`Observer`](crate::Observer) pushes on an engine that is recorded or observed. The observer runs between the
-    /// steps of the engine, and what it pushes would be observed in turn. Send what it has seen to another thread, and
+    /// An [`Observer`](crate::Observer) pushed on an engine that is recorded or observed. The observer runs between the
+    /// engine's steps, and its own operations would be observed in turn. Send its observations to another thread and
     /// push there.
     InObserver,
-    /// The property selects a lane of the CPU, and the operation is for a device.
+    /// The property selects a CPU lane, but the operation is for a device.
     NotOfDevice(Property),
-    /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, but operations of a
-    /// device start on the thread of its lane.
+    /// [`OpBuilder::eager`](crate::OpBuilder::eager) starts an operation on the pushing thread, but device operations
+    /// start on their lane's thread.
     EagerOnDevice,
-    /// The call is for operations of the CPU, whose futures the workers poll, but a device was given to
+    /// The call is for CPU operations, whose futures are polled by workers, but a device was passed to
     /// [`OpBuilder::on`](crate::OpBuilder::on).
     FutureOnDevice,
-    /// The call is for operations of a device, but no device was given to [`OpBuilder::on`](crate::OpBuilder::on).
+    /// The call is for device operations, but no device was passed to [`OpBuilder::on`](crate::OpBuilder::on).
     NotOnDevice,
-    /// This is a forked child of the process that built the engine, and has none of the engine's threads. Build another
+    /// This is a forked child of the process that built the engine and has none of the engine's threads. Build another
     /// engine in the child.
     Forked,
 }
@@ -110,14 +109,14 @@ impl fmt::Display for PushError {
             Self::FamilyVariable(access) => {
                 write!(f, "{access}, which belongs to the children of another operation; name it in these children only")
             }
-            Self::ParentEnded => f.write_str("the work of the parent has ended; push its children before it ends"),
-            Self::NotAParent => f.write_str("the operation was pushed without `with_children`; add that to its description"),
+            Self::ParentEnded => f.write_str("the parent's work has ended; push its children before then"),
+            Self::NotAParent => f.write_str("the operation was pushed without `with_children`; add it to the description"),
             Self::UnfitForFamily => f.write_str(
-                "only an operation of the CPU can have children, and an operator cannot be a child; use another call to push it",
+                "only CPU operations can have children, and an operator cannot be a child; use another method to push it",
             ),
             Self::ShutDown => f.write_str("the engine is shut down or shutting down; push before the shutdown"),
             Self::Full => f.write_str(
-                "as many operations are pending as the limit of the engine or of a group allows; try again later, or wait for room",
+                "the pending operations have reached the limit of the engine or of a group; try again later, or wait for room",
             ),
             Self::NoSuchDevice(device) => {
                 write!(f, "this engine has no device {device}; add one with `EngineBuilder::gpu`")
@@ -126,21 +125,21 @@ impl fmt::Display for PushError {
                 write!(f, "the thread for {device} could not be started; see the log for the cause")
             }
             Self::InDeviceFunction => {
-                f.write_str("the function of a device operation cannot push on another engine that is naive; push from an operation of the CPU")
+                f.write_str("the function of a device operation cannot push on another engine that is naive; push from a CPU operation")
             }
             Self::InObserver => {
                 f.write_str("an observer cannot push; send what it has seen to another thread, and push there")
             }
             Self::NotOfDevice(property) => {
-                write!(f, "the property {property:?} selects a lane of the CPU; leave it out, or choose another, for an operation of a device")
+                write!(f, "the property {property:?} selects a CPU lane; for a device operation, omit it or choose another")
             }
             Self::EagerOnDevice => f.write_str(
-                "an operation of a device starts on the thread of its lane and not inside the push; leave out `eager`",
+                "a device operation starts on its lane's thread, not inside the push; omit `eager`",
             ),
             Self::FutureOnDevice => f.write_str(
-                "an operation that is a future runs on the CPU; leave out `on`, and await what it launches on the device",
+                "an operation that is a future runs on the CPU; omit `on`, and await what it launches on the device",
             ),
-            Self::NotOnDevice => f.write_str("the call is for operations of a device; choose one with `on`"),
+            Self::NotOnDevice => f.write_str("the call is for device operations; choose a device with `on`"),
             Self::Forked => f.write_str(FORKED),
         }
     }
@@ -148,7 +147,7 @@ impl fmt::Display for PushError {
 
 impl Error for PushError {}
 
-/// The operation that was refused because of one of its variables, and that variable.
+/// An operation that was refused because of one of its variables, and that variable.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -175,7 +174,7 @@ struct Parts {
 }
 
 impl RefusedAccess {
-    /// Creates the description of a refused access. `id` and `type_name` describe a variable that has no name.
+    /// Creates the description of a refused access. `id` and `type_name` describe an unnamed variable.
     #[cold]
     pub(crate) fn new(
         (operation, location): (Name, &'static Location<'static>),
@@ -186,27 +185,27 @@ impl RefusedAccess {
         Self(Box::new(Parts { operation, location, variable, id, type_name }))
     }
 
-    /// Returns the name of the operation, or an empty string if it has none.
+    /// Returns the operation's name, or an empty string if it has none.
     #[must_use]
     pub fn operation(&self) -> &str {
         self.0.operation.as_str()
     }
 
-    /// Returns the source location of the push, or of the other call that was refused because of the variable.
+    /// Returns the source location of the push or other call that was refused because of the variable.
     #[must_use]
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location
     }
 
-    /// Returns the name of the variable, or an empty string if it has none.
+    /// Returns the variable's name, or an empty string if it has none.
     #[must_use]
     pub fn variable(&self) -> &str {
         self.0.variable.as_str()
     }
 }
 
-/// Names the operation and the variable. A variable without a name appears with its type and with the number that its
-/// `Debug` shows.
+/// Names the operation and the variable. An unnamed variable appears with its type and the number from its `Debug`
+/// output.
 impl fmt::Display for RefusedAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let location = self.location();

@@ -14,7 +14,7 @@ use super::{deadlock::Deadlock, op::OpError, push::PushError};
 /// let reply = engine.op("ask").try_submit((), |()| -> Result<u32, _> { Err("no answer".into()) })?;
 /// match reply.wait() {
 ///     Ok(reply) => println!("{reply}"),
-///     Err(WaitError::Failed(error)) => println!("{error}"), // names the operation and the location of its push
+///     Err(WaitError::Failed(error)) => println!("{error}"), // names the operation and its push location
 ///     Err(error) => return Err(error.into()),
 /// }
 /// # Ok(())
@@ -27,33 +27,34 @@ pub enum WaitError {
     Failed(OpError),
     /// The wait timed out. The operations continue.
     TimedOut,
-    /// The wait would never return. The caller may be an operation that holds the variable or sets the result. Or it
-    /// waits for an operation that cannot start before the caller returns, or for a group with such an operation. Such
-    /// an operation is queued behind the caller: directly, through other operations, or through waiting operations of
-    /// any engine. If several operations wait for each other, the one that began to wait last gets this error, within
-    /// 100 ms. Waits with a time limit end anyway, so the other waits ignore them; a wait with a time limit gets the
-    /// error itself if no other wait in the cycle has a limit. The end of a scope gets the error only if all other
-    /// waits in the cycle are at the ends of scopes as well; it then cancels what it waits for.
+    /// The wait would never return. The caller may be an operation that holds the awaited variable or produces the
+    /// awaited result. It may also be waiting for an operation that cannot start before the caller returns, or for a
+    /// group containing one. Such an operation is queued behind the caller: directly, through other operations, or
+    /// through waiting operations of any engine. If several operations wait for each other, the last to begin waiting
+    /// gets this error, within 100 ms. Waits with a time limit end anyway, so other waits ignore them; a wait with a
+    /// time limit gets the error itself if no other wait in the cycle has a limit. The end of a scope gets the error
+    /// only if all other waits in the cycle are also ends of scopes; it then cancels the operations that it waits for
+    /// and that cannot start.
     ///
-    /// The function of an asynchronous operation gets this error if it waits for anything that is queued behind that
-    /// operation while the completion has not been used, even if another thread is about to use it.
+    /// An asynchronous operation's function gets this error if, before the completion is used, it waits for anything
+    /// queued behind the operation, even if another thread is about to use the completion.
     ///
-    /// The caller may also be code that another crate has deferred in crossbeam-epoch's default collector, and that a
-    /// worker runs while it looks for work.
+    /// The caller may also be code that another crate has deferred in crossbeam-epoch's default collector and that a
+    /// worker runs while searching for work.
     WouldDeadlock(Deadlock),
-    /// Too many operations wait inside their functions, so no thread could take over the worker. Declare what an
-    /// operation needs as accesses instead of waiting for it.
+    /// Too many operations are waiting inside their functions, so no thread could take over the worker. Instead of
+    /// waiting, declare what an operation needs as accesses.
     TooManyWaiting,
-    /// The caller is the function of a device operation. The function's thread issues the other operations of the
-    /// device as well, and must not block. Declare what the operation needs as accesses.
+    /// The caller is the function of a device operation. The function's thread must not block, since it also issues the
+    /// device's other operations. Declare what the operation needs as accesses.
     OnDevice,
     /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
-    /// drop of a variable's value or of an operator's function. Push an operation that waits, or wait elsewhere.
+    /// drop of a variable's value or an operator's function. Push an operation that waits, or wait elsewhere.
     InDeletion,
-    /// The caller is an [`Observer`](crate::Observer), which runs between the steps of the engine. Send what it has
-    /// seen to another thread, and wait there.
+    /// The caller is an [`Observer`](crate::Observer), which runs between the engine's steps. Send its observations to
+    /// another thread and wait there.
     InObserver,
-    /// The wait was refused, as a push would be.
+    /// The wait was refused for the same reason that a push would be.
     Refused(PushError),
     /// An earlier wait on the same handle has taken the value.
     ValueTaken,
@@ -82,7 +83,7 @@ impl fmt::Display for WaitError {
 impl Error for WaitError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            // The message is the inner error's, so `source` returns the source of the inner error.
+            // The message is that of the inner error, so `source` returns the inner error's source.
             Self::Failed(error) => error.source(),
             Self::Refused(error) => error.source(),
             _ => None,

@@ -1,8 +1,8 @@
-//! How the thread of a GPU lane waits between two polls of its stream: it pauses, then yields, then sleeps.
+//! How a GPU lane's thread waits between two polls of its stream: it pauses, then yields, then sleeps.
 
 use crate::sync::hint;
 
-/// How the thread waits between two polls of a stream that has made no progress.
+/// The wait between two polls of a stream that has made no progress.
 #[derive(Debug)]
 pub(super) struct Backoff {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -16,11 +16,11 @@ pub(super) struct Backoff {
 /// between polls.
 const EAGER_LOOKS: u32 = 200;
 
-/// A stream that has made no progress for this long is polled less often.
+/// How long a stream must make no progress before it is polled less often.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const QUIET: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The time between two polls of a quiet stream, and so the longest delay that a sleep adds to the issue of an
+/// The time between two polls of a quiet stream, and so the longest delay that sleeping adds to the issue of an
 /// operation.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const NAP: std::time::Duration = std::time::Duration::from_micros(50);

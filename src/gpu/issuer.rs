@@ -1,5 +1,5 @@
-//! The thread of a GPU lane: it issues operations on its stream, polls the stream, and forwards *cross-lane waiters*,
-//! the operations of other lanes that wait for this one.
+//! The thread of a GPU lane, which issues operations on its stream, polls the stream, and forwards *cross-lane
+//! waiters*, the operations of other lanes that wait for this lane.
 //!
 //! # States of an operation here
 //!
@@ -12,14 +12,14 @@
 //!
 //! # Marks and events
 //!
-//! A *mark*, which `passed` reports, follows each operation that the host waits for, because a CPU operation or a
-//! handle depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations
-//! without a mark have been issued. So a chain of operations that stays on the GPU costs few marks.
+//! A *mark*, reported by `passed`, follows each operation for which the host waits because a CPU operation or a handle
+//! depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations have been
+//! issued without one. So a chain of operations that stays on the GPU costs few marks.
 //!
-//! A recorded *event* follows each operation on which an operation of another stream of the GPU depends. If the
+//! A recorded *event* follows each operation on which an operation in another of the GPU's streams depends. If the
 //! dependent operation is pushed later, the event is recorded when that operation arrives here as a waiter. The event
-//! then also covers operations issued in between, which the waiter need not wait for. So once such a waiter has
-//! arrived, an event follows every operation that has no follower on its own stream, as long as other streams keep
+//! then also covers operations issued in between, for which the waiter need not wait. So once such a waiter has
+//! arrived, an event follows every operation without a follower on its own stream, as long as other streams keep
 //! waiting for events.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -52,7 +52,7 @@ use crate::{
     values::device::Device,
 };
 
-/// The maximum number of operations that are taken between two polls of the stream.
+/// The maximum number of operations taken between two polls of the stream.
 const BATCH: usize = 16;
 
 /// The maximum number of operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands.
@@ -61,13 +61,13 @@ const BATCH: usize = 16;
 /// this many operations need fewer than a thousand. Functions that issue more may still fill the queue.
 const MAX_IN_FLIGHT: usize = 128;
 
-/// The maximum number of operations without a mark. It is low enough to leave room for new operations before the GPU
-/// has completed all earlier ones.
+/// The maximum number of operations without a mark. Low enough to leave room for new operations before the GPU has
+/// completed all earlier ones.
 const MAX_UNMARKED: u64 = MAX_IN_FLIGHT as u64 / 2;
 
 /// The number of operations for which events are recorded in advance, as the head of this file describes, after another
-/// stream has asked for an event too late. The value is not tuned. It is large enough that late requests are rare, and
-/// small enough that the events cost little if no stream asks again.
+/// stream has asked for an event too late. Not tuned: large enough that late requests are rare, and small enough that
+/// the events cost little if no stream asks again.
 const FORESIGHT: u32 = 64;
 
 /// An operation that the GPU has not completed.
@@ -75,9 +75,9 @@ struct InFlight {
     seq: u64,
     op: Hold<Task>,
     result: Result<(), OpError>,
-    /// The failures that the operation has cleared.
+    /// The failures cleared by the operation.
     ended: Vec<OpError>,
-    /// The dependencies of the operation on other streams.
+    /// The operation's dependencies on other streams.
     clock: Clock,
 }
 
@@ -91,37 +91,36 @@ struct Followers {
     own: bool,
 }
 
-/// The driver has refused to record an event. The refusal has been logged.
+/// The driver refused to record an event. The refusal has been logged.
 struct NotRecorded;
 
 struct Issuer<'c> {
     core: &'c Arc<Core>,
-    /// The lane's number among the device lanes of the engine, and among the lanes of its GPU.
+    /// The lane's number among the engine's device lanes, and among its GPU's lanes.
     number: usize,
     local: usize,
     device: Device,
     worker: &'c Worker<Task>,
     stream: GpuStream,
-    /// The numbers of three operations: the last one that was issued, the last one with a mark behind it, and the last
-    /// one that is complete.
+    /// The numbers of three operations: the last issued, the last with a mark behind it, and the last complete.
     issued: u64,
     marked: u64,
     passed: u64,
     mark_tries: u32,
     /// The number of further operations for which events are recorded in advance; see [`FORESIGHT`].
     foresight: u32,
-    /// The points of other streams that the stream has waited for.
+    /// The points of other streams for which this stream has waited.
     seen: Clock,
     in_flight: VecDeque<InFlight>,
-    /// Cross-lane waiters, each with the number of the operation of this lane that it waits for.
+    /// Cross-lane waiters, each with the number of the operation of this lane for which it waits.
     watched: VecDeque<(u64, OpRef<Task>)>,
-    /// Operations of this lane that were taken while the worker was recalled. They are issued next.
+    /// Operations of this lane taken while the worker was recalled, to be issued next.
     held: VecDeque<OpRef<Task>>,
     ready: ReadyList<Task>,
     backoff: Backoff,
 }
 
-/// The main function of a thread that serves GPU lane `number`, until the lane ends or its worker is laid aside.
+/// The main function of a thread that serves GPU lane `number` until the lane ends or its worker is laid aside.
 pub(super) fn serve(core: &Arc<Core>, number: usize, worker: BoxedWorker<Task>) -> Ended {
     // The thread may use all cores near the GPU, since each of them may have a worker pinned to it.
     let near = |gpu: &Gpu| if core.gpus().pins { gpu.driver.cores_near() } else { Vec::new() };
@@ -147,7 +146,7 @@ pub(super) fn serve(core: &Arc<Core>, number: usize, worker: BoxedWorker<Task>) 
     })
 }
 
-/// Why the service of a lane is over.
+/// Why a lane's service ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     /// The lane has ended, or the process is a forked child.
@@ -160,7 +159,7 @@ enum Left {
 fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
     let lane = &core.gpus().lanes()[number];
     let (device, gpu) = (Device::Gpu(lane.gpu as u32), &core.gpus().gpus[lane.gpu]);
-    // The lane keeps its stream across a stop, since the program may have bound objects of other libraries to it.
+    // The lane keeps its stream across a stop, since the program may have bound other libraries' objects to it.
     let kept = lock(&lane.kept).take();
     let prepare = || match kept {
         Some((stream, held)) => (gpu.adopt(stream), held),
@@ -171,7 +170,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
         let error = DeviceError::lost(-1, "the driver panicked while opening a stream");
         (GpuStream::dead(gpu.lose(&error), device), VecDeque::new())
     });
-    // Each operation that an earlier thread has issued is complete.
+    // All operations issued by earlier threads are complete.
     let completed = lane.timeline.completed();
     let mut issuer = Issuer {
         core,
@@ -200,7 +199,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
             left = Some(issuer.run());
         });
         if let Err(payload) = run {
-            // Before program code runs, other threads must be able to find the operations that are left here.
+            // Before program code runs, other threads must be able to find the operations left here.
             let placed = panics::catch(|| issuer.place_ready(Epilogues::new()));
             frame::enter_after(core, || {
                 for payload in [Some(payload), placed.err()].into_iter().flatten() {
@@ -211,7 +210,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
         }
     }
     if core.is_forked() {
-        // This is a forked child: everything here is the parent's, and the device may be locked.
+        // This is a forked child: everything here belongs to the parent, and the device may be locked.
         std::mem::forget(issuer);
         return Left::Ended;
     }
@@ -229,7 +228,7 @@ impl Issuer<'_> {
     /// Serves the lane until it ends, or until the worker is recalled and nothing is in flight.
     fn run(&mut self) -> Left {
         self.place_ready(Epilogues::new());
-        // Operations that a panic has left unreported are reported now.
+        // Operations left unreported by a panic are reported now.
         self.conclude();
         while !self.core.is_forked() {
             let is_recalled = self.worker.lane().is_recalled();
@@ -261,8 +260,8 @@ impl Issuer<'_> {
         self.held.pop_front().or_else(|| self.worker.try_next())
     }
 
-    /// Takes a cross-lane waiter, while the worker is recalled. Such waiters are in the highest band. Operations of the
-    /// lane that are found there as well are held, and issued after a start.
+    /// Takes a cross-lane waiter while the worker is recalled. Such waiters are in the highest band. The lane's own
+    /// operations found there are held, and issued after a start.
     fn take_waiter(&mut self) -> Option<OpRef<Task>> {
         while let Some(op) = self.worker.take_first() {
             if !self.is_own(&op) {
@@ -294,9 +293,8 @@ impl Issuer<'_> {
         self.place_ready(Epilogues::from_iter([epilogue]));
     }
 
-    /// Dispatches the operations that became ready. Those of this lane come before those that arrived from elsewhere.
-    /// So a chain is issued as a whole, and streams that wait for its end do not wait for the beginnings of other
-    /// chains.
+    /// Dispatches the operations that became ready. Those of this lane come before arrivals from elsewhere, so a chain
+    /// is issued as a whole, and streams that wait for its end do not wait for the beginnings of other chains.
     fn place_ready(&mut self, epilogues: Epilogues) {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
@@ -309,7 +307,7 @@ impl Issuer<'_> {
         self.core.dispatch_ready(&mut others, epilogues);
     }
 
-    /// Returns whether `op` is an operation of this lane, and not a cross-lane waiter.
+    /// Returns whether `op` is an operation of this lane rather than a cross-lane waiter.
     fn is_own(&self, op: &Op<Task>) -> bool {
         usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number
     }
@@ -340,7 +338,7 @@ impl Issuer<'_> {
         self.watch(op, watch);
     }
 
-    /// Sends an operation of this lane to the lane that it depends on.
+    /// Sends an operation of this lane to the lane on which it depends.
     fn send(&mut self, number: usize, op: OpRef<Task>) {
         if number == self.number {
             self.receive(op);
@@ -349,7 +347,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Once operation `seq` is complete, sends `op` on.
+    /// Sends `op` on once operation `seq` is complete.
     fn watch(&mut self, op: OpRef<Task>, seq: u64) {
         if seq <= self.passed {
             self.ready.push(op);
@@ -381,8 +379,8 @@ impl Issuer<'_> {
         Epilogue::Nothing
     }
 
-    /// Makes the stream wait for the dependencies of `op` on other streams of the GPU. Returns a lane that must record
-    /// an event first, if there is one.
+    /// Makes the stream wait for the dependencies of `op` on the GPU's other streams. Returns a lane that must record
+    /// an event first, if any.
     fn order(&mut self, op: &Op<Task>) -> Result<Option<usize>, DeviceError> {
         let (gpus, first) = (self.core.gpus(), self.number - self.local);
         let mut wanted = Clock::default();
@@ -428,8 +426,8 @@ impl Issuer<'_> {
             return;
         }
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
-            // The loss is noted immediately, so that later operations fail with this error, and not with an error of a
-            // dead stream.
+            // The loss is noted immediately, so that later operations fail with this error rather than that of a dead
+            // stream.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
         let Followers { streams, host, own } = self.followers(&op);
@@ -477,7 +475,7 @@ impl Issuer<'_> {
 
     // ----------------------------------------------------------------------------------------------------- stream ----
 
-    /// Records an event that other streams can wait for, behind all issued operations.
+    /// Records an event behind all issued operations, for which other streams can wait.
     fn record(&mut self) -> Result<(), NotRecorded> {
         match self.stream.inner().record() {
             Ok(event) => {
@@ -493,7 +491,7 @@ impl Issuer<'_> {
         }
     }
 
-    /// Puts a mark behind all issued operations, so that the stream reports when they are complete.
+    /// Puts a mark behind all issued operations, so the stream reports when they are complete.
     fn mark(&mut self) {
         if self.marked == self.issued || self.core.is_forked() {
             return;
@@ -529,7 +527,7 @@ impl Issuer<'_> {
                     self.backoff.renew();
                     self.advance(seq, None);
                 }
-                // A dependency on another lane may count as complete only because that lane has found the loss.
+                // A dependency on another lane may count as complete only because that lane found the loss.
                 (seq, Some(error)) if seq > self.passed => self.fail(&error.clone()),
                 _ => self.backoff.wait(),
             },
@@ -542,16 +540,16 @@ impl Issuer<'_> {
 
     /// Fails every operation in flight because of `error`.
     fn fail(&mut self, error: &DeviceError) {
-        // Ends a capture that is still open, since a captured stream cannot be waited for.
+        // Ends any open capture, since a captured stream cannot be waited for.
         let _ = self.stream.function_ended(FunctionEnd::Failed);
         let loss = self.core.gpus().gpus[self.lane().gpu].lose(error);
         self.marked = self.issued;
         self.advance(self.issued, Some(&loss));
     }
 
-    /// Returns the last operation up to `seq` that can end: its dependencies on other lanes are complete, and so are
-    /// those of all operations before it. Operations end in order: none is reported while one of its dependencies may
-    /// still fail.
+    /// Returns the last operation up to `seq` that can end: its dependencies on other lanes, and those of all earlier
+    /// operations, are complete. Operations end in order: none is reported while one of its dependencies may still
+    /// fail.
     fn covered(&self, seq: u64) -> u64 {
         let first = self.number - self.local;
         let lanes = &self.core.gpus().lanes()[first..first + self.core.gpus().lanes_each];
@@ -576,7 +574,7 @@ impl Issuer<'_> {
         }
         self.passed = seq;
         self.lane().timeline.complete(seq);
-        // Visits each waiter once, in order, and without another buffer.
+        // Visits each waiter once, in order, without another buffer.
         for _ in 0..self.watched.len() {
             let Some((wanted, op)) = self.watched.pop_front() else { break };
             if wanted <= seq {
@@ -589,12 +587,12 @@ impl Issuer<'_> {
         self.conclude();
     }
 
-    /// Reports the operations that have completed, and counts them out.
+    /// Reports completed operations and counts them out.
     fn conclude(&mut self) {
         let passed = self.passed;
         while self.in_flight.front().is_some_and(|flight| flight.seq <= passed) {
             let Some(InFlight { op, result, ended, .. }) = self.in_flight.pop_front() else { break };
-            // Workers run the program code, so that no operation waits for the program code of another.
+            // Workers run the program code, so no operation waits for another's program code.
             self.core.finish(Core::epilogue_of(op, result, ended));
         }
     }

@@ -1,11 +1,11 @@
-//! GPU lanes, each with its own thread and stream, and the order between operations of the CPU and of devices.
+//! GPU lanes, each with its own thread and stream, and the ordering of CPU and device operations.
 //!
 //! A ready device operation is scheduled on its lane. The lane's thread calls the operation's function with the stream,
 //! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are noted on the
 //! variables ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or whose
 //! function may use a value in host memory, must wait until the operations in flight on its variables are complete. It
-//! is *sent* to the lane that it waits for. This lane watches its stream, and sends the waiting operation on once the
-//! operations in flight are complete.
+//! is *sent* to the lane for which it waits. That lane watches its stream, and sends the operation on once those in
+//! flight are complete.
 
 use std::{io, sync::Arc};
 
@@ -25,7 +25,7 @@ use crate::{
 mod backoff;
 mod issuer;
 
-/// Returns the lane for operations with `property` on `device`, by its number among the engine's lanes. Starts the
+/// Returns the number, among the engine's lanes, of the lane for operations with `property` on `device`. Starts the
 /// lane's thread if necessary.
 pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Result<u8, PushError> {
     let gpus = core.gpus();
@@ -56,7 +56,7 @@ pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Res
     Ok(FIRST_LANE + number as u8)
 }
 
-/// Starts the thread of a lane, unless an earlier push has taken its worker.
+/// Starts a lane's thread, unless an earlier push has taken its worker.
 fn start(lane: &GpuLane<Task>, core: &Arc<Core>) -> io::Result<()> {
     // Relaxed: a lane accepts operations even before its thread runs.
     if lane.started.load(Relaxed) || core.threads().has_ended() {
@@ -77,7 +77,7 @@ fn start(lane: &GpuLane<Task>, core: &Arc<Core>) -> io::Result<()> {
     }
 }
 
-/// Starts a thread that serves GPU lane `number` with the lane's worker. Returns the worker if that fails.
+/// Starts a thread that serves GPU lane `number` with the lane's worker. If that fails, returns the worker.
 pub(crate) fn serve(
     core: &Arc<Core>,
     number: u8,

@@ -1,7 +1,7 @@
 //! Epoch-based reclamation: crossbeam-epoch or, in models, a choice between it and a model of its contract.
 //!
-//! The contract: an object that is [retired](Guard::retire) is reclaimed only after every guard that existed at that
-//! moment has been dropped.
+//! The contract: a [retired](Guard::retire) object is reclaimed only after every guard that existed when it was retired
+//! has been dropped.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use real::{Guard, Stamp, leave, make_default, pin};
@@ -20,8 +20,8 @@ pub(crate) use model::Atomic;
 /// Returns a guard that protects nothing, for operations on atomics.
 #[inline(always)]
 pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
-    // SAFETY: the callers only load and change words through this guard. Everything that they dereference is kept alive
-    // by the rules of the tracker, not by this guard.
+    // SAFETY: callers only load and change words through this guard. Everything that they dereference is kept alive by
+    // the tracker's rules, not by this guard.
     unsafe { crossbeam_epoch::unprotected() }
 }
 
@@ -33,12 +33,12 @@ mod real {
 
     use crate::sync::fork::PerProcess;
 
-    /// The crate has its own collector, so that its pins do not run closures that other users of crossbeam-epoch have
-    /// retired. A forked child has another one, in which no thread of its parent is pinned.
+    /// The crate has its own collector, so its pins do not run closures retired by other users of crossbeam-epoch. A
+    /// forked child has its own, in which none of the parent's threads is pinned.
     static COLLECTOR: PerProcess<Collector> = PerProcess::new();
 
-    /// The thread's handle to the collector, from its first pin on. It has no drop glue, so that accessing it reads
-    /// only one word.
+    /// The thread's handle to the collector, from the first pin on. It has no drop glue, so accessing it reads only one
+    /// word.
     struct Place(UnsafeCell<Option<ManuallyDrop<LocalHandle>>>);
 
     /// Drops the thread's handle when the thread ends.
@@ -65,14 +65,14 @@ mod real {
         }
     }
 
-    /// A guard: while it exists, no object that was reachable when it was created is reclaimed.
+    /// A guard. While it exists, no object reachable at its creation is reclaimed.
     #[derive(Debug)]
     pub(crate) struct Guard(crossbeam_epoch::Guard);
 
     /// Pins the calling thread to the current epoch.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        // The closure returns the place and not a guard, so that it is small enough to be inlined.
+        // The closure returns the place rather than a guard, which keeps it small enough to be inlined.
         let place = PLACE.with(|place| place.0.get());
         // SAFETY: only this thread uses the cell, which lives as long as the thread, and nothing that
         // `LocalHandle::pin` calls changes it.
@@ -82,7 +82,7 @@ mod real {
         }
     }
 
-    /// [Pins](pin) a thread that has no handle yet.
+    /// [Pins](pin) a thread that does not yet have a handle.
     #[cold]
     fn pin_first() -> Guard {
         let handle = COLLECTOR.get(Collector::new).register();
@@ -94,17 +94,17 @@ mod real {
         pin()
     }
 
-    /// Abandons the collector of the parent process, with everything that was retired there: threads that do not exist
-    /// in this process may be pinned in it. Guards of that collector on the calling thread stay valid, and still
-    /// protect the same objects.
+    /// Abandons the parent process's collector, with everything retired there: threads that exist only in the parent
+    /// may be pinned in it. The calling thread's guards of that collector stay valid, and still protect the same
+    /// objects.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn leave() {
         // The handle is not dropped: `replace` returns it in a `ManuallyDrop`.
         PLACE.with(|place| place.replace(None));
     }
 
-    /// Creates crossbeam's default collector, which crossbeam-deque uses, so that a fork cannot happen while another
-    /// thread creates it under a lock.
+    /// Creates crossbeam's default collector, used by crossbeam-deque, in advance, so no fork can happen while another
+    /// thread is creating it under a lock.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn make_default() {
         crossbeam_epoch::default_collector();
@@ -145,11 +145,11 @@ mod real {
         #[inline(always)]
         pub(crate) fn check(&self) {}
 
-        /// Asserts what [`check`](Self::check) asserts, without a step that models explore.
+        /// Makes the same assertion as [`check`](Self::check), without a step that models explore.
         #[inline(always)]
         pub(crate) fn assert_alive(&self) {}
 
-        /// Returns `free`, which in models also marks the record reclaimed.
+        /// Returns `free`; in models, the result also marks the record as reclaimed.
         #[inline(always)]
         pub(crate) fn killed_by<F: FnOnce() + 'static>(&self, free: F) -> impl FnOnce() + use<F> {
             free
@@ -172,20 +172,20 @@ mod model {
     /// The kind of reclamation that a model uses.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Flavour {
-        /// crossbeam-epoch itself, on loom's atomics: for models of two threads.
+        /// crossbeam-epoch itself, on loom's atomics: for models with two threads.
         #[cfg(raddle_loom)]
         Crossbeam,
         /// The contract only. A retired object is reclaimed as soon as the last guard that existed when it was retired
-        /// is dropped, whatever has been pinned since. A thread that creates a guard after a `retire` sees what was
-        /// done before the `retire`, so it cannot reach an object that the guard does not protect. The thread that
-        /// reclaims an object sees what was done before the `retire`, and what was done under the guards that the
-        /// object waited for. No other happens-before edge is added: the fences of crossbeam-epoch could hide an
-        /// ordering that is missing in raddle. This flavour has two atomics instead of dozens, so models of three and
-        /// four threads can be explored. It is stricter than crossbeam-epoch, which reclaims later.
+        /// is dropped, regardless of later pins. A thread that creates a guard after a `retire` sees what was done
+        /// before the `retire`, so it cannot reach an object that the guard does not protect. The thread that reclaims
+        /// an object sees what was done before the `retire`, and under the guards for which the object waited. No other
+        /// happens-before edge is added: crossbeam-epoch's fences could hide an ordering missing from raddle. This
+        /// flavour has two atomics instead of dozens, so models with three or four threads can be explored. It is
+        /// stricter than crossbeam-epoch, which reclaims later.
         Contract,
         /// The contract for pinned threads that read plain memory. The thread that reclaims an object also sees what
-        /// was done under guards that were dropped before the object was retired. crossbeam-epoch guarantees this: each
-        /// advance of the epoch acquires what the unpinning threads have released (`Global::try_advance`).
+        /// was done under guards dropped before the object was retired. crossbeam-epoch guarantees this: each advance
+        /// of the epoch acquires what the unpinning threads released (`Global::try_advance`).
         ContractForReaders,
     }
 
@@ -195,15 +195,15 @@ mod model {
     }
 
     impl Flavour {
-        /// Chooses the reclamation for the models that run on this OS thread, and frees the reclaimed records of the
-        /// last interleaving. Must be called first in each interleaving.
+        /// Chooses the flavour for models running on this OS thread, and frees the reclaimed records of the last
+        /// interleaving. Must be called first in each interleaving.
         pub fn begin(self) {
             FLAVOUR.set(self);
             for free in GRAVEYARD.take() {
                 free();
             }
-            // The first use of a lazy static happens before all later uses. The statics are first used here, where this
-            // edge hides nothing.
+            // The first use of a lazy static happens before all later uses. These statics are first used here, where
+            // this edge hides nothing.
             #[cfg(raddle_loom)]
             let _ = &*crate::sync::atomic::FENCES;
             super::super::records::begin_model();
@@ -228,15 +228,15 @@ mod model {
 
     /// The registry, and the atomics through which loom sees it.
     struct Epoch {
-        /// The mutex is `std`'s, since it must not add happens-before edges that the crate does not have.
+        /// A `std` mutex, since it must not add happens-before edges that the crate does not have.
         registry: Mutex<Registry>,
         /// Released by threads that retire, acquired by threads that pin or reclaim.
         retired: AtomicUsize,
-        /// Released by threads that drop a guard that an object waits for, acquired by threads that reclaim.
+        /// Released by threads that drop a guard for which an object waits, acquired by threads that reclaim.
         unpinned: AtomicUsize,
     }
 
-    /// Returns the last value of `word`. Uses an exchange that fails, since a load may return an older value, and a
+    /// Returns the last value of `word`. Uses a failing exchange, since a load may return an older value and a
     /// successful exchange would write.
     fn last(word: &AtomicUsize, order: crate::sync::Ordering) -> usize {
         word.compare_exchange(usize::MAX, usize::MAX, order, order).unwrap_or_else(|value| value)
@@ -353,7 +353,7 @@ mod model {
                 if !reclaim.is_empty() {
                     // Acquire: pairs with `retire`.
                     last(&EPOCH.retired, Acquire);
-                    // Acquire: pairs with the drops of the guards that were waited for.
+                    // Acquire: pairs with the drops of the guards for which the object waited.
                     last(&EPOCH.unpinned, Acquire);
                 }
                 reclaim.into_iter().for_each(|job| job());
@@ -362,13 +362,13 @@ mod model {
     }
 
     /// A mark that shows whether a record has been reclaimed. The memory of reclaimed records is kept until the
-    /// interleaving ends, so that a use after reclamation is a failed assertion and not a crash. loom fails a model in
+    /// interleaving ends, so a use after reclamation fails an assertion instead of crashing. loom fails a model in
     /// which a thread uses an atomic whose creation it has not acquired, so the stamp also stands for the record's
     /// plain fields, which loom cannot see.
     #[derive(Debug)]
     pub(crate) struct Stamp {
         reclaimed: AtomicUsize,
-        /// The same as `reclaimed`, in a type from `std`: every accessor reads it, and an atomic would add
+        /// The same as `reclaimed`, in a `std` type: every accessor reads it, and a model's atomic would add
         /// interleavings.
         is_dead: Cell<bool>,
     }
@@ -408,7 +408,7 @@ mod model {
         }
     }
 
-    /// The `Atomic` of crossbeam-epoch, built on one of shuttle's atomics.
+    /// crossbeam-epoch's `Atomic`, built on one of shuttle's atomics.
     #[cfg(raddle_shuttle)]
     #[derive(Debug)]
     pub(crate) struct Atomic<T>(AtomicUsize, std::marker::PhantomData<*mut T>);

@@ -6,7 +6,7 @@
 //! |---|---|---|---|
 //! | `batch` | CAS of `push` | load and failed CAS of `pop` | the node with its contents, and its word |
 //!
-//! All changes of `head` are read-modify-writes, so each continues the release sequences of the pushes before it.
+//! All changes of `head` are read-modify-writes, so each continues the release sequences of earlier pushes.
 //!
 //! # Progress
 //!
@@ -14,8 +14,8 @@
 //!
 //! # Why there is no ABA problem
 //!
-//! A popped node is pushed again, or freed, only after it has been retired and the epoch has passed. So while a popping
-//! thread is pinned, a head that it has read cannot leave the stack and return.
+//! A popped node is pushed again or freed only after it has been retired and the epoch has passed. So while a popping
+//! thread is pinned, a head that it read cannot leave the stack and return.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -29,8 +29,8 @@ use crate::{
 
 /// An element of a [`Stack`].
 pub trait Node: Sized {
-    /// Returns the word that links the node to the next one in the stack. It must be an atomic pointer at all times: a
-    /// slow pop may still read it when the node is already in use again.
+    /// Returns the word that links the node to the next one in the stack. It must always be an atomic pointer: a slow
+    /// pop may still read it after the node has been put to use again.
     ///
     /// # Safety
     /// 1. `node` is not freed while the reference is used.
@@ -74,8 +74,8 @@ impl<N: Node> Stack<N> {
         }
     }
 
-    /// Pops a node. From then on only the caller uses it, except for its word. It may be freed, or pushed again, once
-    /// it has been retired and the epoch has passed.
+    /// Pops a node, which only the caller then uses, except for its word. The node may be freed or pushed again once it
+    /// has been retired and the epoch has passed.
     pub fn pop(&self) -> Option<NonNull<N>> {
         // The pin prevents the ABA problem; see the head of this module.
         let _guard = epoch::pin();
@@ -92,7 +92,7 @@ impl<N: Node> Stack<N> {
             // Acquire (edge `batch`) on failure: the node at the new head, and its contents.
             match self.head.compare_exchange_weak(head, next, Relaxed, Acquire) {
                 Ok(_) => {
-                    // No pointer to a node that may be freed is left in the word. The next node is not freed before the
+                    // The word must keep no pointer to a node that may be freed. The next node is not freed before the
                     // guard is dropped.
                     // Relaxed: a slow pop may read either value, since its CAS fails.
                     word.store(null_mut(), Relaxed);
@@ -103,7 +103,7 @@ impl<N: Node> Stack<N> {
         }
     }
 
-    /// Pushes `node` once the epoch has passed, as the pool does; for models.
+    /// Pushes `node` once the epoch has passed, like the pool; for models.
     ///
     /// # Safety
     /// 1. Only the caller uses `node`, except for its word.

@@ -1,4 +1,4 @@
-//! Memory for operations: epochs, the pool of records with its caches and batches, and the registry of records.
+//! Memory for operations: epochs, the record pool with its caches and batches, and the registry of records.
 
 pub(crate) mod epoch;
 pub(crate) mod free_list;

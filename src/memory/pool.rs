@@ -1,17 +1,17 @@
-//! The pool that records are allocated from and retired to.
+//! The pool from which records are allocated and to which they are retired.
 //!
 //! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit, and
 //! then goes to a stack from which all threads take batches. A steady load therefore allocates no records, even if one
 //! thread pushes and another retires. `records.rs` has the caches and the batches, `free_list.rs` the stack.
 //!
-//! A forked child begins without free records: it does not know the addresses of its parent's records, so it would not
-//! find operations in them. The parent's free records are lost to the child, and so are those that the parent's threads
+//! A forked child begins without free records: it does not know the addresses of its parent's records, so it could not
+//! find operations in them. The parent's free records are lost to the child, as are those that the parent's threads
 //! have cached or retired.
 //!
-//! In models, every record of an operation is newly allocated, and is marked when it is reclaimed, so that models find
-//! any later use; the reuse of records has models of its own. Under the cfg `raddle_unpooled`, each record is allocated
-//! on the heap and freed. Heap checkers then find uses of freed records, and leaks of objects that the bytes of a
-//! pooled record would still point to.
+//! In models, every operation's record is newly allocated, and is marked when reclaimed, which lets models find any
+//! later use; the reuse of records has its own models. Under the cfg `raddle_unpooled`, each record is allocated on the
+//! heap and freed. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a pooled
+//! record would still point.
 
 use std::ptr::NonNull;
 
@@ -37,7 +37,7 @@ pub(crate) unsafe trait Record: Sized {
     /// 1. The record is no longer used, and this is called once.
     unsafe fn free_owned(record: NonNull<Self>);
 
-    /// Returns the mark by which models find uses after reclamation.
+    /// Returns the mark with which models detect uses after reclamation.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn stamp(&self) -> &Stamp;
 }
@@ -120,7 +120,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     }
     let reclaim = move || {
         let (free, memory) = (free::<R> as unsafe fn(_), record.cast());
-        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record then.
+        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record any more.
         let free = Box::new(move || unsafe { free(memory) });
         // SAFETY: the record's memory is kept until the interleaving ends.
         unsafe { record.as_ref() }.stamp().kill(free);

@@ -1,4 +1,4 @@
-//! Records of one size: the caches of threads, and the batches that threads exchange.
+//! Records of one size: the threads' caches, and the batches that they exchange.
 //!
 //! # States of a record
 //!
@@ -6,23 +6,23 @@
 //! 2. *Retired*: on the list of a batch. Pinned threads may still use the record until the epoch has passed.
 //! 3. *Free*: on the list of a batch whose epoch has passed, or itself the list of a batch.
 //!
-//! A batch is a full list of records. The list itself lies in a record that was free when the list was begun, so no
-//! batch needs memory of its own, and no retired record is written to. (Bonwick and Adams call such lists *magazines*:
-//! "Magazines and Vmem", USENIX 2001.)
+//! A batch is a full list of records. The list itself is stored in a record that was free when the list was begun, so
+//! batches need no memory of their own, and no retired record is written to. (Bonwick and Adams call such lists
+//! *magazines*: "Magazines and Vmem", USENIX 2001.)
 //!
 //! # Who may touch what
 //!
 //! * The slots of a list: the thread that fills or empties it, and then the closure that owns the retired batch.
-//! * The first word of a record: see `registry.rs`. In a list on the stack, it is the stack's; in a list that was
-//!   popped, it is null. It is an atomic pointer at all times, because a slow pop may still read it when the record is
-//!   in use again.
+//! * The first word of a record: see `registry.rs`. In a list on the stack, it belongs to the stack; in a popped list,
+//!   it is null. It is an atomic pointer at all times, because a slow pop may still read it when the record is in use
+//!   again.
 //! * A [`Cache`]: its thread.
 //!
-//! The only edges are those of the stack (`free_list.rs`) and of the epoch. The stack and a count of its batches are
-//! all that threads share.
+//! The only edges are those of the stack (`free_list.rs`) and of the epoch. Threads share only the stack and a count of
+//! its batches.
 //!
-//! A record that is reused is usually in the cache of another core, so a thread prefetches the lines of a list that it
-//! takes from the stack, and each record shortly before it uses the record.
+//! A reused record is usually in another core's cache, so a thread prefetches the lines of a list that it takes from
+//! the stack, and each record shortly before using it.
 
 use std::{
     cell::RefCell,
@@ -48,8 +48,8 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// The size of a record in bytes: the head, the accesses and the task. Five cache lines, of which an operation with a
-/// small function uses two if it has one access, and four if it has four.
+/// The size of a record in bytes: the head, the accesses and the task. Five cache lines: an operation with a small
+/// function uses two with one access, and four with four accesses.
 pub(super) const SIZE: usize = if MODEL { size_of::<List>() } else { 320 };
 pub(super) const ALIGN: usize = 64;
 
@@ -60,14 +60,14 @@ const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
 
 /// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
 /// ages. Each flush allocates, so there is one allocation per 1,248 operations. The bag could hold twice as many, but
-/// then records that wait in it would be out of the cache when they are used again.
+/// records waiting in it would then have left the cache by the time they are reused.
 const BATCHES_PER_BAG: usize = 32;
 const _: () = assert!(
     MODEL || BATCHES_PER_BAG * CAPACITY > 1000,
     "there must be at most one allocation in a thousand operations"
 );
 
-/// The maximum number of batches kept for reuse; further ones are freed. Picked: this is 64 Ki records, or 20 MiB.
+/// The maximum number of batches kept for reuse; further ones are freed. Picked: 64 Ki records, or 20 MiB.
 const KEEP: usize = (1 << 16) / (CAPACITY + 1);
 
 /// Offsets of the cache lines of a record that a push with a small function may write.
@@ -84,7 +84,7 @@ pub struct List {
     /// The next list on the stack.
     next: AtomicPtr<List>,
     slots: [Slot; CAPACITY],
-    /// What the user of the record writes.
+    /// Written by the record's user.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     contents: UnsafeCell<usize>,
     #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -114,7 +114,7 @@ impl List {
     ///
     /// # Safety
     /// 1. The caller owns the list.
-    /// 2. Slot `at` was set since the list was begun.
+    /// 2. Slot `at` has been set since the list was begun.
     #[inline]
     unsafe fn get(list: NonNull<Self>, at: usize) -> Record {
         // SAFETY: by (1) the record is not freed, and by (2) `at` is below `CAPACITY`.
@@ -153,11 +153,11 @@ impl Node for List {
 
 /// A thread's cache of records.
 struct Cache {
-    /// The list that records are taken from, or null.
+    /// The list from which records are taken, or null.
     free: *mut List,
     /// The number of records left on `free`.
     free_len: usize,
-    /// The list of records that the thread has retired, or null.
+    /// The list of the thread's retired records, or null.
     retired: *mut List,
     /// The number of records on `retired`, or `CAPACITY` if there is no list.
     retired_len: usize,
@@ -185,7 +185,8 @@ impl Cache {
         Some(unsafe { List::get(list, len) })
     }
 
-    /// Makes `list`, which has `len` records, the list that records are taken from. The cache must not have one.
+    /// Makes `list`, which has `len` records, the list from which records are taken. The cache must not already have
+    /// one.
     fn open(&mut self, list: Record, len: usize) {
         debug_assert!(self.free.is_null(), "a retired closure has filled the cache");
         (self.free, self.free_len) = (list.as_ptr(), len);
@@ -206,8 +207,7 @@ impl Cache {
         true
     }
 
-    /// Begins a list of retired records in `list`, which is free. Returns the previous list, which is full, if there is
-    /// one.
+    /// Begins a list of retired records in `list`, which is free. Returns the previous list, if any, which is full.
     fn begin(&mut self, list: Record) -> Option<(Record, Flush)> {
         debug_assert!(self.retired_len == CAPACITY, "a retired closure has begun a list");
         self.retired_len = 0;
@@ -231,7 +231,7 @@ impl Drop for Cache {
 }
 
 impl Cache {
-    /// Frees all records of a thread that ends, once the epoch has passed.
+    /// Frees all records of a thread that is ending, once the epoch has passed.
     fn end(&mut self) {
         for (list, len) in [(&mut self.free, self.free_len), (&mut self.retired, self.retired_len)] {
             if let Some(list) = NonNull::new(std::mem::replace(list, null_mut())) {
@@ -245,7 +245,7 @@ thread_static! {
     static CACHE: RefCell<Cache> = RefCell::new(Cache::EMPTY)
 }
 
-/// What all threads share.
+/// The state shared by all threads.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), derive(Default))]
 struct Depot {
     batches: Stack<List>,
@@ -293,7 +293,7 @@ const LAYOUT: std::alloc::Layout = match std::alloc::Layout::from_size_align(SIZ
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn free(record: Record) {
     registry::remove(record.cast());
-    // SAFETY: every record came from `new`, and the owner no longer uses it.
+    // SAFETY: every record came from `new`, and its owner no longer uses it.
     unsafe { std::alloc::dealloc(record.as_ptr().cast(), LAYOUT) };
 }
 
@@ -316,7 +316,7 @@ fn refill() -> Record {
     };
     // Relaxed: only an approximate bound on memory.
     DEPOT.kept.fetch_sub(1, Relaxed);
-    // The first line has been fetched already, since the pop has read the word in it.
+    // The first line is already in the cache, since the pop read the word in it.
     for line in (64..SIZE).step_by(64) {
         hint::prefetch_write(list.as_ptr().wrapping_byte_add(line));
     }
@@ -330,7 +330,7 @@ fn refill() -> Record {
     record
 }
 
-/// Makes `record`, which the caller owns, available for reuse once no pinned thread can use it.
+/// Makes `record`, owned by the caller, available for reuse once no pinned thread can use it.
 #[inline]
 pub(super) fn put_back(record: Record) {
     match CACHE.try_with(|cache| cache.borrow_mut().put_back(record)) {
@@ -377,8 +377,8 @@ fn retire_late(record: Record) {
     unsafe { epoch::pin().retire(move || free(record)) };
 }
 
-/// Pushes a full list onto the stack, or frees it if the stack has enough. The caller owns the list, whose epoch has
-/// passed.
+/// Pushes a full list onto the stack, or frees it if the stack has enough lists. The caller owns the list, whose epoch
+/// has passed.
 fn keep(full: Record) {
     // Relaxed: only an approximate bound on memory.
     if DEPOT.kept.fetch_add(1, Relaxed) >= KEEP {
@@ -406,8 +406,8 @@ fn free_all(list: Record, len: usize) {
     free(list);
 }
 
-/// Forgets the free records of the parent in a forked child: the child's [`registry`] does not have them. No thread of
-/// the parent can have left the stack half changed, since every change of the stack is a single step.
+/// Forgets the parent's free records in a forked child, whose [`registry`] does not have them. The parent's threads
+/// cannot have left the stack half changed, since every change of it is a single step.
 #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn leave() {
@@ -420,13 +420,13 @@ pub(crate) fn leave() {
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub use model::PooledRecord;
 
-/// Uses the depot, so that its first use happens before all threads of a model: see `Flavour::begin`.
+/// Uses the depot for the first time before a model's threads run: see `Flavour::begin`.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(super) fn begin_model() {
     let _ = &*DEPOT;
 }
 
-/// Records in models. The records of a model's operations do not come from the pool: see `pool.rs`.
+/// Records in models, where operations' records do not come from the pool: see `pool.rs`.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use super::*;
@@ -441,9 +441,9 @@ mod model {
         NonNull::from(Box::leak(Box::new(list)))
     }
 
-    /// Marks a record as freed. Its memory is kept until the interleaving ends.
+    /// Marks a record as freed, but keeps its memory until the interleaving ends.
     pub(super) fn free(record: Record) {
-        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record then.
+        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record any more.
         let dealloc = move || drop(unsafe { Box::from_raw(record.as_ptr()) });
         // SAFETY: the memory is kept until then.
         unsafe { record.as_ref() }.stamp.kill(Box::new(dealloc));
@@ -462,7 +462,7 @@ mod model {
             Self(take())
         }
 
-        /// Writes to all of the record, as the user of the record does.
+        /// Writes to the whole record, as its user does.
         pub fn write(self, value: usize) {
             // SAFETY: the memory of a record is kept until the interleaving ends.
             let record = unsafe { self.0.as_ref() };
@@ -472,7 +472,7 @@ mod model {
             record.slots.iter().for_each(|slot| slot.with_mut(|_| ()));
         }
 
-        /// Reads all of the record.
+        /// Reads the whole record.
         pub fn read(self) -> usize {
             // SAFETY: the memory of a record is kept until the interleaving ends.
             let record = unsafe { self.0.as_ref() };

@@ -1,11 +1,11 @@
-//! The set of all allocated records, in which pending operations can be found.
+//! The set of all allocated records, through which pending operations can be found.
 //!
 //! The user of a record *marks* it with a word of its choice while the record is in use; see [`mark`]. A pinned thread
 //! finds the marked records with [`each_marked`].
 //!
 //! # Who may touch what
 //!
-//! * The set: threads that allocate, free or look for records, under the locks. The pool makes allocating and freeing
+//! * The set: threads that allocate, free or search for records, under the locks. The pool makes allocation and freeing
 //!   rare.
 //! * The mark, the first word of a record: the record's user while the record is in use; while the record is free, the
 //!   pool's stack, which stores pointers to other records of the stack there. These records are allocated, so no such
@@ -18,8 +18,8 @@
 //! | `marked` | store in [`mark`] | load in [`Registry::each_marked`] | the record, as it was before it was marked |
 //!
 //! [`each_marked`] reads the marks of all records, including free ones, while it holds the lock under which records
-//! leave the set before they are freed. A record that it finds marked was in use after the thread was pinned, so the
-//! record is neither freed nor reused before the pin ends.
+//! leave the set before they are freed. A record found marked was in use after the thread was pinned, so it is neither
+//! freed nor reused before the pin ends.
 
 use std::{
     collections::HashSet,
@@ -39,8 +39,7 @@ use crate::{
     },
 };
 
-/// The number of locks. Picked: records are rarely allocated by many threads at once. Each lock adds interleavings to
-/// models.
+/// The number of locks. Picked: many threads rarely allocate records at once. Each lock adds interleavings to models.
 const SHARDS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 16 };
 
 type Addresses = HashSet<usize, BuildHasherDefault<AddressHasher>>;
@@ -86,12 +85,12 @@ impl Registry {
         lock(self.shard(record)).insert(record.as_ptr().expose_provenance());
     }
 
-    /// Removes a record that is not in use, and that the caller frees next.
+    /// Removes a record that is not in use and that the caller is about to free.
     pub fn remove(&self, record: NonNull<u8>) {
         lock(self.shard(record)).remove(&record.as_ptr().addr());
     }
 
-    /// Does what [`each_marked`] does, for the records in this set.
+    /// Does the same as [`each_marked`], for the records in this set.
     pub fn each_marked(&self, _pinned: &epoch::Guard, marks: [*mut (); 2], mut f: impl FnMut(NonNull<u8>, *mut ())) {
         let mut found = Vec::new();
         for shard in &self.0 {
@@ -116,22 +115,22 @@ impl Registry {
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 static RECORDS: PerProcess<Registry> = PerProcess::new();
 
-/// [Adds](Registry::add) a record to the records of this process.
+/// [Adds](Registry::add) a record to this process's records.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn add(record: NonNull<u8>) {
     RECORDS.get(Default::default).add(record);
 }
 
-/// [Removes](Registry::remove) a record from the records of this process.
+/// [Removes](Registry::remove) a record from this process's records.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(super) fn remove(record: NonNull<u8>) {
     RECORDS.get(Default::default).remove(record);
 }
 
-/// Calls `f` with each record that is marked with one of `marks`, and with the mark. Records that are marked during the
-/// call may or may not be among them. None of them is reused before the caller's pin ends, even if its mark is removed.
+/// Calls `f` with each record marked with one of `marks`, and with its mark. Records marked during the call may or may
+/// not be included. None of the records is reused before the caller's pin ends, even if its mark is removed.
 ///
-/// In models it finds no records, since those of operations come from the heap.
+/// Finds no records in models, where operations' records come from the heap.
 pub(crate) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], f: impl FnMut(NonNull<u8>, *mut ())) {
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     RECORDS.get(Default::default).each_marked(pinned, marks, f);
@@ -149,7 +148,7 @@ unsafe fn mark_of<'r>(record: NonNull<u8>) -> &'r AtomicPtr<()> {
 }
 
 /// Marks a record with `mark`, or removes its mark if `mark` is null. A thread that finds the mark sees everything that
-/// the caller has written to the record before.
+/// the caller wrote to the record beforehand.
 ///
 /// # Safety
 /// 1. The record came from the pool, and the caller uses it.

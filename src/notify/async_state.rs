@@ -1,14 +1,14 @@
-//! The state through which the function of an asynchronous operation and its completion agree on the result.
+//! The state through which an asynchronous operation's function and completion agree on the result.
 //!
 //! # States
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | `OPEN` | the function has not failed, and the completion was not used | `FAILED` by the function's thread, `RESOLVED` by the completion |
+//! | `OPEN` | the function has not failed, and the completion has not been used | `FAILED` by the function's thread, `RESOLVED` by the completion |
 //! | `FAILED` | the function failed and left its error for the completion, which still exists and will complete the operation with that error | `RESOLVED` |
 //! | `RESOLVED` | the completion has completed the operation | – |
 //!
-//! A function that fails while its completion exists elsewhere does not complete the operation: the holder of the
+//! A function that fails while its completion still exists elsewhere does not complete the operation: the holder of the
 //! completion may still be using the variables.
 //!
 //! # Edges
@@ -27,7 +27,7 @@ const OPEN: u8 = 0;
 const FAILED: u8 = 1;
 const RESOLVED: u8 = 2;
 
-/// The state of an asynchronous operation, with the early error `E` of its function.
+/// The state of an asynchronous operation, with its function's early error `E`.
 #[derive(Debug)]
 pub struct AsyncState<E> {
     state: AtomicU8,
@@ -48,11 +48,11 @@ impl<E> Default for AsyncState<E> {
 impl<E> AsyncState<E> {
     /// Whether the completion has completed the operation.
     pub fn is_resolved(&self) -> bool {
-        // Acquire: makes the writes before the use of the completion visible. Nothing else depends on this load.
+        // Acquire: makes the writes that precede the use of the completion visible. Nothing else depends on this load.
         self.state.load(Acquire) == RESOLVED
     }
 
-    /// Resolves the operation when its completion is used. Returns the function's error if the function has failed.
+    /// Resolves the operation when its completion is used. Returns the function's error if the function failed.
     pub fn resolve(&self) -> Option<E> {
         // Acquire (edge `early`); Release for `is_resolved`.
         if self.state.swap(RESOLVED, AcqRel) == FAILED {
@@ -67,7 +67,7 @@ impl<E> AsyncState<E> {
     /// Stores the error of the function for the completion.
     ///
     /// # Errors
-    /// Returns the error if the completion was used first.
+    /// Returns the error to the caller if the completion was used first.
     ///
     /// # Safety
     /// 1. This is called at most once, by the thread that ran the function.

@@ -1,20 +1,20 @@
-//! The claim of an operation that can be cancelled: either the operation starts or it is cancelled.
+//! The claim of a cancellable operation, which decides whether the operation starts or is cancelled.
 //!
 //! # States
 //!
 //! | state | meaning | next |
 //! |---|---|---|
 //! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER` |
-//! | `STARTED` | its thread has claimed it, to call its function or to skip it | `STOPPING` |
-//! | `STOPPING` | it was started, and has been asked to stop since | – |
+//! | `STARTED` | its thread has claimed it, to call or skip its function | `STOPPING` |
+//! | `STOPPING` | it was started, and has since been asked to stop | – |
 //! | `CANCELLED` | it was cancelled, and fails when its turn comes | with `SETTLED` or `ABANDONED` |
 //! | `PASSED_OVER` | it was cancelled, and changes nothing when its turn comes | with `SETTLED` or `ABANDONED` |
 //! | with `SETTLED` | its turn has come: its thread counts it out of its groups | – |
-//! | with `ABANDONED` | its scope has counted it out already, and does not wait for its turn | – |
+//! | with `ABANDONED` | its scope has already counted it out, and does not wait for its turn | – |
 //!
-//! The thread that ends the state `PENDING` has the function to itself, and calls or drops it. A waiter, however, may
-//! come too late to take the operation from its queue. It then leaves the function to the worker that has popped the
-//! operation.
+//! The thread that ends the state `PENDING` has exclusive use of the function, and calls or drops it. A waiter,
+//! however, may be too late to take the operation from its queue. It then leaves the function to the worker that popped
+//! the operation.
 //!
 //! # Who may touch what
 //!
@@ -38,7 +38,7 @@ const STOPPING: u8 = 2;
 const CANCELLED: u8 = 3;
 const PASSED_OVER: u8 = 4;
 
-/// The bits of the states above, without the two flags below.
+/// The bits that hold the states above, without the two flags below.
 const STATE: u8 = 7;
 const SETTLED: u8 = 8;
 const ABANDONED: u8 = 16;
@@ -62,10 +62,10 @@ impl Claim {
         Self(AtomicU8::new(STARTED))
     }
 
-    /// Claims the operation for its thread. A repeated call has the same result.
+    /// Claims the operation for its thread. Repeated calls have the same result.
     ///
     /// # Errors
-    /// Returns how the operation was cancelled, if it was.
+    /// Returns how the operation was cancelled, if it was cancelled.
     #[inline]
     pub fn start(&self) -> Result<(), Cancel> {
         // Relaxed: only the choice of the winner matters.
@@ -76,8 +76,8 @@ impl Claim {
         }
     }
 
-    /// Notes that the operation's turn has come. Returns whether its scope has already counted it out. A repeated call
-    /// has the same result.
+    /// Notes that the operation's turn has come. Returns whether its scope has already counted it out. Repeated calls
+    /// have the same result.
     pub fn settle(&self) -> bool {
         loop {
             // Relaxed: only the choice of the winner matters.
@@ -95,10 +95,9 @@ impl Claim {
         }
     }
 
-    /// Lets the scope of the operation count it out: cancels the operation if it has neither started nor been
-    /// cancelled. If the operation was cancelled before, the scope may count it out only if its function has been
-    /// `dropped` since. Returns whether this call has cancelled the operation, or `None` if the scope must not count it
-    /// out.
+    /// Lets the operation's scope count it out, cancelling the operation if it has neither started nor been cancelled.
+    /// If it was cancelled before, the scope may count it out only if its function has since been `dropped`. Returns
+    /// whether this call cancelled the operation, or `None` if the scope must not count it out.
     pub fn abandon(&self, dropped: bool) -> Option<bool> {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, CANCELLED | ABANDONED, Relaxed, Relaxed) {
@@ -117,7 +116,7 @@ impl Claim {
         matches!(self.0.load(Relaxed), CANCELLED | PASSED_OVER)
     }
 
-    /// Claims the operation if it has neither started nor been cancelled. Returns whether this call has claimed it.
+    /// Claims the operation if it has neither started nor been cancelled. Returns whether this call claimed it.
     pub fn start_first(&self) -> bool {
         // Relaxed: only the choice of the winner matters.
         self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed).is_ok()
@@ -135,8 +134,7 @@ impl Claim {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, cancelled, Relaxed, Relaxed) {
             Ok(_) => return true,
-            // Relaxed: the operation learns only that it should stop. If this fails, the operation has already been
-            // asked.
+            // Relaxed: the operation learns only that it should stop. If this fails, it has already been asked to stop.
             Err(STARTED) => _ = self.0.compare_exchange(STARTED, STOPPING, Relaxed, Relaxed),
             Err(_) => {}
         }

@@ -1,20 +1,20 @@
-//! The counts of an operation with children: the parts of its work, and the shares of its family.
+//! The counts of an operation with children: the parts of its work and the shares of its family.
 //!
 //! # States
 //!
 //! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work, as is a future with its guards,
 //!    each push of a child, and each creation of a variable of the family. Children wait.
-//! 2. *Released*: the last part has ended. The thread that has ended it starts the children, and has a share of the
+//! 2. *Released*: the last part has ended. The thread that ended it starts the children, and holds a share of the
 //!    family until it has done so.
-//! 3. *Over*: the last share is gone. The thread that has dropped it completes the parent.
+//! 3. *Over*: the last share is gone. The thread that dropped it completes the parent.
 //!
 //! # Who may touch what
 //!
 //! * `parts`: raised by any thread while it is not zero ([`admit`](FamilyCount::admit)); lowered by the owner of a
 //!   part.
-//! * `open`: raised by the owner of a part, or of a share; lowered by the owner of a share. There is one share each for
-//!   the work of the parent, the right to complete the parent if it is asynchronous, each child, and the drop of the
-//!   value of each variable of the family.
+//! * `open`: raised by the owner of a part or share; lowered by the owner of a share. There is one share each for the
+//!   parent's work, the right to complete the parent if it is asynchronous, each child, and the drop of the value of
+//!   each of the family's variables.
 //!
 //! # Edges
 //!
@@ -26,7 +26,7 @@
 //! # Progress
 //!
 //! Wait-free, except for the loop in `admit`, which is lock-free: apart from spurious failures of its CAS, it repeats
-//! only if another thread has begun or ended a part.
+//! only if another thread began or ended a part.
 
 use crate::{
     sync::{
@@ -64,8 +64,8 @@ impl FamilyCount {
         // Relaxed: only a guess for the exchange.
         let mut parts = self.parts.load(Relaxed);
         while parts != 0 || removed(Step::AdmitWhileWorking) {
-            // Relaxed: the caller reads nothing that other parts have written. The part that it begins keeps the count
-            // above zero, and the end of that part releases.
+            // Relaxed: the caller reads nothing written by other parts. The part that it begins keeps the count above
+            // zero, and the end of that part releases.
             match self.parts.compare_exchange_weak(parts, parts + 1, Relaxed, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => parts = now,
@@ -110,7 +110,7 @@ impl FamilyCount {
 
     /// Whether every share is gone. The answer is exact for the owner of a share, and a hint for other threads.
     pub fn is_over(&self) -> bool {
-        // Relaxed: nothing is read that the children have written.
+        // Relaxed: nothing written by the children is read.
         self.open.load(Relaxed) == 0
     }
 }

@@ -1,4 +1,4 @@
-//! Counts, results and states that threads and futures wait for.
+//! Counts, results and states for which threads and futures wait.
 
 pub(crate) mod async_state;
 pub(crate) mod claim;

@@ -1,4 +1,4 @@
-//! A oneshot: holds the result of an operation until the result is taken.
+//! A oneshot, which holds the result of an operation until it is taken.
 
 use std::{
     sync::Arc,
@@ -14,15 +14,15 @@ use crate::{
 
 #[derive(Debug)]
 enum State<R> {
-    /// There is no result yet. The fields hold the waiting futures, and whether threads wait.
+    /// There is no result yet. The fields hold the waiting futures and whether threads are waiting.
     Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
-    /// There is no result yet, and nothing wants it. A failure that is set later counts as reported.
+    /// There is no result yet, and none is wanted. A failure set later counts as reported.
     Ignored,
 }
 
-/// Whether threads wait for a result. A notification costs a system call even if no thread waits.
+/// Whether threads are waiting for a result. A notification costs a system call even if none is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleepers {
     None,
@@ -57,7 +57,7 @@ impl State<()> {
     }
 }
 
-/// A function that reads a result that was set.
+/// A function that reads a result once it is set.
 type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
 /// Why there is no value. The reason becomes a `WaitError` only after the lock is released: the conversion marks the
@@ -76,8 +76,8 @@ impl From<NoValue> for WaitError {
     }
 }
 
-/// A result that is set once. It is either taken once, or [shared](Oneshot::wait_shared) by all waiters. A `T` is
-/// stored beside it in the same allocation.
+/// A result that is set once, and either taken once or [shared](Oneshot::wait_shared) by all waiters. A `T` is stored
+/// beside it in the same allocation.
 #[derive(Debug)]
 pub struct Oneshot<R, T: ?Sized = ()> {
     state: Mutex<State<R>>,
@@ -94,7 +94,7 @@ impl<R> Oneshot<R> {
 }
 
 impl<R, T> Oneshot<R, T> {
-    /// Creates a oneshot without a result, in one allocation with `beside`.
+    /// Creates a oneshot without a result, in the same allocation as `beside`.
     #[must_use]
     pub fn with(beside: T) -> Arc<Self> {
         Arc::new(Self {
@@ -104,7 +104,7 @@ impl<R, T> Oneshot<R, T> {
         })
     }
 
-    /// Returns the result, if it was set and not taken.
+    /// Returns the result if it has been set and not taken.
     pub fn into_result(self) -> Option<Result<R, OpError>> {
         match self.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
             State::Done(result) => Some(result),
@@ -145,8 +145,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         wakers
     }
 
-    /// Notes that the result is not wanted: a failure that is set later counts as reported. Returns the result, if it
-    /// was set before and not taken.
+    /// Notes that the result is not wanted: a failure set later counts as reported. Returns the result if it was
+    /// already set and not taken.
     pub fn ignore(&self) -> Option<Result<R, OpError>> {
         let mut state = lock(&self.state);
         let is_set = matches!(*state, State::Done(_) | State::Taken);
@@ -159,8 +159,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Notes that the result will not be taken: a result that is set later is dropped by the call that sets it. Returns
-    /// the result, if it was set before and not taken.
+    /// Notes that the result will not be taken: a result set later is dropped by the call that sets it. Returns the
+    /// result if it was already set and not taken.
     pub fn abandon(&self) -> Option<Result<R, OpError>> {
         let before = std::mem::replace(&mut *lock(&self.state), State::Taken);
         match before {
@@ -169,7 +169,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Whether the result was set, even if it has been taken since. Also true if the result is no longer wanted.
+    /// Whether the result was set, even if it has since been taken. Also true if the result is no longer wanted.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.state), State::Pending(..))
     }
@@ -201,7 +201,7 @@ impl<T: ?Sized> Oneshot<(), T> {
     }
 }
 
-/// A future's wait for a oneshot. Dropping the wait removes the waker that it has registered.
+/// A future's wait for a oneshot. Dropping the wait removes its registered waker.
 #[derive(Debug)]
 pub struct Waiter<R, T: ?Sized = ()> {
     oneshot: Arc<Oneshot<R, T>>,

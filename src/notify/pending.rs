@@ -1,37 +1,36 @@
-//! The count of pending operations, without a contended counter. A wait covers exactly the operations that were pushed
-//! before it.
+//! The count of pending operations, without a contended counter. A wait covers exactly the operations pushed before it.
 //!
 //! # States
 //!
-//! Operations are counted by *generation*. Exactly one generation is *current*: pushes enter it. A wait for all opens a
-//! free generation in its place and *closes* the old one; a closed generation drains, and is then free again. If no
-//! generation is free, a new one is created. The first [`INLINE`] generations are part of the count; further ones are
-//! in chunks, each as large as all generations before it. Each generation has two words per shard, and threads are
-//! spread over the shards:
+//! Operations are counted by *generation*. Exactly one generation is *current*: the one that pushes enter. A wait for
+//! all opens a free generation in its place and *closes* the old one; a closed generation drains, and is then free
+//! again. If no generation is free, a new one is created. The first [`INLINE`] generations are part of the count;
+//! further generations are in chunks, each as large as all generations before it. Each generation has two words per
+//! shard, and threads are spread over the shards:
 //!
 //! | word | meaning | bit 0 | bit 1 |
 //! |---|---|---|---|
 //! | `entered` | operations that entered through this shard, times four; raised by CAS | closed: an entry is refused and retries in the current generation | unused |
-//! | `left` | operations that left through this shard, times four | armed: an operation that leaves also subtracts one from `rest` | watched: an operation that leaves also looks for waiters for room |
+//! | `left` | operations that left through this shard, times four | armed: a leaving operation also subtracts one from `rest` | watched: a leaving operation also looks for waiters for room |
 //!
 //! Closing sets bit 0 of every word with one read-modify-write each, which returns the exact count at that moment. The
-//! number of operations that have entered but not left is added to `rest`, which starts at zero. So `rest` reaches zero
-//! exactly once, when the last operation leaves; the thread that makes it zero notifies the waiters.
+//! number of operations that entered but have not left is added to `rest`, which starts at zero. So `rest` reaches zero
+//! exactly once, when the last operation leaves; the thread that brings it to zero notifies the waiters.
 //!
-//! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it has
-//! closed: it is over when no generation that was closed with this number or a lower one is draining. So it covers the
-//! operations that had entered before it, and no others, however many generations drain.
+//! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it closed:
+//! it is over when no generation closed with this or a lower number is draining. So it covers exactly the operations
+//! that entered before it, however many generations drain.
 //!
 //! # Room
 //!
 //! A count may have a limit. A thread or future that waits for room registers under the lock, *watches* (sets bit 1 of
-//! `left` in every shard of every generation that is not free), and then counts. An operation that leaves either comes
-//! before the watching `fetch_or` of its word, so that the count no longer includes it, or finds the bit, takes the
-//! lock, counts, and notifies the waiters. So no wake-up is lost, and operations pay nothing for this while nothing
-//! waits for room. The bits are cleared by the first operation that leaves and finds no waiter.
+//! `left` in every shard of every generation that is not free), and then counts. A leaving operation either comes
+//! before the watching `fetch_or` of its word, in which case the count no longer includes it, or finds the bit, takes
+//! the lock, counts, and notifies the waiters. So no wake-up is lost, and operations pay nothing while nothing waits
+//! for room. The bits are cleared by the first leaving operation that finds no waiter.
 //!
 //! Threads are notified only once there is some room ([`slack`]), which is enough because they wait with time limits.
-//! The first future is notified as soon as there is any room. When its wait ends, it notifies the next one
+//! The first future is notified as soon as there is any room. When its wait ends, it notifies the next future
 //! ([`tell_next`](PendingOps::tell_next)), whether or not it has used the room.
 //!
 //! # Edges
@@ -42,18 +41,18 @@
 //! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; everything that happened before it was opened |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
-//! The closing thread holds the lock, which the last operation to leave takes afterwards. So what was acquired by
-//! arming is handed over with the lock, and closing releases nothing into `left` or `rest`.
+//! The closing thread holds the lock, which the last operation to leave takes afterwards. What was acquired by arming
+//! is therefore handed over with the lock, and closing releases nothing into `left` or `rest`.
 //!
 //! # Progress
 //!
 //! `enter` is lock-free. So is `leave`, except that it takes the lock if the operation was the last of a closed
 //! generation, or if the word is watched. An entry is refused only if a wait has closed the generation since the thread
-//! loaded `current`, and is repeated if another thread of the same shard was faster. A wait closes the current
-//! generation immediately, whatever else drains.
+//! loaded `current`, and is repeated if another thread in the same shard was faster. A wait closes the current
+//! generation immediately, even if others are still draining.
 //!
-//! No waker is woken in this module: a call that ends the waits of futures returns their wakers. The caller wakes them
-//! once it holds nothing that another thread may wait for.
+//! This module does not wake wakers itself: a call that ends the waits of futures returns their wakers, which the
+//! caller wakes once it holds nothing for which another thread may be waiting.
 
 use std::{
     collections::BTreeSet,
@@ -78,10 +77,10 @@ use crate::{
     },
 };
 
-/// The number of generations that are part of the count. It is small in models, so that they need chunks.
+/// The number of generations that are part of the count. Small in models, so that they need chunks.
 const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
 
-/// The number of chunks for further generations: enough for every value of a ticket. Models need two.
+/// The number of chunks for further generations: enough for every ticket value. Models need two.
 const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation must have a ticket");
@@ -95,16 +94,16 @@ const ONE: u64 = 4;
 /// The value that stands for no limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// Returns how far below the limit a count must be before waiting threads are notified. The distance keeps a thread
-/// that pushes fast from sleeping and waking for each operation. Not tuned.
+/// Returns how far below the limit a count must be before waiting threads are notified. The distance keeps a
+/// fast-pushing thread from sleeping and waking for each operation. Not tuned.
 pub fn slack(limit: u64) -> u64 {
     (limit / 8).min(32)
 }
 
-/// `rest` counts from here, so that it can drop below its start while it is being computed.
+/// The value from which `rest` counts, so that it can drop below its start while being computed.
 const ZERO: u64 = 1 << 63;
 
-/// The words of one shard, for all generations that are part of the count, or for the generations of a chunk.
+/// One shard's words, for all generations that are part of the count or for those of a chunk.
 #[derive(Debug)]
 struct Shard<W> {
     entered: CachePadded<W>,
@@ -113,7 +112,7 @@ struct Shard<W> {
 
 type Words = [AtomicU64; INLINE];
 
-/// Generations beyond those that are part of the count.
+/// Generations beyond those in the count itself.
 #[derive(Debug)]
 struct Chunk {
     shards: Box<[Shard<Box<[AtomicU64]>>]>,
@@ -132,16 +131,15 @@ impl Chunk {
 /// The state that the lock protects.
 #[derive(Debug)]
 struct State {
-    /// Generations that may be opened. The lowest is taken, so that generations in chunks are used only while they are
-    /// needed.
+    /// Generations that may be opened. The lowest is taken first, so generations in chunks are used only while needed.
     free: BTreeSet<usize>,
-    /// For each generation, the number of its last closing.
+    /// Each generation's last closing number.
     numbers: Vec<u64>,
-    /// The numbers of the closings whose generations have not drained.
+    /// The closing numbers of generations that have not drained.
     draining: BTreeSet<u64>,
     /// The last number used.
     last: u64,
-    /// The waiting futures, by the numbers that their waits depend on.
+    /// The waiting futures, by the numbers on which their waits depend.
     waiting: Waiting,
     /// The number of threads that wait for room.
     threads_for_room: usize,
@@ -149,7 +147,7 @@ struct State {
     for_room: Waiting,
     /// Whether the generations are watched.
     watched: bool,
-    /// The number of operations that left generations before these were opened again.
+    /// The number of operations that had left generations by the time these were reopened.
     left: u64,
 }
 
@@ -165,8 +163,8 @@ impl State {
     }
 }
 
-/// A wait that is polled: the number that it depends on, and the key of its waker. It must be passed to `end` when the
-/// wait ends.
+/// A polled wait: the number on which it depends, and the key of its waker. It must be passed to `end` when the wait
+/// ends.
 #[derive(Debug)]
 pub struct PendingWait(WakerKey);
 
@@ -174,15 +172,15 @@ pub struct PendingWait(WakerKey);
 struct Closed {
     /// The number of this closing.
     number: u64,
-    /// Whether operations had entered the next generation when the closing was over.
+    /// Whether operations had entered the next generation by the end of the closing.
     entered_since: bool,
 }
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// The operations that entered before the wait have left, and at some moment during the call no operation at all
-    /// was pending.
+    /// The operations that entered before the wait have left, and at some moment during the call no operation was
+    /// pending.
     Idle,
     /// The operations that entered before the wait have left.
     Over,
@@ -199,14 +197,14 @@ pub struct PendingOps {
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     state: Mutex<State>,
     drained: Condvar,
-    /// The number of pending operations at which there is no more room.
+    /// The number of pending operations at which no room is left.
     limit: AtomicU64,
     room: Condvar,
-    /// The process that created the count. In a forked child, the lock may be held forever.
+    /// The process that created the count. In a forked child, the lock may be held forever by a thread of the parent.
     process: ProcessMark,
 }
 
-/// An operation's ticket: the generation that it entered, and must leave.
+/// An operation's ticket: the generation that it entered and must leave.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(u32);
 
@@ -297,8 +295,8 @@ impl PendingOps {
         (chunk, index)
     }
 
-    /// Counts an operation in and returns its ticket. Everything that happened before the current generation was opened
-    /// is visible afterwards.
+    /// Counts an operation in and returns its ticket. Afterwards, everything that happened before the current
+    /// generation was opened is visible.
     #[inline]
     pub fn enter(&self) -> Ticket {
         let shard = &self.shards[self.shard()];
@@ -312,7 +310,7 @@ impl PendingOps {
         }
     }
 
-    /// Counts an operation in, as [`enter`](Self::enter) does, when the current generation was found in a chunk.
+    /// Counts an operation in, like [`enter`](Self::enter), when the current generation was found in a chunk.
     #[cold]
     #[inline(never)]
     fn enter_chunk(&self) -> Ticket {
@@ -334,10 +332,10 @@ impl PendingOps {
         // one's place.
         let count = word.load(Acquire);
         pause::at(Point::PendingBeforeEnter);
-        // A CAS and not an addition, so that a refused entry leaves no trace: the generation could be opened and closed
-        // again before the addition is undone. Acquire (edge `open`): since the load, the word may have been closed,
-        // opened, and counted up to the same value. The CAS releases nothing: `leave` hands over everything that came
-        // before.
+        // A CAS rather than an addition, so that a refused entry leaves no trace: the generation could be opened and
+        // closed again before the addition was undone. Acquire (edge `open`): since the load, the word may have been
+        // closed, opened, and counted up to the same value. The CAS releases nothing: `leave` hands over everything
+        // that came before.
         if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
             pause::at(Point::PendingEntered);
             return true;
@@ -345,7 +343,7 @@ impl PendingOps {
         false
     }
 
-    /// Returns how many operations are pending. An operation that enters or leaves during the call may or may not be
+    /// Returns the number of pending operations. An operation that enters or leaves during the call may or may not be
     /// counted.
     pub fn count(&self) -> u64 {
         // The lock keeps generations from being opened and freed.
@@ -379,7 +377,7 @@ impl PendingOps {
     }
 
     /// Counts an operation out. Its effects are visible to every thread that sees the count without it. Returns the
-    /// wakers of the futures whose waits are over.
+    /// wakers of futures whose waits are over.
     #[inline]
     #[must_use = "futures wait to be woken"]
     pub fn leave(&self, ticket: Ticket) -> Option<Wakers> {
@@ -391,7 +389,7 @@ impl PendingOps {
         self.leave_by(left, rest, generation)
     }
 
-    /// Counts an operation out, as [`leave`](Self::leave) does, when the generation is in a chunk.
+    /// Counts an operation out, like [`leave`](Self::leave), when the generation is in a chunk.
     #[cold]
     #[inline(never)]
     fn leave_chunk(&self, generation: usize) -> Option<Wakers> {
@@ -415,7 +413,7 @@ impl PendingOps {
         if rest.fetch_sub(1, AcqRel) == ZERO + 1 { self.finish(generation) } else { None }
     }
 
-    /// Takes the slow path of [`leave`](Self::leave), for a word that was watched and possibly also armed.
+    /// The slow path of [`leave`](Self::leave), for a word that was watched and possibly also armed.
     #[cold]
     #[inline(never)]
     fn leave_watched(&self, generation: usize, armed: bool) -> Option<Wakers> {
@@ -425,7 +423,7 @@ impl PendingOps {
         Wakers::join(drained, self.tell_of_room())
     }
 
-    /// Frees a generation that has drained.
+    /// Frees a drained generation.
     #[cold]
     #[inline(never)]
     fn finish(&self, generation: usize) -> Option<Wakers> {
@@ -444,7 +442,7 @@ impl PendingOps {
         if removed(Step::LeaveNotifies) {
             return None;
         }
-        // No wait is over while an earlier generation drains.
+        // No wait is over while an earlier generation is draining.
         if over != before {
             self.drained.notify_all();
         }
@@ -453,16 +451,16 @@ impl PendingOps {
 
     // -------------------------------------------------------------------------------------------------- room ----
 
-    /// Sets the limit. Returns the wakers of futures that have room now.
+    /// Sets the limit. Returns the wakers of futures that now have room.
     #[must_use = "futures wait to be woken"]
     pub fn set_limit(&self, limit: u64) -> Option<Wakers> {
         // Relaxed: a limit may be seen late. `tell_of_room` takes the lock, under which waiters read the limit: it
-        // notifies those that have read the old one, and later ones read the new one.
+        // notifies those that read the old limit, and later waiters read the new one.
         self.limit.store(limit, Relaxed);
         self.tell_of_room()
     }
 
-    /// Returns the number of pending operations at which there is no more room.
+    /// Returns the number of pending operations at which no room is left.
     #[inline]
     pub fn limit(&self) -> u64 {
         // Relaxed: as in `set_limit`.
@@ -482,7 +480,7 @@ impl PendingOps {
         state.threads_for_room += 1;
         self.watch(&mut state);
         if self.count_in(&state).saturating_add(slack(limit)) >= limit {
-            // The caller looks again in any case.
+            // The caller checks again regardless.
             state = match wait_until(&self.room, state, deadline) {
                 Ok(state) => state,
                 Err(_) => lock(&self.state),
@@ -501,8 +499,8 @@ impl PendingOps {
 
     /// Polls whether there is room. If not, `waker` will be woken when there is.
     pub fn poll_room(&self, key: &mut WakerKey, waker: &Waker) -> Poll<()> {
-        // A future registers only if there is no room after the watch began: an operation that left before the watch
-        // notifies no one. For a future that has registered, the watch has lasted since then.
+        // A future registers only if there is no room after the watch begins: an operation that left before the watch
+        // notifies no waiter. The watch then lasts as long as a future is registered.
         wakers::poll(&self.state, key, waker, |state| {
             if self.count_in(state) < self.limit() {
                 return Ok(());
@@ -516,15 +514,15 @@ impl PendingOps {
         })
     }
 
-    /// Ends a wait for room that was polled. Returns the waker of the next future, if there is room: the wait that ends
-    /// here may have received the only notification.
+    /// Ends a polled wait for room. If there is room, returns the waker of the next future: the wait that ends here may
+    /// have received the only notification.
     #[must_use = "futures wait to be woken"]
     pub fn end_room(&self, key: &mut WakerKey) -> Option<Wakers> {
         wakers::leave(&self.state, key, |state| Some(&mut state.for_room));
         self.tell_next()
     }
 
-    /// Returns the waker of the first future that waits for room, if there is room.
+    /// If there is room, returns the waker of the first future waiting for it.
     #[must_use = "futures wait to be woken"]
     pub fn tell_next(&self) -> Option<Wakers> {
         if self.process.is_foreign() {
@@ -553,7 +551,7 @@ impl PendingOps {
         }
     }
 
-    /// Notifies the waiters for room, if there is room. If there are no waiters, ends the watch.
+    /// If there is room, notifies the waiters for it. If there are no waiters, ends the watch.
     #[cold]
     #[inline(never)]
     fn tell_of_room(&self) -> Option<Wakers> {
@@ -592,7 +590,7 @@ impl PendingOps {
         self.wait_in(state, number, deadline)
     }
 
-    /// Waits until the generations that were closed with `number` or a lower number have drained.
+    /// Waits until the generations closed with `number` or a lower number have drained.
     fn wait_in(&self, mut state: MutexGuard<'_, State>, number: u64, deadline: Option<Instant>) -> Waited {
         while state.over() < number {
             state = match wait_until(&self.drained, state, deadline) {
@@ -620,8 +618,8 @@ impl PendingOps {
         lock(&self.state).over() >= wait.0.target()
     }
 
-    /// Waits until no operation at all is pending, not even one that entered during the wait. Calls `before` each time
-    /// before it blocks; `before` returns when to stop blocking and call it again.
+    /// Waits until no operation is pending, not even one that entered during the wait. Calls `before` each time before
+    /// blocking; `before` returns when to stop blocking and call it again.
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
         // The first round does not block, since usually nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));
@@ -631,7 +629,7 @@ impl PendingOps {
         }
     }
 
-    /// Begins a wait that is polled. It covers the operations that entered before this call.
+    /// Begins a polled wait, which covers the operations that entered before this call.
     pub fn begin(&self) -> PendingWait {
         let Closed { number, .. } = self.close(&mut lock(&self.state));
         PendingWait(WakerKey::new(number))
@@ -645,13 +643,13 @@ impl PendingOps {
         })
     }
 
-    /// Ends a wait that was polled, whether or not it is over, and removes its waker.
+    /// Ends a polled wait, whether or not it is over, and removes its waker.
     pub fn end(&self, wait: &mut PendingWait) {
         wakers::leave(&self.state, &mut wait.0, |state| Some(&mut state.waiting));
     }
 
-    /// Polls whether there was a moment during the call at which no operation at all was pending. If not, `waker` will
-    /// be woken when it is worth polling again.
+    /// Polls whether no operation was pending at some moment during the call. If not, `waker` will be woken when it is
+    /// worth polling again.
     pub fn poll_idle(&self, waker: &Waker) -> Poll<()> {
         loop {
             let mut state = lock(&self.state);
@@ -676,7 +674,7 @@ impl PendingOps {
         Closed { number: state.last, entered_since: self.rotate(state, next) }
     }
 
-    /// Creates one more generation.
+    /// Creates an additional generation.
     #[cold]
     fn make(&self, state: &mut State) -> usize {
         let generation = state.numbers.len();
@@ -705,8 +703,8 @@ impl PendingOps {
             // Relaxed: no operation leaves a free generation, and the stores below publish the word.
             self.left(shard, next).store(if state.watched { WATCH } else { 0 }, Relaxed);
         }
-        // Stored after all of `left`: from here on, a thread that has read an old `current` may enter, and leave
-        // through any shard.
+        // Stored after every `left`: from here on, a thread that read an old `current` may enter, and leave through any
+        // shard.
         for shard in shards.clone() {
             // Release (edge `open`): the words of the generation.
             self.entered(shard, next).store(0, Release);
@@ -714,10 +712,9 @@ impl PendingOps {
         // Release (edge `open`).
         self.current.store(next, Release);
 
-        // `left` is armed first: every operation that leaves after that through the same shard subtracts one from
-        // `rest`, so it does not matter how many more enter or leave before the closing is over. Acquire (edge
-        // `leave`): the effects of the operations that left, including their entries, so that the sum below counts
-        // these.
+        // `left` is armed first: every operation that then leaves through the same shard subtracts one from `rest`, so
+        // it does not matter how many more enter or leave before the closing is over. Acquire (edge `leave`): the
+        // effects of the operations that left, including their entries, which the sum below therefore counts.
         let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
         // Release (edge `close`). An entry that comes before this in the word's modification order is counted; the CAS
@@ -733,9 +730,9 @@ impl PendingOps {
             state.numbers[old] = state.last;
             state.draining.insert(state.last);
         }
-        // Relaxed: suppose that an operation entered `next` before another one left `old`, and that the latter was no
-        // longer counted above. Then the read-modify-writes above have acquired its departure (edge `leave`), so the
-        // entry is visible here.
+        // Relaxed: suppose that one operation entered `next` before another left `old`, whose departure was already
+        // counted above. The read-modify-writes above then acquired that departure (edge `leave`), so the entry is
+        // visible here.
         shards.map(|shard| self.entered(shard, next)).any(|word| word.load(Relaxed) != 0)
     }
 }

@@ -1,17 +1,17 @@
-//! Which thread polls the future of an operation, and whether it must be polled again.
+//! Which thread polls an operation's future, and whether the future must be polled again.
 //!
 //! # States
 //!
 //! | state | bits | meaning | next |
 //! |---|---|---|---|
-//! | idle | – | no thread polls, and the future has not been woken since the last poll | queued, by [`wake`](PollState::wake) |
-//! | queued | `WOKEN` | a poll was queued and has not begun | running, by [`begin`](PollState::begin) |
-//! | running | `RUNNING` | one thread polls | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
-//! | notified | `RUNNING`, `WOKEN` | the future was woken while it was polled | queued, by `pause`; done |
+//! | idle | – | no thread is polling, and the future has not been woken since the last poll | queued, by [`wake`](PollState::wake) |
+//! | queued | `WOKEN` | a poll is queued and has not begun | running, by [`begin`](PollState::begin) |
+//! | running | `RUNNING` | one thread is polling | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
+//! | notified | `RUNNING`, `WOKEN` | the future was woken while being polled | queued, by `pause`; done |
 //! | done | `DONE` | the future has ended | – |
 //!
-//! The thread that ends the idle state, or that ends the notified state by `pause`, queues the poll. So at most one
-//! poll is queued or running at any time.
+//! The thread that ends the idle state, or ends the notified state by `pause`, queues the poll. So at most one poll is
+//! queued or running at any time.
 //!
 //! # Who may touch what
 //!
@@ -27,9 +27,9 @@
 //! | `pause` | `fetch_and` in [`pause`](PollState::pause) | swap in [`begin`](PollState::begin) or in [`look`](PollState::look) | the future |
 //! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the memory that the future occupied |
 //!
-//! A wake of a queued or notified future does not change the state, but must still hand over what its thread did
-//! before. So a wake is a read-modify-write in every state: the swap that follows reads what it has written, or a later
-//! value of its release sequence. In the same way a wake continues the release sequence of the `pause` before it.
+//! Waking a queued or notified future does not change the state, but must still hand over what the waking thread did
+//! before. So a wake is a read-modify-write in every state: the swap that follows reads the value it wrote, or a later
+//! one in its release sequence. In the same way, a wake continues the release sequence of the `pause` before it.
 
 use crate::{
     sync::{
@@ -43,7 +43,7 @@ const RUNNING: u8 = 1;
 const WOKEN: u8 = 2;
 const DONE: u8 = 4;
 
-/// Which thread polls a future, and whether it must be polled again.
+/// Which thread polls a future, and whether the future must be polled again.
 #[derive(Debug)]
 pub struct PollState(AtomicU8);
 
@@ -62,14 +62,14 @@ impl PollState {
         before == 0 || removed(Step::OnePollAtATime) && before == RUNNING
     }
 
-    /// Begins a poll that was queued.
+    /// Begins a queued poll.
     pub fn begin(&self) {
         // Acquire (edge `wake`): what the waking threads did before. Acquire (edge `pause`): the future.
         let before = self.0.swap(RUNNING, Acquire);
         debug_assert!(before == WOKEN || removed(Step::OnePollAtATime), "a poll was not queued: {before}");
     }
 
-    /// Ends a poll that has not ended the future. Returns whether the future was woken during the poll. If so, the
+    /// Ends a poll that did not finish the future. Returns whether the future was woken during the poll. If so, the
     /// caller must queue the next poll.
     #[must_use = "the future may have to be polled"]
     pub fn pause(&self) -> bool {

@@ -1,5 +1,5 @@
-//! The threads that sleep in calls to an engine, what they wait for, and the scopes that operations have opened. Dumps
-//! and watchdogs read these.
+//! The threads asleep in calls to an engine, what they wait for, and the scopes opened inside operations. Dumps and
+//! watchdogs read these lists.
 //!
 //! # Who may touch what
 //!
@@ -9,9 +9,8 @@
 //!   borrowed for that long.
 //! * In a forked child: nothing, since a thread of the parent may have held the lock.
 //!
-//! Pointers to operations and to the counts of scopes are only compared, never dereferenced. An entry is ignored once
-//! its wait is over: the operation that the thread waited for is then complete, and its record may have been reused for
-//! another one. The module has no edges.
+//! Pointers to operations and to scopes' counts are only compared, never dereferenced. An entry is ignored once its
+//! wait is over: the awaited operation is then complete, and its record may have been reused. The module has no edges.
 
 use std::{
     fmt,
@@ -28,7 +27,7 @@ use crate::{
     sync::{Mutex, fork::ProcessMark, lock},
 };
 
-/// The kind of thing that a thread waits for.
+/// What a thread is waiting for, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaits {
     /// All operations of the engine.
@@ -43,7 +42,7 @@ pub enum Awaits {
     Operation,
 }
 
-/// What a thread sleeps for.
+/// What a sleeping thread is waiting for.
 #[derive(Clone, Copy)]
 pub struct Sleeps<'g> {
     pub awaits: Awaits,
@@ -51,7 +50,7 @@ pub struct Sleeps<'g> {
     pub goal: Option<Goal<'g>>,
 }
 
-/// A thread that sleeps.
+/// A sleeping thread.
 #[derive(Debug)]
 pub struct Sleeper {
     pub number: u64,
@@ -85,7 +84,7 @@ struct List {
     scopes: Vec<OpenScope>,
 }
 
-/// A scope that was opened inside operations and has not ended.
+/// A scope opened inside operations that has not ended.
 #[derive(Clone, Debug)]
 pub struct OpenScope {
     /// The operations around the scope, innermost first.
@@ -99,10 +98,10 @@ struct Entry {
     thread: Thread,
     ops: Ops,
     awaits: Awaits,
-    /// Borrowed by the call to `during` that made the entry.
+    /// Borrowed by the call to `during` that added the entry.
     goal: Option<Goal<'static>>,
     since: Instant,
-    /// Borrowed by the call to `during` that made the entry.
+    /// Borrowed by the call to `during` that added the entry.
     is_over: IsOverRef,
 }
 
@@ -166,8 +165,7 @@ impl Sleepers {
         wait()
     }
 
-    /// Adds a scope that is opened inside the operations `around`, innermost first, and whose operations are counted in
-    /// `count`.
+    /// Adds a scope opened inside the operations `around`, innermost first, with its own operations counted in `count`.
     pub fn open_scope(&self, around: Ops, count: NonNull<PendingOps>) {
         lock(&self.list).scopes.push(OpenScope { around, count });
     }

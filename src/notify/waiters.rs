@@ -1,4 +1,4 @@
-//! The threads that wait inside operations, and what they wait for.
+//! The threads waiting inside operations, and what they are waiting for.
 //!
 //! # States
 //!
@@ -13,11 +13,11 @@
 //!   for that long.
 //! * In a forked child: nothing. A thread of the parent process may have held the lock at the fork.
 //!
-//! While an entry is in the list, its thread waits inside the operations that `inside` names, so they exist for that
+//! While an entry is in the list, its thread is waiting inside the operations named by `inside`, so they exist for that
 //! long. There are no edges.
 //!
-//! A thread whose wait is over stays in the list until it runs again. The operation that it waited for is then
-//! complete, and that operation's record may have been reused, so such an entry no longer counts.
+//! A thread whose wait is over stays in the list until it runs again. The awaited operation is then complete and its
+//! record may have been reused, so the entry no longer counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
@@ -37,24 +37,23 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
     pub op: NonNull<()>,
-    /// The number of levels from an innermost operation, which has depth 0, up to this one. The last operation before
-    /// this one with a lower number is its child, or an operation of a scope in it. Once that operation is complete,
+    /// The number of levels up to this operation from an innermost one, which has depth 0. The nearest preceding
+    /// operation with a lower number is its child, or an operation of a scope in it. Once that operation is complete,
     /// this one may complete as well, and its record may be reused.
     pub depth: usize,
 }
 
-/// Operations, each followed by the operations around it.
+/// Operations, each followed by those around it.
 pub type Ops = SmallVec<[Nested; 2]>;
 
-/// The operations that a thread is inside of. Unless they are asynchronous, they do not end before the thread's wait
-/// does.
+/// The operations inside which a thread is running. Unless asynchronous, they do not end before the thread's wait does.
 #[derive(Clone, Debug, Default)]
 pub struct Inside {
-    /// The operations that run on the thread and were not complete when its wait began, and those that cannot complete
+    /// The operations running on the thread that were not complete when its wait began, and those that cannot complete
     /// before them.
     pub ops: Ops,
-    /// The operations whose epilogues run on the thread: they are complete, but not counted out. The flag of each says
-    /// whether it is still counted in its groups.
+    /// The operations whose epilogues run on the thread: they are complete, but not counted out. Each operation's flag
+    /// says whether it is still counted in its groups.
     pub ended: SmallVec<[(NonNull<()>, bool); 1]>,
 }
 
@@ -76,7 +75,7 @@ pub enum Goal<'g> {
         /// pointer is never dereferenced. `None` if no operation can ever keep this one from entering a queue.
         held_back_by: Option<&'g AtomicPtr<()>>,
     },
-    /// The operations of this count that the wait covers, or all of them if there is no wait.
+    /// The operations in this count that the wait covers, or all of them without a wait.
     Counted(&'g PendingOps, Option<&'g PendingWait>),
 }
 
@@ -90,7 +89,7 @@ impl<'g> Goal<'g> {
         unsafe { transmute::<Goal<'g>, Goal<'static>>(self) }
     }
 
-    /// Returns the task of the goal if it is a single operation that nothing keeps from entering a queue.
+    /// Returns the goal's task if the goal is a single operation that nothing keeps from entering a queue.
     fn only_task(&self) -> Option<NonNull<()>> {
         match self {
             // Relaxed: as in `depends_on`.
@@ -101,11 +100,10 @@ impl<'g> Goal<'g> {
         }
     }
 
-    /// Whether the goal is the operation that `task` identifies, or one that this operation keeps from entering a
-    /// queue.
+    /// Whether the goal is the operation identified by `task`, or one that this operation keeps from entering a queue.
     pub fn depends_on(&self, task: NonNull<()>) -> bool {
         match self {
-            // Relaxed: see `Place::is_held_back_by`. The caller has found the operation of `task` to be incomplete.
+            // Relaxed: see `Place::is_held_back_by`. The caller has found `task`'s operation to be incomplete.
             Self::Op { task: own, held_back_by } => {
                 *own == task || held_back_by.is_some_and(|by| by.load(Relaxed) == task.as_ptr())
             }
@@ -131,9 +129,9 @@ impl<'g> Goal<'g> {
 pub enum Kind {
     /// Until the wait is over, or is refused.
     Refusable,
-    /// Until the wait is over, is refused, or reaches its time limit, so other waits cannot depend on it forever.
+    /// Until the wait is over, is refused or reaches its time limit, so other waits cannot depend on it forever.
     Timed,
-    /// Until the wait is over. The wait cannot be refused, because it is at the end of a scope.
+    /// Until the wait is over. It cannot be refused, because it ends a scope.
     Closing,
 }
 
@@ -157,14 +155,14 @@ struct List {
     last: u64,
     /// The entries, by number.
     entries: BTreeMap<u64, Entry>,
-    /// The numbers of the entries that await a single operation which nothing keeps from entering a queue, by that
-    /// operation's task. An operation that is not held back when a wait for it begins is never held back later.
+    /// The numbers of entries awaiting a single operation that nothing keeps from entering a queue, by that operation's
+    /// task. An operation not held back when a wait for it begins is never held back later.
     by_task: BTreeMap<NonNull<()>, SmallVec<[u64; 2]>>,
     /// The numbers of the other entries.
     others: BTreeSet<u64>,
 }
 
-// SAFETY: the list does not dereference the pointers that it is sorted by.
+// SAFETY: the list does not dereference the pointers by which it is sorted.
 unsafe impl Send for List {}
 
 impl List {
@@ -185,18 +183,18 @@ impl List {
 
 struct Entry {
     number: u64,
-    /// The engine that the thread waits for. The pointer is only compared.
+    /// The engine for which the thread waits. The pointer is only compared.
     engine: NonNull<()>,
     inside: Inside,
-    /// Borrowed by the call to `during` that has added the entry.
+    /// Borrowed by the call to `during` that added the entry.
     goal: Goal<'static>,
     kind: Kind,
-    /// Borrowed by the call to `during` that has added the entry.
+    /// Borrowed by the call to `during` that added the entry.
     is_over: IsOverRef,
     is_suspended: bool,
 }
 
-/// A function that returns whether a wait is over, and that any thread may call.
+/// A function, callable from any thread, that returns whether a wait is over.
 pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
 
 /// A reference to an [`IsOver`], without its lifetime, in a list of waits.
@@ -212,7 +210,7 @@ impl IsOverRef {
 
     /// Whether the wait is over.
     pub(super) fn call(&self) -> bool {
-        // SAFETY: the caller of `new` has guaranteed that the function still exists.
+        // SAFETY: the caller of `new` guaranteed that the function still exists.
         let is_over = unsafe { self.0.as_ref() };
         is_over()
     }
@@ -234,7 +232,7 @@ impl Entry {
 // the function may be called on any thread.
 unsafe impl Send for Entry {}
 
-/// A waiter, which is in the list until the call to [`Waiters::during`] returns.
+/// A waiter, listed until the call to [`Waiters::during`] returns.
 #[derive(Debug)]
 pub struct Waiter<'w> {
     waiters: &'w Waiters,
@@ -243,8 +241,8 @@ pub struct Waiter<'w> {
 }
 
 impl Waiters {
-    /// Calls `wait` with a waiter. `wait` waits for `goal`, which belongs to `engine`, on a thread that is inside the
-    /// operations of `inside`. `is_over` returns whether the wait is over, and must not wait itself.
+    /// Calls `wait` with a waiter. `wait` waits for `goal`, which belongs to `engine`, on a thread inside the
+    /// operations in `inside`. `is_over` returns whether the wait is over, and must not wait itself.
     pub fn during<R>(
         &self,
         engine: NonNull<()>,
@@ -270,10 +268,10 @@ impl Waiters {
         wait(&Waiter { waiters: self, number, kind })
     }
 
-    /// Calls `found` for each waiter that still waits, has no time limit, and has a goal for which `reached` returns
-    /// `true`. Passes the waiter's number, its kind, and what it is inside of. The waiter `own` counts even if it has a
-    /// time limit. Among the waiters for a single operation, looks only at those for `task`, and at those whose
-    /// operation was kept from entering a queue when the wait began.
+    /// Calls `found` for each waiter that is still waiting, has no time limit, and has a goal for which `reached`
+    /// returns `true`. Passes the waiter's number, its kind and what it is inside. The waiter `own` counts even with a
+    /// time limit. Among waiters for a single operation, considers only those for `task`, and those whose operation was
+    /// being kept from entering a queue when the wait began.
     pub fn each_for(
         &self,
         own: Option<u64>,
@@ -291,7 +289,7 @@ impl Waiters {
         }
     }
 
-    /// Whether a waiter still waits.
+    /// Whether any waiter is still waiting.
     pub fn any_waits(&self) -> bool {
         lock(&self.list).entries.values().any(Entry::waits)
     }
@@ -301,13 +299,13 @@ impl Waiters {
         u32::try_from(lock(&self.list).entries.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether every thread that waits for `engine` still has to wait. A wait may be over although its thread has yet
-    /// to run.
+    /// Whether every thread waiting for `engine` must still wait. A wait may be over although its thread has yet to
+    /// run.
     pub fn all_wait_still(&self, engine: NonNull<()>) -> bool {
         lock(&self.list).entries.values().filter(|entry| entry.engine == engine).all(Entry::waits)
     }
 
-    /// Whether all of these waiters still wait.
+    /// Whether all of these waiters are still waiting.
     pub fn all_wait(&self, numbers: impl IntoIterator<Item = u64>) -> bool {
         let list = lock(&self.list);
         numbers.into_iter().all(|number| list.entries.get(&number).is_some_and(Entry::waits))
@@ -315,7 +313,7 @@ impl Waiters {
 }
 
 impl Waiter<'_> {
-    /// Returns the number of the waiter: later waiters have higher numbers.
+    /// Returns the waiter's number. Later waiters have higher numbers.
     pub fn number(&self) -> u64 {
         self.number
     }

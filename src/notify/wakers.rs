@@ -1,8 +1,8 @@
 //! The wakers of futures that wait for the same thing: at most one for each future, removed when the future is dropped.
 //!
 //! A waker is program code: its clone, its drop and its `wake` may do anything, including calls to this module. So none
-//! of them runs under a lock: [`poll`] clones the waker while it does not hold the lock, and a waker that was removed
-//! is dropped or woken after the lock is released.
+//! of them runs under a lock: [`poll`] clones the waker without holding the lock, and a removed waker is dropped or
+//! woken after the lock is released.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +17,10 @@ use crate::{
 /// The key under which a future registers its waker.
 #[derive(Debug, Default)]
 pub struct WakerKey {
-    /// The number that the future waits for; waits end in the order of these numbers.
+    /// The number for which the future waits; waits end in the order of these numbers.
     target: u64,
-    /// Distinguishes the future from others with the same target, once it has registered a waker, and notes the process
-    /// in which it did so.
+    /// Once the future has registered a waker: what distinguishes it from others with the same target, and the process
+    /// in which it registered.
     number: Option<(u64, ProcessMark)>,
 }
 
@@ -30,7 +30,7 @@ impl WakerKey {
         Self { target, number: None }
     }
 
-    /// Returns the number that the future waits for.
+    /// Returns the number for which the future waits.
     pub fn target(&self) -> u64 {
         self.target
     }
@@ -55,7 +55,7 @@ impl Waiting {
         key.map_key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Registers `waker` for the future with `key`. Returns the one that it replaces.
+    /// Registers `waker` for the future with `key`. Returns the waker that it replaces.
     #[must_use = "it must be dropped after the lock is released"]
     fn insert(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Waker> {
         let (number, _) = *key.number.get_or_insert_with(|| {
@@ -75,7 +75,7 @@ impl Waiting {
         self.wakers.pop_first().map(|(_, waker)| Wakers(Box::new(vec![waker])))
     }
 
-    /// Takes the wakers of the futures that wait for `target` or a lower number.
+    /// Takes the wakers of futures that wait for `target` or a lower number.
     pub fn take_up_to(&mut self, target: u64) -> Option<Wakers> {
         let mut wakers = Vec::new();
         while let Some(first) = self.wakers.first_entry().filter(|first| first.key().0 <= target) {
@@ -85,8 +85,7 @@ impl Waiting {
     }
 }
 
-/// Returns the result of `check`. If there is none, registers the future's waker with the [`Waiting`] that `check`
-/// returns.
+/// Returns the result of `check`, or else registers the future's waker with the [`Waiting`] returned by `check`.
 pub fn poll<S, R>(
     state: &Mutex<S>,
     key: &mut WakerKey,
@@ -109,8 +108,7 @@ pub fn poll<S, R>(
     polled
 }
 
-/// Removes the waker that a future has registered under `key`. Called when its wait ends, or when the future is
-/// dropped.
+/// Removes the waker registered under `key`. Called when the future's wait ends, or when the future is dropped.
 pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
     let Some(map_key) = key.map_key() else { return };
     if key.number.take().is_some_and(|(_, process)| process.is_foreign()) {
@@ -121,8 +119,8 @@ pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut 
     drop(waker);
 }
 
-/// Wakers of futures whose wait is over. The thread that wakes them must not hold a lock or anything else that another
-/// thread may wait for.
+/// Wakers of futures whose wait is over. The waking thread must not hold a lock or anything else for which another
+/// thread may wait.
 #[must_use = "futures wait to be woken"]
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "one word, and null where no future waits")]

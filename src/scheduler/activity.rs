@@ -1,8 +1,8 @@
-//! Counts of what workers do, for statistics. They order nothing, so they use `std`'s atomics even in models.
+//! Statistics of what workers do. The counts order nothing, so they use `std`'s atomics even in models.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A count that belongs to one worker, or to a lane.
+/// A count kept for one worker or lane.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -21,7 +21,7 @@ impl Count {
 /// What a worker has done since its lane was created.
 #[derive(Debug, Default)]
 pub struct Activity {
-    /// How often the worker has stolen from another.
+    /// How often the worker has stolen from another worker.
     pub(crate) steals: Count,
     /// How many operations waiters have run on the worker.
     pub(crate) helped: Count,

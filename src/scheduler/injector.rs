@@ -4,16 +4,16 @@
 //!
 //! Each band has two stacks of operations, linked through their records: pushes add to `inbox`, pops take from `ready`.
 //! A popper that finds `ready` empty takes the whole inbox, reverses it, keeps what it pops, and prepends the rest to
-//! whatever other poppers have put into `ready` in the meantime. Each band other than the default one has a bit that is
-//! set while the band may hold operations.
+//! whatever other poppers have put into `ready` in the meantime. Each band other than the default has a bit that is set
+//! while the band may hold operations.
 //!
 //! # Order
 //!
-//! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations that
-//! other poppers take in the meantime overtake these; and if several poppers each hold a chain, the chain that is
-//! installed last is in front. An operation is held in this way only once, and only a popper that has found `ready`
-//! empty takes a chain. So once an operation is in `ready`, only two kinds of operations go before it: those that are
-//! already in front of it there, and those of one chain for each popper that has already found `ready` empty.
+//! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations taken by
+//! other poppers in the meantime overtake these; and if several poppers each hold a chain, the last chain installed is
+//! in front. An operation is held in this way only once, and only a popper that has found `ready` empty takes a chain.
+//! So once an operation is in `ready`, only two kinds of operations go before it: those already in front of it there,
+//! and those of one chain for each popper that has already found `ready` empty.
 //!
 //! # Edges
 //!
@@ -22,35 +22,35 @@
 //! | `inject` | CAS of `inbox`, CAS that puts a chain into `ready` | swap of `inbox`, load and failed CAS of `ready` | the operation |
 //! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | the fact that the band is not empty |
 //!
-//! Each of these words is changed only by read-modify-writes. So each change continues the release sequences of those
-//! before it, and a change that releases nothing of its own is relaxed.
+//! These words are changed only by read-modify-writes, so each change continues the release sequences of earlier ones,
+//! and a change that releases nothing of its own is relaxed.
 //!
 //! # Progress
 //!
-//! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper that is stopped
-//! between taking an inbox and installing the rest withholds what it took. Poppers are workers, and threads whose push
-//! a limit holds back ([`Lane::take`](super::lane::Lane::take)).
+//! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper stopped between
+//! taking an inbox and installing the rest withholds what it took. Poppers are workers, and threads whose push a limit
+//! holds back ([`Lane::take`](super::lane::Lane::take)).
 //!
 //! # Why the stacks have no ABA problem
 //!
 //! The compare-and-swap of [`Band::pop`] assumes that a head that compares equal is still the operation that was
-//! loaded, with the same links behind it. The assumption holds because a popped head never comes back:
+//! loaded, followed by the same links. The assumption holds because a popped head never comes back:
 //!
 //! * **An operation enters an injector with several poppers only once.** After the pop it is run or goes to a worker's
-//!   deque, and nothing returns from there to the injector (`Worker`). Nor does a popper put an operation into `ready`
-//!   twice. The rule is an obligation of the callers of [`Lane::inject`](super::lane::Lane::inject): an operation that
-//!   a worker of such a lane has received must not enter that lane again, not even after it has been in another lane.
-//!   The engine ensures this before an operation first enters a lane, and models assert it in `Lane::inject`.
+//!   deque, from which nothing returns to the injector (`Worker`). Nor does a popper put an operation into `ready`
+//!   twice. Callers must uphold this rule when they call [`Lane::inject`](super::lane::Lane::inject): an operation
+//!   received by a worker of such a lane must not enter that lane again, even after passing through another lane. The
+//!   engine ensures this before an operation first enters a lane, and models assert it in `Lane::inject`.
 //! * **The record of a popped operation is not reused** while a popper that may have loaded it as a head is pinned.
 //!
-//! A chain that is prepended may cover a head, which later comes to the top again. Such a head has been in `ready` all
-//! along, and the operations behind it are the same.
+//! A prepended chain may cover a head, which later comes to the top again. Such a head has been in `ready` all along,
+//! followed by the same operations.
 //!
-//! A GPU lane has one popper, its thread, so no other pop happens between its load and its exchange. That is why an
-//! operation of another lane may enter it as a cross-lane waiter
+//! A GPU lane has one popper, its thread, so no other pop happens between its load and its exchange. An operation of
+//! another lane may therefore enter it as a cross-lane waiter
 //! ([`Lane::inject_first`](super::lane::Lane::inject_first)), move on to a second device and come back.
 //!
-//! Operations leave `inbox` only all at once, by a swap, which works with any head. A push onto either stack works with
+//! `inbox` is only ever emptied as a whole, by a swap, which works with any head. A push onto either stack works with
 //! any head as well, since it links to the current one.
 
 use crossbeam_utils::CachePadded;
@@ -103,8 +103,8 @@ impl<T> Band<T> {
         }
     }
 
-    /// Prepends the chain `first..=last` to `ready`. In a lane of several workers, none of its operations may have been
-    /// in `ready` before.
+    /// Prepends the chain `first..=last` to `ready`. In a lane with several workers, none of its operations may have
+    /// been in `ready` before.
     ///
     /// # Safety
     /// 1. The caller owns each operation of the chain, and gives up this ownership.
@@ -119,7 +119,7 @@ impl<T> Band<T> {
             // Release (edge `inject`).
             match self.ready.compare_exchange_weak(head, first.as_ptr(), Release, Relaxed) {
                 Ok(_) => return,
-                // Another popper has put a chain there, or has popped from it.
+                // Another popper has put a chain there, or popped from it.
                 Err(now) => head = now,
             }
         }
@@ -158,21 +158,21 @@ impl<T> Band<T> {
     }
 }
 
-/// What a pop did with the operations that it left in the band.
+/// What a pop did with the operations it left in the band.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// The pop made no operations visible.
     Unchanged,
-    /// Operations that the pop had hidden are visible again: another worker should be woken for them.
+    /// Operations hidden by the pop are visible again, and another worker should be woken for them.
     Published,
 }
 
-/// Operations that were popped together, oldest first. The iterator reads an operation's link before it yields the
-/// operation, since running it may change the link.
+/// Operations popped together, oldest first. The iterator reads an operation's link before yielding the operation,
+/// since running it may change the link.
 #[derive(Debug)]
 pub struct Chain<T> {
-    /// The first of the chain's `len` operations. The chain owns these.
+    /// The first of the chain's `len` operations, all of which the chain owns.
     next: NonNull<Op<T>>,
     len: usize,
 }
@@ -189,8 +189,8 @@ impl<T> Iterator for Chain<T> {
 
     fn next(&mut self) -> Option<OpRef<T>> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: the popper passed the ownership of its operations to the chain, which hands out each of them only
-        // once, here.
+        // SAFETY: the popper passed ownership of its operations to the chain, which hands out each of them only once,
+        // here.
         let op = unsafe { OpRef::from_ptr(self.next) };
         if self.len > 0 {
             // Relaxed: the chain belongs to this thread.
@@ -221,7 +221,7 @@ unsafe fn measure<T>(first: NonNull<Op<T>>, max: usize) -> (usize, *mut Op<T>) {
     }
 }
 
-/// Reverses a chain and returns its new first operation. The new last one is `first`.
+/// Reverses a chain and returns its new first operation; `first` becomes the last.
 ///
 /// # Safety
 /// 1. The caller owns each operation of the chain.
@@ -244,7 +244,7 @@ unsafe fn reverse<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
 /// The priority injector of one lane.
 pub struct Injector<T> {
     bands: Box<[Band<T>; BANDS]>,
-    /// One bit per band other than the default one, set if the band may hold operations.
+    /// One bit for each band other than the default, set if the band may hold operations.
     mask: CachePadded<AtomicU64>,
 }
 
@@ -296,21 +296,21 @@ impl<T> Injector<T> {
         }
     }
 
-    /// Returns the highest band other than the default that may hold operations.
+    /// Returns the highest band, other than the default, that may hold operations.
     #[inline]
     pub fn highest(&self) -> Option<u8> {
         // Relaxed: a hint; the next call may be the first to see a concurrent push.
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
-    /// Whether a band above the default one may hold operations.
+    /// Whether any band above the default may hold operations.
     #[inline]
     pub fn is_urgent(&self) -> bool {
         // Relaxed: as in `highest`.
         self.mask.load(Relaxed) >> (DEFAULT_BAND + 1) != 0
     }
 
-    /// Whether the inbox of the default band looks empty. A concurrent push may be missed.
+    /// Whether the default band's inbox looks empty. A concurrent push may be missed.
     #[inline]
     pub fn is_inbox_empty(&self) -> bool {
         // Relaxed: a hint.
@@ -322,7 +322,7 @@ impl<T> Injector<T> {
         self.band(DEFAULT_BAND).is_empty()
     }
 
-    /// Pops between one and `max` operations of `band`, or returns `None` if none was found.
+    /// Pops between one and `max` operations of `band`, or returns `None` if it finds none.
     pub fn pop(&self, band: u8, max: usize) -> Option<(Chain<T>, Rest)> {
         let queue = self.band(band);
         let popped = queue.pop(max);
@@ -349,7 +349,7 @@ impl<T> Injector<T> {
 
 impl<T> Drop for Injector<T> {
     fn drop(&mut self) {
-        // The mask cannot tell: a bit stays set if the operation was popped before its pusher set the bit.
+        // The mask does not show this: a bit stays set if the operation was popped before its pusher set the bit.
         debug_assert!(self.bands.iter().all(Band::is_empty), "operations are left in an injector");
     }
 }

@@ -123,8 +123,8 @@ impl<T> Lane<T> {
         &self.loans
     }
 
-    /// Borrows the place of an idle worker for the calling function, which has no worker. Returns `false` if no idle
-    /// worker's place is left.
+    /// Borrows an idle worker's place for the calling function, which has no worker. Returns `false` if no such place
+    /// is left.
     #[must_use]
     pub fn borrow_place(&self) -> bool {
         self.loans.borrow(&self.sleep)
@@ -135,7 +135,7 @@ impl<T> Lane<T> {
         self.loans.give_back();
     }
 
-    /// Injects a ready operation from outside and notifies the workers. An operation must enter a lane of several
+    /// Injects a ready operation from outside and notifies the workers. An operation must enter a lane with several
     /// workers at most once: otherwise a popper could mistake its second entry for the first (`Injector`).
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
@@ -148,7 +148,8 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// Injects a ready operation into the highest band. For lanes of one worker, which an operation may enter again.
+    /// Injects a ready operation into the highest band. Only for lanes with one worker, which an operation may enter
+    /// again.
     pub fn inject_first(&self, op: OpRef<T>) {
         debug_assert_eq!(self.options.workers, 1);
         self.injector.push_first(op);
@@ -156,7 +157,7 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// Injects a ready operation from a thread that runs none of the lane's workers.
+    /// Injects a ready operation from a thread that is not running any of the lane's workers.
     #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
         // The inbox is seldom empty while operations queue up, and almost always empty while the workers keep up.
@@ -166,15 +167,16 @@ impl<T> Lane<T> {
         self.inject(op);
     }
 
-    /// If the lane has work, wakes the workers that yielded their cores to the calling thread, which is about to sleep.
+    /// If the lane has work, wakes the workers that yielded their cores to the calling thread, which is now about to
+    /// sleep.
     pub fn wake_yielded(&self) {
         if self.has_work() {
             self.sleep.wake_yielded();
         }
     }
 
-    /// Takes a ready operation, for a thread that runs none of the lane's workers. The operation does not come back to
-    /// the lane.
+    /// Takes a ready operation, for a thread that is not running any of the lane's workers. The operation does not
+    /// return to the lane.
     pub fn take(&self) -> Option<OpRef<T>> {
         let highest = || self.injector.highest().filter(|&band| band > DEFAULT_BAND);
         while let Some(band) = highest() {
@@ -203,27 +205,27 @@ impl<T> Lane<T> {
         chain.next()
     }
 
-    /// Returns a value if the lane seems to have nothing to run, and no worker seems to run anything. If a second call
-    /// returns the same value, this was true at some moment between the two calls.
+    /// Returns a value if the lane seems to have nothing to run and no worker seems to be running anything. If a second
+    /// call returns the same value, this was true at some moment between the two calls.
     pub fn idle_since(&self) -> Option<usize> {
         // The queues are checked first, since a worker counts its `find` before it takes an operation away.
         if self.has_work() {
             return None;
         }
-        // A snapshot: on a machine that delays the store of a count until after the operation is taken, an operation
-        // may be missed.
+        // A snapshot: an operation may be missed on a machine that delays the store of a count until after the
+        // operation is taken.
         fence(SeqCst);
         self.sleep.idle_since()
     }
 
-    /// Whether an operation seems to be available.
+    /// Whether an operation appears to be available.
     pub(crate) fn has_work(&self) -> bool {
         !self.injector.is_empty() || self.stealers.iter().any(|stealer| !stealer.is_empty())
     }
 
-    /// Recalls the workers of the lane: a search that finds nothing ends without an operation.
+    /// Recalls the lane's workers: a search that finds nothing then ends without an operation.
     pub(crate) fn recall(&self) {
-        // Relaxed: the wake-up makes a parked worker look again. The lock of `Aside` decides whether a worker leaves.
+        // Relaxed: the wake-up makes a parked worker check again. The lock of `Aside` decides whether a worker leaves.
         self.recalled.store(true, Relaxed);
         self.sleep.wake_all();
     }
@@ -257,7 +259,7 @@ impl<T> Lane<T> {
         self.sleep.wake_all();
     }
 
-    /// Ends the worker whose thread has forked, in the child process, which has no other thread.
+    /// In a forked child, which has only one thread, ends that thread's worker.
     pub fn end_in_child(&self) {
         // Relaxed: there is no other thread.
         self.ended.store(true, Relaxed);

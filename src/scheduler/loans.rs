@@ -1,9 +1,9 @@
-//! Loans: a function that has waited continues without a worker, in place of an idle worker.
+//! Loans, which let a function that has waited continue without a worker, in place of an idle worker.
 //!
 //! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, and gives
 //! the place back when it waits again or returns. A worker that finds work in the meantime stays idle, unless the other
-//! idle workers cover all loans. So no more functions compute than the lane has workers, unless a worker has stayed
-//! idle until its time limit passed.
+//! idle workers cover all loans. So the lane never has more functions computing than workers, unless a worker stays
+//! idle until its time limit.
 //!
 //! # States of a worker
 //!
@@ -13,7 +13,7 @@
 //! | has found something | no | works, if no place is lent or the other idle workers cover the loans; else stays idle |
 //! | stays idle | yes | has found something, once a place is given back or a time limit has passed |
 //!
-//! Before a worker stays idle, it puts back what it has found, where other workers can find it.
+//! Before staying idle, a worker puts back what it found, where other workers can find it.
 //!
 //! # Who may touch what
 //!
@@ -40,23 +40,23 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// How a worker that has found something has dealt with the loans.
+/// How a worker that found something dealt with the loans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// The worker has not stayed idle: the other idle workers cover the loans.
+    /// The worker did not stay idle: the other idle workers cover the loans.
     None,
-    /// The worker has stayed idle until the other idle workers covered the loans.
+    /// The worker stayed idle until the other idle workers covered the loans.
     Over,
-    /// The worker has stayed idle until the time limit passed.
+    /// The worker stayed idle until the time limit.
     TimedOut,
 }
 
 /// The loans of a lane.
 #[derive(Debug, Default)]
 pub struct Loans {
-    /// The number of places that are lent.
+    /// The number of places on loan.
     lent: AtomicUsize,
-    /// The number of workers that stay idle because places are lent.
+    /// The number of workers staying idle because of loans.
     staying: Mutex<usize>,
     given_back: Condvar,
 }
@@ -68,7 +68,7 @@ impl Loans {
         // Relaxed: ordered by the fence.
         let lent = self.lent.fetch_add(1, Relaxed) + 1;
         if !removed(Step::BorrowFence) {
-            // Pairs with the fence of a worker that has found something.
+            // Pairs with the fence of a worker that found something.
             fence(SeqCst);
         }
         let is_covered = sleep.count_idle() >= lent;
@@ -78,10 +78,9 @@ impl Loans {
         is_covered
     }
 
-    /// Gives the place of a worker back.
+    /// Gives back a worker's place.
     pub fn give_back(&self) {
-        // The change is made under the lock, so that no worker that is about to stay idle misses it. Relaxed: handed
-        // over by the lock.
+        // Changed under the lock, so a worker about to stay idle cannot miss it. Relaxed: handed over by the lock.
         let staying = lock(&self.staying);
         self.lent.fetch_sub(1, Relaxed);
         if *staying > 0 && !removed(Step::GiveBackNotifies) {
@@ -90,15 +89,15 @@ impl Loans {
     }
 
     /// Whether a worker that has found something may have to [stay idle](Self::stay_idle). The caller must have passed
-    /// a fence since it noted that it is not idle.
+    /// a fence since noting that it is not idle.
     #[inline]
     pub fn are_any(&self) -> bool {
         // Relaxed: ordered by the caller's fence.
         self.lent.load(Relaxed) > 0
     }
 
-    /// Keeps `worker`, which has found something, idle until the other idle workers cover the loans, or until
-    /// `deadline`. Calls `put_back` first, unless the loans are covered already. The worker counts as busy when this
+    /// Keeps `worker`, which has found something, idle until the other idle workers cover the loans or `deadline`
+    /// passes. Calls `put_back` first, unless the loans are covered already. The worker counts as busy when this
     /// returns.
     pub fn stay_idle(&self, sleep: &Sleep, worker: usize, deadline: Option<Instant>, put_back: impl FnOnce()) -> Stay {
         // Relaxed: ordered by the fence before this call, and later by the one below.

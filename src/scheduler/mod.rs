@@ -1,10 +1,10 @@
-//! The scheduler: decides on which worker a ready operation runs, and when. All it knows about an operation is its
+//! The scheduler, which decides when a ready operation runs and on which worker. All it knows about an operation is its
 //! band.
 //!
-//! A [`Lane`] is a set of workers that share one [`Injector`](injector::Injector). Operations that are pushed from
-//! outside enter through the injector, as do operations with a priority, unless the completing worker can run them
-//! next. Operations that a completion makes ready go to the completing worker: the first into its slot, the others into
-//! its deque, where other workers steal them. `README.md` beside this file describes sleeping, waking and fairness.
+//! A [`Lane`] is a set of workers that share one [`Injector`](injector::Injector). Operations pushed from outside enter
+//! through the injector, as do operations with a priority, unless the completing worker can run them next. Operations
+//! made ready by a completion go to the completing worker: the first into its slot, the others into its deque, from
+//! which other workers can steal them. `README.md` beside this file describes sleeping, waking and fairness.
 
 pub(crate) mod activity;
 mod injector;

@@ -9,10 +9,10 @@ pub(super) const BANDS: usize = 64;
 /// The highest band.
 pub(super) const HIGHEST_BAND: u8 = BANDS as u8 - 1;
 
-/// Returns the band of a priority: a higher priority never has a lower band.
+/// Returns a priority's band. A higher priority never has a lower band.
 ///
-/// Priorities from -7 to 7 have a band each. Beyond these, on both sides of zero, each range from one power of two up
-/// to the next shares a band (8 to 15, 16 to 31, ...), and all magnitudes from 2²⁶ on share the last one.
+/// Priorities from -7 to 7 each have their own band. Beyond these, on both sides of zero, each range from one power of
+/// two up to the next shares a band (8 to 15, 16 to 31, ...), and all magnitudes from 2²⁶ upwards share the last.
 #[inline]
 pub fn band_of(priority: i32) -> u8 {
     let magnitude = priority.unsigned_abs();

@@ -44,9 +44,9 @@ use crate::{
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// Keeps searching: the latency is lowest, but the worker occupies a whole core.
+    /// Keeps searching: latency is lowest, but the worker occupies a whole core.
     Spin,
-    /// Keeps searching for this long, and then sleeps. An engine that has been idle for longer uses no CPU time.
+    /// Keeps searching for this long, then sleeps. An engine that has been idle for longer uses no CPU time.
     SpinThenPark(Duration),
     /// Sleeps immediately.
     Park,
@@ -66,20 +66,20 @@ const NO_WORKER: usize = usize::MAX;
 /// Stands for no core.
 const NO_CORE: usize = usize::MAX;
 
-/// The first and the longest time limit of a timed park. Measured on two cores: each wake-up costs the thread that
-/// shares the core some 15 µs. An operation that is pushed while all other workers run long ones may have to wait until
-/// the park ends.
+/// The first and the longest time limit of a timed park. Measured on two cores: each wake-up costs the thread sharing
+/// the core some 15 µs. An operation pushed while all other workers run long operations may have to wait until the park
+/// ends.
 const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
 /// If all workers together call `find` at least this often during a timed park, their operations count as short, and
 /// the worker parks once more. Picked.
 const MIN_FINDS: usize = 32;
 
-/// The maximum number of consecutive timed parks without a report of contention. Picked: a thread that pushes mostly
-/// operations that are not yet ready seldom injects, and so seldom reports.
+/// The maximum number of consecutive timed parks without a report of contention. Picked: a thread whose pushed
+/// operations are mostly not yet ready seldom injects, and so seldom reports.
 const MAX_UNREPORTED: u32 = 3;
 
-/// How notifiers see a worker that searches for work.
+/// How a worker searching for work appears to notifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchState {
     /// The worker is not counted.
@@ -95,16 +95,16 @@ pub enum SearchState {
 pub enum ParkKind {
     /// Until a notifier wakes it.
     Untimed,
-    /// Until a notifier wakes it or a short time has passed.
+    /// Until a notifier wakes it or a short time passes.
     Timed,
 }
 
-/// The state of 64 workers, which have one bit each in every field.
+/// The state of 64 workers, each with one bit in every field.
 #[derive(Debug, Default)]
 struct Word {
-    /// Set while the worker sleeps or is about to.
+    /// Set while the worker is asleep or about to sleep.
     sleepers: AtomicU64,
-    /// Set if the worker sleeps with a time limit, after which it searches again without a wake-up.
+    /// Set if the worker sleeps with a time limit, after which it searches again without being woken.
     timed_parkers: AtomicU64,
     /// Set if a thread that pushes work shares the worker's core.
     contended: AtomicU64,
@@ -120,27 +120,27 @@ struct ThreadHandle {
 /// The event count of one lane.
 #[derive(Debug)]
 pub struct Sleep {
-    /// The number of workers that are searching for work.
+    /// The number of workers searching for work.
     searchers: CachePadded<AtomicUsize>,
     words: Box<[CachePadded<Word>]>,
-    /// The thread that runs each worker; null before the first one. A replaced handle is kept until the epoch has
-    /// passed.
+    /// The thread that runs each worker; null before the worker's first thread. A replaced handle is kept until the
+    /// epoch has passed.
     threads: Box<[AtomicPtr<ThreadHandle>]>,
     /// The core that each worker is pinned to; `NO_CORE` if none.
     cores: Box<[AtomicUsize]>,
-    /// The worker that was last pinned to each core, or `NO_WORKER`. The index is the core's number modulo the length,
-    /// which is a power of two.
+    /// The worker last pinned to each core, or `NO_WORKER`. Indexed by the core's number modulo the length, which is a
+    /// power of two.
     last_on_core: Box<[AtomicUsize]>,
     /// Twice the number of calls to `find` by each worker, plus one if the last call found nothing.
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
-    /// The number of wake-ups, of all workers together.
+    /// The total number of wake-ups of all workers.
     wakes: Count,
 }
 
 impl Sleep {
-    /// Creates an event count for `workers` workers. At most half of them search at a time, but at least one may, and
-    /// under [`IdlePolicy::Spin`] all may.
+    /// Creates an event count for `workers` workers. At most half of them may search at a time, but always at least
+    /// one, and all under [`IdlePolicy::Spin`].
     pub fn new(workers: usize, idle: IdlePolicy) -> Self {
         Self {
             searchers: CachePadded::new(AtomicUsize::new(0)),
@@ -154,7 +154,7 @@ impl Sleep {
         }
     }
 
-    /// Returns the number of wake-ups, of all workers together.
+    /// Returns the total number of wake-ups of all workers.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.get()
     }
@@ -162,7 +162,7 @@ impl Sleep {
     /// Notes that the calling thread runs `worker` from now on. No other thread may still run it.
     pub fn set_thread(&self, worker: usize) {
         let handle = Box::new(ThreadHandle { thread: thread::current(), stamp: Stamp::new() });
-        // Relaxed: the thread that stored the old handle ran the worker before, and has handed the worker over.
+        // Relaxed: the thread that stored the old handle ran the worker before, and handed it over.
         let before = self.threads[worker].load(Relaxed);
         // Release (edge `thread`): the thread's handle.
         self.threads[worker].store(Box::into_raw(handle), Release);
@@ -234,7 +234,7 @@ impl Sleep {
         })
     }
 
-    /// Reports core contention: the calling thread, which runs none of the workers, is pushing work. The worker that is
+    /// Reports core contention: the calling thread, which runs none of the workers, is pushing work, and the worker
     /// pinned to the same core should leave the core to this thread.
     #[inline]
     pub fn report_contention(&self) {
@@ -261,15 +261,15 @@ impl Sleep {
         }
     }
 
-    /// Clears the note of contention before the worker sleeps. A thread that keeps pushing on the worker's core reports
-    /// contention again.
+    /// Clears the report of contention before the worker sleeps. A thread that keeps pushing on the worker's core
+    /// reports it again.
     fn clear_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
         word.contended.fetch_and(!bit, Relaxed);
     }
 
-    /// Returns whether core contention has been reported for `worker` since the last report was cleared.
+    /// Returns whether core contention has been reported for `worker` since its last report was cleared.
     pub fn is_contended(&self, worker: usize) -> bool {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -288,13 +288,13 @@ impl Sleep {
 
     /// Makes the caller a searcher.
     pub fn start_search(&self) {
-        // Relaxed: a notifier that sees the increment leaves its work to the searchers. The last of them looks for work
-        // once more after the fence in `stop_search` or `announce`.
+        // Relaxed: a notifier that sees the increment leaves its work to the searchers. The last of them searches once
+        // more after the fence in `stop_search` or `announce`.
         self.searchers.fetch_add(1, Relaxed);
     }
 
-    /// Ends the caller's search. Returns `true` if the caller was the last searcher: it must then check once more
-    /// whether there is work to wake another worker for.
+    /// Ends the caller's search. Returns `true` if the caller was the last searcher, which must then check once more
+    /// whether there is work for which to wake another worker.
     #[must_use]
     pub fn stop_search(&self) -> bool {
         // Release: pairs with the decrement of the searcher that stops last, through the fence after that decrement. A
@@ -325,10 +325,10 @@ impl Sleep {
         fence(SeqCst);
     }
 
-    /// Retracts the announcement of `worker`, which becomes a searcher. So the worker passes a fence when its search
-    /// ends, whatever it finds.
+    /// Retracts the announcement of `worker`, which becomes a searcher and so passes a fence when its search ends,
+    /// whatever it finds.
     pub fn retract(&self, worker: usize) {
-        // The search starts before the bits are cleared, so that few notifiers wake another worker in the meantime.
+        // The search starts before the bits are cleared, so few notifiers wake another worker in the meantime.
         // Correctness does not depend on this order.
         self.start_search();
         let (word, bit) = self.bit(worker);
@@ -350,7 +350,7 @@ impl Sleep {
         self.retract(worker);
     }
 
-    /// Parks for a short time, or until woken. Parks again if the workers have called `find` often in that time and
+    /// Parks for a short time, or until woken. Parks again if the workers called `find` often in that time and
     /// contention on the worker's core was reported recently. Afterwards, the worker is a searcher and no longer
     /// announced.
     pub fn park_timed(&self, worker: usize) {
@@ -392,9 +392,9 @@ impl Sleep {
         }
     }
 
-    /// Among the parked workers that are not pinned to the caller's core, wakes the one with the lowest number, or else
-    /// one that is pinned to it. A timed parker is woken only if no worker is awake. The woken worker clears its bit
-    /// itself. So a caller that is stopped before the wake-up does not hide the worker from the next notifier.
+    /// Wakes the lowest-numbered parked worker that is not pinned to the caller's core, or else one that is. A timed
+    /// parker is woken only if no worker is awake. The woken worker clears its own bit, so a caller stopped before the
+    /// wake-up does not hide the worker from the next notifier.
     #[inline(never)]
     fn wake_one(&self) {
         let (mut here, mut beside, mut timed_parker, mut asleep) = (None, None, None, 0);
@@ -427,7 +427,7 @@ impl Sleep {
         }
     }
 
-    /// Wakes the workers in a timed park: the calling thread, to which they may have yielded their cores, is about to
+    /// Wakes the workers in timed parks. They may have yielded their cores to the calling thread, which is about to
     /// sleep.
     pub fn wake_yielded(&self) {
         for (index, word) in self.words.iter().enumerate() {
@@ -444,7 +444,7 @@ impl Sleep {
         }
     }
 
-    /// Wakes every worker, whether it sleeps or not.
+    /// Wakes every worker, whether or not it is asleep.
     pub fn wake_all(&self) {
         // NotifyFence: a worker that is given its first thread in the meantime checks for the end after its SleepFence.
         fence(SeqCst);
@@ -455,9 +455,9 @@ impl Sleep {
         let Some(thread) = self.thread_of(worker) else { return };
         self.wakes.add_one();
         pause::at(Point::WakeBeforeUnpark);
-        // The calling thread is no longer pinned, so a notifier that is stopped here does not delay reclamation. The
-        // thread to be woken may have ended; then another one runs its worker, and searches for work after it has taken
-        // the worker over.
+        // The calling thread is no longer pinned, so a notifier stopped here does not delay reclamation. The thread to
+        // be woken may have ended; its worker is then run by another thread, which searches for work after taking the
+        // worker over.
         thread.unpark();
     }
 
@@ -466,7 +466,7 @@ impl Sleep {
         let _guard = epoch::pin();
         // Acquire (edge `thread`).
         let handle = NonNull::new(self.threads[worker].load(Acquire))?;
-        // SAFETY: `set_thread` allocated the handle, and a handle that is replaced while this thread is pinned is not
+        // SAFETY: `set_thread` allocated the handle, and a handle replaced while this thread is pinned is not
         // reclaimed.
         let handle = unsafe { handle.as_ref() };
         handle.stamp.check();
@@ -474,14 +474,14 @@ impl Sleep {
     }
 }
 
-/// Frees a handle that was replaced, once no thread that may have loaded it is still pinned.
+/// Frees a replaced handle once no thread that may have loaded it is still pinned.
 #[cold]
 fn retire(handle: NonNull<ThreadHandle>) {
     // SAFETY: only the closure below frees the handle, and it has not been retired yet.
     let stamp = unsafe { &handle.as_ref().stamp };
     // SAFETY: `set_thread` allocated it as a box, and only this closure frees it.
     let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(handle.as_ptr()) }));
-    // SAFETY: a thread's handle may be dropped on any thread; the closure owns all that it refers to.
+    // SAFETY: a thread's handle may be dropped on any thread; the closure owns everything it refers to.
     unsafe { epoch::pin().retire(free) };
 }
 

@@ -18,15 +18,15 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// Takes ownership of the operation. The scheduler must not own the operation: it never did, or the test has taken
-    /// the ownership back.
+    /// Takes ownership of the operation. The scheduler must not own it: either it never did, or the test has taken
+    /// ownership back.
     pub(super) fn right(self) -> OpRef<usize> {
         // SAFETY: the caller asserts that the test owns the operation.
         unsafe { OpRef::from_ptr(self.0) }
     }
 }
 
-/// Numbered operations that are ready. They are completed when this is dropped.
+/// Numbered ready operations, which are completed when this is dropped.
 pub(super) struct Ready(Vec<Known>);
 
 impl Ready {

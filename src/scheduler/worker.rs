@@ -25,30 +25,30 @@ use crate::{
     tracker::OpRef,
 };
 
-/// The number of its own operations that a worker runs before other operations get their turn (`README.md`, Fairness).
-/// Picked; not tuned.
+/// How many of its own operations a worker runs before other operations get their turn (`README.md`, Fairness). Picked;
+/// not tuned.
 const MAX_RUN: u32 = 32;
 
-/// The number of rounds between two visits of a worker to another worker's deque. Picked: a visit costs both workers a
-/// cache miss, and is needed only if the other worker does not come back to its deque.
+/// The number of rounds between a worker's visits to other workers' deques. Picked: a visit costs both workers a cache
+/// miss, and is needed only if the other worker does not return to its deque.
 const ROUNDS_PER_VISIT: u32 = 8;
 
-/// The maximum number of operations that a worker takes from the injector in one pop. Picked: a pop costs little
-/// compared with running that many operations, and other workers can still steal them.
+/// The maximum number of operations that a worker takes from the injector in one pop. Picked: a pop is cheap compared
+/// with running that many operations, and other workers can still steal them.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// The maximum number of operations in a deque: the initial capacity of crossbeam-deque. Growing and shrinking would
 /// pin the thread in crossbeam's default collector in the middle of a push or a pop. Pinning there runs destructors
-/// that other crates have deferred: if one panicked, the operation in transit would be lost.
+/// deferred by other crates: if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
 
 /// A full deque is searched for stale entries if waiters have left at least this many. Picked: a quarter of the deque,
-/// so that a search pays for itself.
+/// so a search pays for itself.
 const MANY_STALE: u32 = 16;
 
-/// The longest time that a worker stays idle because its place is lent. Picked: longer than most functions take, and
-/// too short for a person to mind. The limit is needed because the function that runs in its place may be waiting for
-/// what the worker has found.
+/// The longest time that a worker stays idle because its place is lent. Picked: longer than most functions take, but
+/// too short to bother a user. The limit is needed because the function running in its place may be waiting for what
+/// the worker found.
 pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 
 /// The number of search rounds between two readings of the clock.
@@ -56,23 +56,23 @@ pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 const ROUNDS_PER_CLOCK: u32 = 8;
 
 /// If this much time passes between two readings of the clock, a searching worker is assumed to share its core with
-/// another thread. It then stops searching: that thread may be the one that pushes work, and notifiers count on the
-/// worker.
+/// another thread. The worker then stops searching, since notifiers rely on it and that thread may be the one pushing
+/// work.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// The longest average time between two calls to `find`, over all workers of the lane, at which a worker still parks
-/// with a time limit. Picked.
+/// The longest average time between calls to `find`, over all workers of the lane, at which a worker still parks with a
+/// time limit. Picked.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
 /// The numbers of pauses between two search rounds: before the first reading of the clock, and after it. Picked: some
-/// 100 ns at first, so that a searcher does not keep taking away the cache lines that a pusher and a busy worker write.
-/// If the searcher has found nothing by then, the pushers probably pause between their pushes, and a searcher that
-/// pauses less finds their operations sooner.
+/// 100 ns at first, so that a searcher does not keep taking cache lines away from a pusher and a busy worker that write
+/// them. If nothing has been found by then, the pushers probably pause between pushes, and a searcher that pauses less
+/// finds their operations sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
-/// Where the next operation is taken from when a worker has run `MAX_RUN` operations of its own.
+/// Where a worker takes the next operation from after running `MAX_RUN` operations of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// The default band of the injector.
@@ -83,36 +83,36 @@ enum Turn {
     Own,
 }
 
-/// A worker of a lane. At most one thread at a time runs it; it may move to another thread while none of its methods is
-/// running.
+/// A worker of a lane. It is run by at most one thread at a time, and may move to another thread while none of its
+/// methods is running.
 pub struct Worker<T> {
     lane: Arc<Lane<T>>,
     index: usize,
     deque: deque::Worker<OpRef<T>>,
-    /// The first operation that became ready when this worker's last operation completed.
+    /// The first operation made ready by the completion of this worker's last operation.
     slot: Cell<Option<OpRef<T>>>,
     /// Whether operations have been pushed to the deque since the last notification.
     unnotified: Cell<bool>,
-    /// The number of operations of its own, from slot and deque, that the worker may still run before it is the others'
+    /// The number of its own operations, from slot and deque, that the worker may still run before it is the others'
     /// turn.
     budget: Cell<u32>,
-    /// The number of urgent operations from the slot that the worker may still run while equally urgent ones wait, once
-    /// `budget` is zero.
+    /// Once `budget` is zero: the number of urgent operations from the slot that the worker may still run while equally
+    /// urgent ones wait.
     urgent_budget: Cell<u32>,
-    /// The budget when the deque was last served in this round; `MAX_RUN` if it was not served.
+    /// The budget when the deque was last served in this round, or `MAX_RUN` if it has not been served.
     served_at: Cell<u32>,
     /// Whose turn it is when `budget` is zero.
     turn: Cell<Turn>,
     /// The number of rounds begun so far.
     rounds: Cell<u32>,
-    /// The number of queue entries that waiters on this worker have made stale, by taking their operations, since the
+    /// The number of queue entries that waiters on this worker have made stale by taking their operations since the
     /// deque was last searched.
     stale: Cell<u32>,
-    /// Whether the worker has just stayed idle for [`LONGEST_STAY`]. If so, it runs the next operation that it finds.
+    /// Whether the worker has just stayed idle for [`LONGEST_STAY`]. If so, it runs the next operation it finds.
     has_stayed: Cell<bool>,
-    /// The worker at which the next sweep of stealing begins.
+    /// The worker at which the next stealing sweep begins.
     victim: Cell<usize>,
-    /// The last sample of the lane's count of `find` calls, and its time.
+    /// The time and value of the last sample of the lane's `find` count.
     sample: Cell<(Instant, usize)>,
 }
 
@@ -123,7 +123,7 @@ impl<T> std::fmt::Debug for Worker<T> {
 }
 
 impl<T> Worker<T> {
-    /// Creates worker number `index` of `lane`, whose stealer at that index must be `deque`'s.
+    /// Creates worker number `index` of `lane`, whose stealer at that index must be that of `deque`.
     pub(super) fn new(lane: Arc<Lane<T>>, index: usize, deque: deque::Worker<OpRef<T>>) -> Self {
         Self {
             lane,
@@ -170,7 +170,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Pushes an operation that became ready while another one runs on this worker. It goes where other workers can
+    /// Pushes an operation that became ready while another is running on this worker. It goes where other workers can
     /// take it, since the running operation may take arbitrarily long.
     pub fn push_local(&self, op: OpRef<T>) {
         self.enqueue(op);
@@ -185,8 +185,8 @@ impl<T> Worker<T> {
         self.notify();
     }
 
-    /// Pushes an operation into the deque, or into the injector if the deque is full or the band is not the default
-    /// one. For operations in the deque the caller must [notify](Self::notify) others.
+    /// Pushes an operation into the deque, or into the injector if the deque is full or the band is not the default. If
+    /// it goes into the deque, the caller must [notify](Self::notify) others.
     #[inline(never)]
     fn enqueue(&self, op: OpRef<T>) {
         if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
@@ -197,7 +197,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Continues [`enqueue`](Self::enqueue) if the deque is full or the band is not the default one.
+    /// Continues [`enqueue`](Self::enqueue) if the deque is full or the band is not the default.
     #[cold]
     #[inline(never)]
     fn enqueue_elsewhere(&self, op: OpRef<T>) {
@@ -209,7 +209,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Takes the first operation of the deque for which `wanted` returns `true`. The others keep their order. Stale
+    /// Takes the first operation in the deque for which `wanted` returns `true`. The others keep their order, and stale
     /// entries are dropped.
     pub fn take(&self, mut wanted: impl FnMut(&OpRef<T>) -> bool) -> Option<OpRef<T>> {
         self.stale.set(0);
@@ -233,12 +233,12 @@ impl<T> Worker<T> {
         self.lane.activity(self.index).helped.add_one();
     }
 
-    /// Notes that a waiter on this worker has taken an operation from its entry in a queue.
+    /// Notes that a waiter on this worker has taken an operation from its queue entry.
     pub fn note_stale(&self) {
         self.stale.set(self.stale.get().saturating_add(1));
     }
 
-    /// Drops the stale entries of the full deque, if there may be many. Returns whether there is room now.
+    /// Drops the stale entries of the full deque if there may be many. Returns whether there is now room.
     fn drop_stale(&self) -> bool {
         if self.stale.get() < MANY_STALE {
             return false;
@@ -248,7 +248,7 @@ impl<T> Worker<T> {
         self.deque.len() < DEQUE_CAPACITY
     }
 
-    /// Notifies other workers, once for all operations that were pushed to the deque since the last notification.
+    /// Notifies other workers once for all operations pushed to the deque since the last notification.
     #[inline]
     fn notify(&self) {
         if self.unnotified.get() {
@@ -262,13 +262,13 @@ impl<T> Worker<T> {
         self.lane.sleep().notify();
     }
 
-    /// Returns the next operation, if there is one now.
+    /// Returns the next operation, if one is available now.
     pub fn try_next(&self) -> Option<OpRef<T>> {
         self.find()
     }
 
     /// Waits for the next operation and returns it. Returns `None` if the lane has ended, or if the worker was
-    /// [recalled](Lane::recall), even if the recall has been undone since.
+    /// [recalled](Lane::recall), even if the recall has since been undone.
     #[inline]
     pub fn next(&self) -> Option<OpRef<T>> {
         match self.find() {
@@ -277,7 +277,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Returns the next operation of the highest band; equals take turns.
+    /// Returns the next operation of the highest non-empty band; equals take turns.
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
         self.notify();
@@ -293,7 +293,7 @@ impl<T> Worker<T> {
         self.find_queued(slot)
     }
 
-    /// Continues [`find`](Self::find) if the next operation is not in the slot. It is usually in the deque then, so
+    /// Continues [`find`](Self::find) if the next operation is not in the slot. It is then usually in the deque, so
     /// this function is kept short.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
@@ -306,7 +306,7 @@ impl<T> Worker<T> {
         self.find_by_turns(slot)
     }
 
-    /// Continues [`find_queued`](Self::find_queued) in all other cases.
+    /// Continues [`find_queued`](Self::find_queued) in the remaining cases.
     #[inline(never)]
     fn find_by_turns(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         let highest = self.lane.injector().highest();
@@ -340,7 +340,7 @@ impl<T> Worker<T> {
         Some(op)
     }
 
-    /// Counts an operation that is not from the slot.
+    /// Counts an operation that did not come from the slot.
     #[inline]
     fn count_served(&self) {
         let budget = self.budget.get() - 1;
@@ -348,8 +348,8 @@ impl<T> Worker<T> {
         self.served_at.set(budget);
     }
 
-    /// Whether an operation of `band` in the slot runs next although it is the turn of others: nothing in the injector
-    /// is more urgent, and no equally urgent operation has to wait for longer than a run.
+    /// Whether an operation of `band` in the slot runs next although it is the others' turn: nothing in the injector is
+    /// more urgent, and no equally urgent operation has to wait longer than a run.
     #[inline(never)]
     fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
@@ -387,8 +387,8 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Begins the next round and returns `true` if no operation waits for a turn in this round and the deque is empty
-    /// or was served. The next round ends when the deque must be served again.
+    /// Begins the next round and returns `true` if no operation is waiting for a turn in this round and the deque is
+    /// empty or has been served. The next round ends when the deque must be served again.
     fn skip_turns(&self) -> bool {
         let unserved = if self.deque.is_empty() { 0 } else { self.served_at.get() };
         let skips = unserved < MAX_RUN
@@ -410,8 +410,8 @@ impl<T> Worker<T> {
         self.served_at.set(MAX_RUN);
     }
 
-    /// Returns the deque of the other worker that this one visits in this round, if any. The other workers are visited
-    /// in turn.
+    /// Returns the deque of the worker that this one visits in this round, if any. The other workers are visited in
+    /// turn.
     fn visit_target(&self) -> Option<&Stealer<OpRef<T>>> {
         let (round, stealers) = (self.rounds.get(), self.lane.stealers());
         if stealers.len() < 2 || round % ROUNDS_PER_VISIT != 0 {
@@ -421,7 +421,7 @@ impl<T> Worker<T> {
         Some(&stealers[(self.index + 1 + step) % stealers.len()])
     }
 
-    /// Takes an operation of the highest band from the injector. The other operations of the lane stay where they are.
+    /// Takes an operation of the highest band from the injector, leaving the lane's other operations where they are.
     pub(crate) fn take_first(&self) -> Option<OpRef<T>> {
         self.pop_bands(|band| band == HIGHEST_BAND)
     }
@@ -450,7 +450,7 @@ impl<T> Worker<T> {
         op
     }
 
-    /// Steals from other workers' deques, sweeping the lane once per attempt.
+    /// Steals from other workers' deques, sweeping the lane once for each attempt.
     fn steal(&self) -> Option<OpRef<T>> {
         let stealers = self.lane.stealers();
         let count = stealers.len();
@@ -488,13 +488,13 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Calls [`find`](Self::find) in a search, after a call that found nothing.
+    /// Calls [`find`](Self::find) again in a search, after a call that found nothing.
     fn find_again(&self) -> Option<OpRef<T>> {
         self.lane.sleep().note_busy(self.index);
         self.find()
     }
 
-    /// Searches until it finds work or the lane ends, and sleeps in between if the idle policy says so.
+    /// Searches until it finds work or the lane ends, sleeping in between if the idle policy says so.
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
@@ -528,8 +528,8 @@ impl<T> Worker<T> {
                 if state == SearchState::Searching {
                     let _ = sleep.stop_search();
                 }
-                // If the lane has ended, no operation is left, but there may be entries whose operations waiters have
-                // taken.
+                // If the lane has ended, no operation is left, but there may be entries whose operations were taken by
+                // waiters.
                 return self.find_again();
             }
             let park = if contended && self.is_lane_busy() { ParkKind::Timed } else { ParkKind::Untimed };
@@ -537,8 +537,8 @@ impl<T> Worker<T> {
             guard.state.set(SearchState::Announced);
             pause::at(Point::SleepAnnounced);
             if !removed(Step::SearchAgainBeforePark) {
-                // This search comes after the announcement: a notifier that saw no sleeper had made its work visible
-                // before, so this search sees the work.
+                // This search comes after the announcement: a notifier that saw no sleeper had already made its work
+                // visible, so this search sees it.
                 if let Some(op) = self.find_again() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
@@ -567,8 +567,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Whether the workers of the lane have called `find` often recently. If so, work that is pushed next need not wait
-    /// long.
+    /// Whether the lane's workers have called `find` often recently. If so, newly pushed work need not wait long.
     fn is_lane_busy(&self) -> bool {
         let (now, finds) = (Instant::now(), self.lane.sleep().finds());
         let (then, before) = self.sample.replace((now, finds));
@@ -577,9 +576,8 @@ impl<T> Worker<T> {
         cfg!(any(raddle_loom, raddle_shuttle)) || now - then <= MAX_FIND_INTERVAL.saturating_mul(count)
     }
 
-    /// Ends a search that has found `op`. The last searcher wakes another worker if there is more work, because
-    /// notifiers relied on it. Returns `None` if the worker has stayed idle because its place was lent: it must search
-    /// again.
+    /// Ends a search that found `op`. The last searcher wakes another worker if there is more work, because notifiers
+    /// relied on it. Returns `None` if the worker stayed idle because its place was lent, and must search again.
     fn finish_search(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         if self.lane.sleep().stop_search() && self.lane.has_work() {
             self.lane.sleep().notify();
@@ -593,7 +591,7 @@ impl<T> Worker<T> {
     fn stay_idle(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         let op = Cell::new(Some(op));
         let put_back = || {
-            // It goes into the deque, whatever its band is: an operation enters an injector only once.
+            // It goes into the deque, whatever its band: an operation enters an injector only once.
             op.take().into_iter().for_each(|op| self.deque.push(op));
             self.lane.sleep().notify();
         };
@@ -642,8 +640,8 @@ impl<T> Worker<T> {
     }
 }
 
-/// Ends a search that unwinds, so that notifiers no longer count on it. A destructor that another crate has deferred
-/// may panic inside crossbeam-deque.
+/// Ends a search that unwinds, so notifiers no longer rely on it. A destructor deferred by another crate may panic
+/// inside crossbeam-deque.
 struct SearchGuard<'s> {
     sleep: &'s Sleep,
     worker: usize,
@@ -660,7 +658,7 @@ impl Drop for SearchGuard<'_> {
             SearchState::Searching => {}
             SearchState::Announced => self.sleep.retract(self.worker),
         }
-        // The last searcher need not check for work here: the worker continues after the panic, and searches again.
+        // The last searcher need not check for work here: the worker continues after the panic and searches again.
         let _ = self.sleep.stop_search();
     }
 }

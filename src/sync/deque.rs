@@ -6,8 +6,8 @@ pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) use model::{Steal, Stealer, Worker};
 
-/// A model of the contract of crossbeam-deque that the scheduler relies on: a pushed element is taken once, by the
-/// owner or by one stealer, and the taker sees what was done before the push. A check may report a deque as empty
+/// A model of the part of crossbeam-deque's contract that the scheduler relies on: a pushed element is taken once, by
+/// the owner or by one stealer, and the taker sees everything done before the push. A check may report a deque as empty
 /// although it no longer is, and `steal` may fail (`Retry`) because another thread was faster.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
@@ -24,8 +24,8 @@ mod model {
     pub(crate) use crossbeam_deque::Steal;
 
     /// A deque. Each call takes a step on `len` and then the corresponding step in the queue. The queue is under
-    /// `std`'s lock, which is never held across a switch point of loom and so never blocks. loom's lock could park the
-    /// thread, and so consume an unpark token that is meant for the worker.
+    /// `std`'s lock, which is never held across a loom switch point and so never blocks. loom's lock could park the
+    /// thread and thereby consume an unpark token meant for the worker.
     #[derive(Debug)]
     struct Inner<T> {
         len: AtomicUsize,
@@ -38,7 +38,7 @@ mod model {
             self.len.load(Acquire) == 0
         }
 
-        /// Takes one element, and `batch(n)` of the `n` elements behind it.
+        /// Takes one element and `batch(n)` of the `n` elements behind it.
         fn take(&self, batch: impl Fn(usize) -> usize) -> Steal<(T, Vec<T>)> {
             // Acquire: pairs with `push`.
             let len = self.len.load(Acquire);
@@ -110,8 +110,8 @@ mod model {
             }
         }
 
-        /// Takes one element for the caller, and moves half of the others to `destination`, as crossbeam-deque does.
-        /// No other thread can see the moved elements in between.
+        /// Takes one element for the caller and moves half of the others to `destination`, as crossbeam-deque does. No
+        /// other thread can see the moved elements in between.
         pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {
             match self.0.take(|others| others / 2) {
                 Steal::Success((element, others)) => {

@@ -1,13 +1,13 @@
-//! Forks: tells whether a value was made by this process or by one that this process was forked from. In the latter
-//! case, its use is restricted.
+//! Forks: tells whether a value was made by this process or by an ancestor. The use of an ancestor's value is
+//! restricted.
 //!
-//! A forked child has one thread, the one that forked, and a copy of all memory as it was at that moment. Whatever
-//! other threads held stays held there forever: locks, pins, operations. Lock-free data is in a state that other
-//! threads could have seen at that moment as well. So a child may read atomics that its parent made, but must not take
-//! a lock that its parent made.
+//! A forked child has only the thread that forked, and a copy of all memory as it was at that moment. Anything held by
+//! other threads stays held there forever: locks, pins, operations. Lock-free data is in a state that other threads
+//! could also have seen at that moment. A child may therefore read atomics made by its parent, but must not take its
+//! parent's locks.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
-//! itself. A fork is noticed because `crate::engine::fork` arranges that the child calls [`begin`] before anything
+//! itself. A fork is noticed because `crate::engine::fork` arranges for the child to call [`begin`] before anything
 //! else; a `clone` or `vfork` that skips this call is not noticed.
 
 use std::sync::atomic::{
@@ -18,7 +18,7 @@ use std::sync::atomic::{
 /// The number of forks between the first process and this one.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes that this process is a forked child. Must be called there once, while the process has one thread.
+/// Notes that this process is a forked child. Must be called once there, while the process has one thread.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn begin() {
     // Relaxed: there is no other thread.
@@ -36,7 +36,7 @@ impl ProcessMark {
         Self(FORKS.load(Relaxed))
     }
 
-    /// Whether the mark was made by a process that this one was forked from.
+    /// Whether the mark was made by an ancestor of this process.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         // Relaxed: the number changes only while there is no other thread.
@@ -44,9 +44,9 @@ impl ProcessMark {
     }
 }
 
-/// A value that each process makes for itself, once. A forked child never frees the value of its parent.
+/// A value that each process makes for itself, once. A forked child never frees its parent's value.
 ///
-/// Lock-free, so that a fork never finds it half made.
+/// Lock-free, so that a fork never finds it half-made.
 pub(crate) struct PerProcess<T>(AtomicPtr<Made<T>>);
 
 struct Made<T> {
@@ -59,8 +59,8 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// Returns the value of this process, which `make` makes if there is none yet. If several threads make one
-    /// concurrently, all get the same one.
+    /// Returns this process's value, calling `make` if there is none yet. If several threads make values concurrently,
+    /// all receive the same one.
     pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
         // Acquire: pairs with the exchange in `make`.
         let made = self.0.load(Acquire);
@@ -93,7 +93,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
 mod tests {
     use super::*;
 
-    /// This test does not fork: `begin` would affect all tests that run beside it.
+    /// This test does not fork: `begin` would affect all tests running alongside it.
     #[test]
     fn a_value_is_made_once_and_again_after_a_fork() {
         static VALUE: PerProcess<usize> = PerProcess::new();
@@ -104,7 +104,7 @@ mod tests {
         // Relaxed: the test has one thread.
         let old = VALUE.0.swap(Box::leak(Box::new(foreign)), Relaxed);
         assert_eq!(*VALUE.get(|| 4), 4);
-        // SAFETY: the value was leaked, and is never freed.
+        // SAFETY: the value was leaked and is never freed.
         assert_eq!(unsafe { &*old }.value, 1, "the old one stays");
     }
 

@@ -1,8 +1,8 @@
-//! The atomics, cells, locks and parking that take part in protocols: those of `std`, loom or shuttle. (Counters that
-//! order nothing use `std` directly.)
+//! The atomics, cells, locks and parking used in protocols: those of `std`, loom or shuttle. (Counters that order
+//! nothing use `std` directly.)
 //!
 //! Every other module imports them from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker.
-//! The cfg has a name of its own because plain `loom` also changes crates that have nothing to do with the models.
+//! The cfg has its own name because plain `loom` also changes crates unrelated to the models.
 //!
 //! # What the models see
 //!
@@ -15,7 +15,7 @@
 //! | [`deque`] | crossbeam-deque | a counted `VecDeque`: crossbeam-deque names `core`'s atomics, which loom cannot see | the same |
 //! | [`weaken`](crate::testing::weaken) | nothing, always off | switches that remove one protocol step, for the twins that must fail | the same |
 //!
-//! [`pause`](crate::testing::pause) is for tests on real threads, and does nothing in either of the model builds.
+//! [`pause`](crate::testing::pause) is for tests on real threads and does nothing in either model build.
 //!
 //! # Limits
 //!
@@ -23,15 +23,15 @@
 //! and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom models.
 //! The model deque checks the users of the deque, not crossbeam-deque itself.
 //!
-//! shuttle treats every access as `SeqCst`, and tries random schedules instead of all of them: it is for models that
-//! are too large for loom, up to whole engines, and says nothing about orderings.
+//! shuttle treats every access as `SeqCst` and tries random schedules rather than all of them: it is for models too
+//! large for loom, up to whole engines, and says nothing about orderings.
 //!
 //! # Under `ThreadSanitizer`
 //!
-//! `ThreadSanitizer` follows the edges that ordered accesses create, but not those that fences create. The cfg
+//! `ThreadSanitizer` follows the edges created by ordered accesses, but not those created by fences. The cfg
 //! `raddle_tsan`, which `.ci/run sanitizers` sets, therefore replaces the one fence that hands over data, in
-//! [`acquire`]. The `SeqCst` fences order only words that are atomics themselves, and stay as they are; no other module
-//! may use a fence to hand over data. crossbeam's crates have switches of their own.
+//! [`acquire`]. The `SeqCst` fences order only words that are themselves atomics, and remain; no other module may use a
+//! fence to hand over data. crossbeam's crates have their own switches.
 
 pub(crate) mod deque;
 pub(crate) mod fork;
@@ -58,8 +58,8 @@ mod imp {
     pub(crate) mod thread {
         pub(crate) use std::thread::{Builder, JoinHandle, Thread, current, park, park_timeout, yield_now};
 
-        /// Returns the core that the calling thread runs on, if the platform reports it. The thread may move as soon as
-        /// this returns.
+        /// Returns the core on which the calling thread is running, if the platform reports it. The thread may move as
+        /// soon as this returns.
         #[inline]
         pub(crate) fn core() -> Option<usize> {
             #[cfg(all(target_os = "linux", not(miri)))]
@@ -69,7 +69,7 @@ mod imp {
             None
         }
 
-        /// Makes timed sleeps of the calling thread end on time. By default, Linux may delay them by 50 µs.
+        /// Makes the calling thread's timed sleeps end on time. By default, Linux may delay them by 50 µs.
         pub(crate) fn sleep_sharply() {
             #[cfg(all(target_os = "linux", not(miri)))]
             // SAFETY: the call changes nothing but the timers of the calling thread and of threads that it starts.
@@ -99,7 +99,7 @@ mod imp {
     pub(crate) mod hint {
         pub(crate) use std::hint::spin_loop;
 
-        /// Prefetches the cache line of `at` for a write that follows soon, where the processor supports that.
+        /// Prefetches the cache line of `at` for an imminent write, where the processor supports this.
         #[inline(always)]
         pub(crate) fn prefetch_write<T>(at: *const T) {
             #[cfg(target_arch = "x86_64")]
@@ -149,8 +149,8 @@ mod imp {
     // No loom model starts the threads of an engine.
     pub(crate) use std::sync::mpsc;
 
-    /// A cell that is set once. Unlike `std`'s, it does not promise anything to a `get` that runs concurrently with
-    /// `set`: a `get` and the `set` must be ordered by an edge of the crate's own.
+    /// A cell that is set once. Unlike `std`'s, it promises nothing to a `get` concurrent with `set`: the two must be
+    /// ordered by one of the crate's own edges.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);
 
@@ -188,7 +188,7 @@ mod imp {
         }
 
         /// Executes a fence before which loom may switch threads. loom's own fence is not such a point, so loom would
-        /// never see what another thread does between a store and a fence right after it.
+        /// never explore another thread's steps between a store and a fence right after it.
         pub(crate) fn fence(order: Ordering) {
             if order == Ordering::SeqCst {
                 FENCES.notify_one();
@@ -211,8 +211,8 @@ mod imp {
 
         /// Returns a number that identifies the calling thread.
         pub(crate) fn number() -> usize {
-            // The number in `ThreadId(0)`, which is the same in each interleaving. A number assigned in the order of
-            // the calls would not be.
+            // The number in `ThreadId(0)`, which is the same in each interleaving. A number assigned in call order
+            // would not be.
             let id = format!("{:?}", current().id());
             id.bytes().filter(u8::is_ascii_digit).fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
         }
@@ -267,8 +267,7 @@ pub(crate) use imp::{Condvar, Mutex, MutexGuard, OnceLock, atomic, cell, hint, m
 pub(crate) use std::sync::atomic::Ordering;
 
 /// Acquires what happened before each releasing change of `counter`, up to the last change that the caller has made or
-/// seen; the caller must have made or seen one. This is a fence, so that only a caller that needs the ordering pays for
-/// it.
+/// seen; the caller must have made or seen one. This is a fence, so only a caller that needs the ordering pays for it.
 #[inline(always)]
 pub(crate) fn acquire(counter: &atomic::AtomicU64) {
     #[cfg(not(raddle_tsan))]
@@ -283,12 +282,12 @@ pub(crate) fn acquire(counter: &atomic::AtomicU64) {
     counter.load(Ordering::Acquire);
 }
 
-/// Locks `mutex`, and ignores poisoning: every critical section of this crate leaves its data valid at each step.
+/// Locks `mutex`, ignoring poisoning: every critical section of this crate leaves its data valid at each step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits on `condvar`, until `deadline` at the latest. Releases the lock and returns `Err` if the deadline has passed.
+/// Waits on `condvar` until `deadline` at the latest. Releases the lock and returns `Err` if the deadline has passed.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(unused_variables, clippy::unnecessary_wraps))]
 pub(crate) fn wait_until<'m, T>(
     condvar: &Condvar,

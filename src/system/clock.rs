@@ -1,18 +1,18 @@
-//! A clock for the recorder: the time stamp counter of the processor where that is usable, and [`Instant`] elsewhere.
+//! A clock for the recorder: the processor's time stamp counter where usable, and [`Instant`] elsewhere.
 //!
-//! On x86-64 the counter is read in some 10 ns, less than half of what [`Instant::now`] takes. It is used if the
+//! On x86-64, reading the counter takes some 10 ns, less than half as long as [`Instant::now`]. It is used if the
 //! processor reports that the counter runs at a constant rate in every power state ("invariant": Intel, Software
 //! Developer's Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007
-//! of CPUID). Linux synchronises the counters of all cores. Two readings that are ordered by a message between threads
-//! have never been observed out of order.
+//! of CPUID). Linux synchronises the counters of all cores. Two readings ordered by a message between threads have
+//! never been observed out of order.
 
 use std::{
     sync::OnceLock,
     time::{Duration, Instant},
 };
 
-/// The shortest time over which the rate of the counter is measured. The errors of two readings of [`Instant`] add up
-/// to some 50 ns, which is 5 ppm of this time.
+/// The minimum time over which the counter's rate is measured. The errors of two readings of [`Instant`] add up to some
+/// 50 ns, which is 5 ppm of this time.
 const MIN_MEASURED: Duration = Duration::from_millis(10);
 
 /// Returns the time of the clock, in ticks since an arbitrary moment.
@@ -65,7 +65,7 @@ fn has_constant_counter() -> bool {
     }
 }
 
-/// A clock that converts ticks into times since the clock was made.
+/// A clock that converts ticks into times since its creation.
 #[derive(Debug)]
 pub(crate) struct Clock {
     start: Instant,
@@ -79,14 +79,14 @@ impl Clock {
         Self { start: Instant::now(), first: ticks(), rate: OnceLock::new() }
     }
 
-    /// Returns the ticks since the clock was made.
+    /// Returns the ticks since the clock's creation.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         // Another core may be behind by a few ticks.
         ticks().saturating_sub(self.first)
     }
 
-    /// Returns the time of a reading. The first call may sleep for some milliseconds, to measure the rate.
+    /// Returns the time of a reading. The first call may sleep for some milliseconds to measure the rate.
     pub(crate) fn time(&self, now: u64) -> Duration {
         let rate = self.rate.get_or_init(|| {
             if let Some(missing) = MIN_MEASURED.checked_sub(self.start.elapsed()) {

@@ -52,10 +52,9 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Checks what the machine grants a latency-sensitive program: cores, pinning, the quota of the control group, the
-/// priorities of threads, the clock, timers, wake-ups, frequencies, huge pages, and GPUs. The checks take some 20 ms,
-/// change nothing, and need no privileges. Checks that the system does not support are left out; some work only on
-/// Linux.
+/// Checks what the machine grants a latency-sensitive program: cores, pinning, the control group's quota, thread
+/// priorities, the clock, timers, wake-ups, frequencies, huge pages, and GPUs. The checks take some 20 ms, change
+/// nothing, and need no privileges. Checks that the system does not support are omitted; some work only on Linux.
 ///
 /// `cargo run --release --example doctor` prints the diagnosis.
 ///
@@ -89,7 +88,7 @@ fn finding(about: &'static str, found: impl Into<String>, advice: Option<&str>) 
     Some(Finding { about, found: found.into(), advice: advice.map(str::to_owned) })
 }
 
-/// Returns the text of a system file, without the white space around it, or `None` if there is no text.
+/// Returns the trimmed text of a system file, or `None` if there is no text.
 fn read(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
@@ -237,7 +236,7 @@ fn wake_up() -> Option<Finding> {
         thread::park_timeout(Duration::from_millis(100));
         times.push(start.elapsed());
     }
-    // The other thread may still wait for the last wake-up.
+    // The other thread may still be waiting for the last wake-up.
     other.thread().unpark();
     times.sort_unstable();
     let (median, most) = (times[ROUNDS / 2], times[ROUNDS * 9 / 10]);

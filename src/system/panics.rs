@@ -6,7 +6,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// The payload of a panic. Its drop is program code as well, so a payload that is not kept must go to [`discard`].
+/// The payload of a panic. Its drop is program code as well, so a payload that is not kept must be passed to
+/// [`discard`].
 pub(crate) type Payload = Box<dyn Any + Send>;
 
 /// Runs `f` and catches a panic. The data that `f` uses must be valid at each point where `f` may panic.
@@ -14,9 +15,8 @@ pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
     catch_unwind(AssertUnwindSafe(f))
 }
 
-/// Calls a function of the engine that may call the program. The standard library knows this function by its name: a
-/// short backtrace, which a panic prints, shows frames again from this function's caller outwards. These frames are the
-/// program's.
+/// Calls an engine function that may call the program. The standard library knows this function by name: the short
+/// backtraces printed by panics show frames again from its caller outwards. These frames are the program's.
 #[inline(never)]
 pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     let result = f();
@@ -25,7 +25,8 @@ pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Drops a payload. If the drop panics, the new payload is forgotten, since dropping it could panic again, without end.
+/// Drops a payload. If the drop panics, the new payload is forgotten, since dropping it could panic again,
+/// indefinitely.
 pub(crate) fn discard(payload: Payload) {
     if let Err(another) = catch(|| drop(payload)) {
         std::mem::forget(another);
@@ -43,8 +44,8 @@ pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
     }
 }
 
-/// Logs at a level of [`log::Level`]. The logger is program code, which may panic, push and wait, and so is the code
-/// that formats the values: the caller must hold no lock, and no worker or operation that other threads cannot find.
+/// Logs at a level of [`log::Level`]. The logger is program code, which may panic, push and wait, as is the code that
+/// formats the values: the caller must hold no lock, and no worker or operation that other threads cannot find.
 macro_rules! log {
     ($level:ident, $($what:tt)+) => {
         if let Err(payload) = $crate::system::panics::catch(|| ::log::log!(::log::Level::$level, $($what)+)) {

@@ -1,24 +1,23 @@
-//! Tells whether too little of the calling thread's stack is left, and runs a function on another stack.
+//! Stacks: whether too little of the calling thread's stack is left, and calls on another stack.
 
 use std::{io, panic::resume_unwind, thread};
 
-/// The number of bytes of stack that must be left for a function of the program, on a stack of at least four times this
-/// size. The value is not tuned: functions that are written for stacks of two mebibytes, and that keep their buffers on
-/// the heap, need less.
+/// The number of bytes of stack that must be left for a program function, on a stack of at least four times this size.
+/// Not tuned: functions written for two-mebibyte stacks that keep their buffers on the heap need less.
 const RESERVE: usize = 256 << 10;
 
-/// The number of bytes of stack that must always be left, however small the stack is. The engine itself was measured to
-/// take 34 KiB when it reclaims what other operations have retired.
+/// The number of bytes of stack that must always be left, however small the stack. The engine itself was measured to
+/// take 34 KiB when reclaiming what other operations have retired.
 const LEAST: usize = 96 << 10;
 
 /// The size of the other stack, in bytes. The stack is only mapped; unused pages take no memory.
 const ANOTHER: usize = 64 << 20;
 
-/// Whether so little of the stack is left that the calling thread should not call a function of the program on top of
-/// its current frames. Returns `None` if that is unknown.
+/// Whether too little stack is left for the calling thread to call a program function on top of its current frames.
+/// Returns `None` if unknown.
 pub(crate) fn is_short() -> Option<bool> {
     let (lowest, size) = imp::bounds()?;
-    // On a stack that the program has created itself, the bounds are unknown.
+    // The bounds of a stack created by the program are unknown.
     let left = pointer().checked_sub(lowest).filter(|&left| left <= size)?;
     Some(left < (size / 4).clamp(LEAST, RESERVE))
 }
@@ -48,10 +47,10 @@ fn pointer() -> usize {
     }
 }
 
-/// Runs `f` on another stack, which belongs to a new thread, and waits until it returns.
+/// Runs `f` on another stack, that of a new thread, and waits until it returns.
 ///
 /// # Errors
-/// Returns the error of the operating system if it refuses to start a thread; in that case `f` has not run.
+/// Returns the operating system's error if it refuses to start a thread; `f` has then not run.
 ///
 /// # Safety
 /// 1. Another thread may use what `f` captures and calls while the calling thread is blocked.
@@ -82,7 +81,7 @@ mod imp {
         static BOUNDS: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
     }
 
-    /// Returns the lowest address of the calling thread's stack, and its size.
+    /// Returns the lowest address of the calling thread's stack and the stack's size.
     pub(super) fn bounds() -> Option<(usize, usize)> {
         BOUNDS.get().or_else(|| {
             let bounds = query();

@@ -44,7 +44,7 @@ const MAX_CORES: usize = 1024;
 /// Whether a thread that was pinned to one core can be unpinned.
 pub(crate) const CAN_WIDEN: bool = cfg!(all(target_os = "linux", not(any(miri, raddle_loom, raddle_shuttle))));
 
-/// Returns the cores that the calling thread may use, in ascending order; none where that is unknown.
+/// Returns the cores that the calling thread may use, in ascending order; none if unknown.
 pub(crate) fn allowed() -> Box<[usize]> {
     if cfg!(any(miri, raddle_loom, raddle_shuttle)) {
         return Box::default();
@@ -59,7 +59,7 @@ pub(crate) fn keep_to_one(core: usize) -> bool {
     core_affinity::set_for_current(CoreId { id: core })
 }
 
-/// Restricts the calling thread to `cores`. Returns `false` if `cores` is empty, or if the operating system refuses.
+/// Restricts the calling thread to `cores`. Returns `false` if `cores` is empty or the operating system refuses.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn keep_to(cores: &[usize]) -> bool {
     // SAFETY: a mask is an array of bits, for which zero is valid.
@@ -77,14 +77,15 @@ pub(crate) fn keep_to(_cores: &[usize]) -> bool {
     false
 }
 
-/// Returns the elements that are in both lists.
+/// Returns the elements common to both lists.
 pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
     some.iter().copied().filter(|core| others.contains(core)).collect()
 }
 
-/// Returns how many threads can compute simultaneously on `cores`, within the quota of the process's control group.
+/// Returns how many threads can compute simultaneously on `cores`, within the process's control group quota.
 pub(crate) fn parallelism(cores: &[usize]) -> usize {
-    // The standard library counts the cores of the calling thread, which may be only the core of an engine's worker.
+    // The standard library counts the cores of the calling thread, which may be restricted to the core of an engine's
+    // worker.
     let before = allowed();
     let _restored = (*before != *cores && keep_to(cores)).then(|| Restore(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)
@@ -99,7 +100,7 @@ impl Drop for Restore {
     }
 }
 
-/// The number of pinned workers on each core, for all engines of the process. A forked child starts without any.
+/// The number of pinned workers on each core, across all engines in the process. A forked child starts with none.
 static PINNED: PerProcess<Mutex<Vec<usize>>> = PerProcess::new();
 
 fn pinned() -> MutexGuard<'static, Vec<usize>> {
@@ -114,8 +115,8 @@ pub(crate) struct Claim {
     process: ProcessMark,
 }
 
-/// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers, and, among
-/// equals, those with the lowest numbers. The claims are in ascending order.
+/// Claims `count` of `cores`, or all of them if there are fewer: those with the fewest pinned workers and, among
+/// equals, the lowest numbers. The claims are in ascending order.
 pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
     let mut pinned = pinned();
     let most = cores.iter().max().map_or(0, |core| core + 1);

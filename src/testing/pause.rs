@@ -1,8 +1,8 @@
 //! Points at which a test can stop one thread in the middle of a protocol, to see what the stop delays.
 //!
-//! [`at`] is called before or after each step of the protocols below that other threads can see. In an ordinary build
-//! it does nothing. Under the cfg `raddle_pause`, which `tests/faults.rs` is built with, it checks whether the calling
-//! thread has armed a `Stop` there, and if so, stops the thread until the `Stop` is released.
+//! [`at`] is called before or after each step of the protocols below that is visible to other threads. In an ordinary
+//! build it does nothing. Under the cfg `raddle_pause`, with which `tests/faults.rs` is built, it checks whether the
+//! calling thread has armed a `Stop` there, and if so, stops the thread until the `Stop` is released.
 
 macro_rules! points {
     ($($(#[doc = $group_doc:literal])+ $group:ident { $($(#[doc = $doc:literal])+ $point:ident,)+ })+) => {
@@ -174,7 +174,7 @@ mod stop {
     pub struct Stop(Arc<Inner>);
 
     std::thread_local! {
-        /// The stop of this thread, and how many passes it still ignores.
+        /// This thread's stop, and how many passes it still ignores.
         static ARMED: RefCell<Option<(Stop, usize)>> = const { RefCell::new(None) };
         /// How often this thread has passed each point.
         static PASSINGS: [Cell<u64>; Point::ALL.len()] = const { [const { Cell::new(0) }; Point::ALL.len()] };
@@ -187,13 +187,13 @@ mod stop {
     }
 
     impl Stop {
-        /// Creates a stop at `point`, which a thread still has to arm.
+        /// Creates a stop at `point`, which a thread has yet to arm.
         pub fn new(point: Point) -> Self {
             Self(Arc::new(Inner { point, state: Mutex::default(), changed: Condvar::new() }))
         }
 
-        /// Makes the calling thread stop the `nth` time that it passes the point, counted from 1. Replaces a stop that
-        /// the thread had armed.
+        /// Makes the calling thread stop the `nth` time that it passes the point, counted from 1. Replaces any stop
+        /// that the thread had armed.
         pub fn arm(&self, nth: usize) {
             ARMED.set(Some((self.clone(), nth - 1)));
         }
@@ -210,7 +210,7 @@ mod stop {
             waited.unwrap_or_else(PoisonError::into_inner).0.stopped
         }
 
-        /// Whether a thread has stopped here, even if it has gone on since.
+        /// Whether a thread has stopped here, even if it has since continued.
         pub fn is_reached(&self) -> bool {
             self.0.state().stopped
         }

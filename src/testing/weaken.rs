@@ -1,8 +1,8 @@
-//! Switches that remove one step of a protocol, so that a model can show that the step is needed.
+//! Switches that remove one protocol step, so that a model can show the step to be necessary.
 //!
 //! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is per OS thread, and loom
-//! runs all threads of a model on one OS thread, so tests do not affect each other. Outside the models [`removed`] is
-//! always `false`, which is known at compile time.
+//! runs all threads of a model on one OS thread, so tests do not affect each other. Outside models, [`removed`] is
+//! `false` at compile time.
 
 /// A protocol step that a twin may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Step {
     NotifyFence,
     /// A GPU lane releases what it knows about its completed operations together with their number.
     CompletionOfMarks,
-    /// GPU lanes take turns to read and change the failures of variables (`FaultLock`).
+    /// GPU lanes take turns reading and changing the failures of variables (`FaultLock`).
     LanesTakeTurns,
     /// Work issued on an included stream comes after work issued earlier on the lane's stream.
     IncludedComesAfter,
@@ -38,7 +38,7 @@ pub enum Step {
     EntersOnce,
     /// A timed park ends without a wake-up.
     TimedParkEnds,
-    /// `Sleep::retract` clears the bit that says that the worker parks with a time limit.
+    /// `Sleep::retract` clears the bit that marks the worker's park as timed.
     RetractTimedPark,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
@@ -54,7 +54,7 @@ pub enum Step {
     WakeHereOnceClosed,
     /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).
     CloseAndWaitAgain,
-    /// A spare thread whose time limit has passed checks whether it was offered a worker in the meantime.
+    /// A spare thread whose time limit has passed checks whether it has meanwhile been offered a worker.
     SparesCheckAgain,
     /// The background end of an engine checks again when the operations that were pending have completed.
     EndChecksAgain,
@@ -70,7 +70,7 @@ pub enum Step {
     BorrowFence,
     /// The return of a lent place wakes the workers that stay idle for it (`Loans::give_back`).
     GiveBackNotifies,
-    /// The end of a scope waits again if operations have entered in the meantime (`PendingOps::wait_until_idle`).
+    /// The end of a scope waits again if operations have entered meanwhile (`PendingOps::wait_until_idle`).
     IdleWaitsAgain,
     /// `Access::stands_for_the_next` checks whether an access is behind the wait that would be joined.
     JoinOnlyTheLast,
@@ -91,13 +91,13 @@ pub enum Step {
     LookPops,
     /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
     PinBeforeTake,
-    /// The work of a parent has a share of the family until the children have started (`FamilyCount::new`).
+    /// A parent's work holds a share of the family until the children have started (`FamilyCount::new`).
     WorkHasAShare,
     /// Children start when every part of their parent's work has ended (`FamilyCount::end_part`).
     EveryPartCounts,
     /// No child is pushed once its parent's work has ended (`FamilyCount::admit`).
     AdmitWhileWorking,
-    /// A thread that waits for room watches the count before it looks again (`PendingOps::watch`).
+    /// A thread waiting for room watches the count before it looks again (`PendingOps::watch`).
     WatchForRoom,
 }
 
@@ -118,7 +118,7 @@ mod switch {
         REMOVED.get() == Some(step)
     }
 
-    /// Removes `step` from every model that runs on this OS thread from now on; `None` restores all steps.
+    /// Removes `step` from every model run on this OS thread from now on; `None` restores all steps.
     pub fn remove(step: Option<Step>) {
         REMOVED.set(step);
     }

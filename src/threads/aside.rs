@@ -1,25 +1,24 @@
-//! Workers that are laid aside while their engine is stopped, and the functions that prevent this.
+//! Workers laid aside while their engine is stopped, and the functions that prevent this.
 //!
 //! # States
 //!
 //! | state | workers | next |
 //! |---|---|---|
 //! | running | have threads | stopping, by [`request`](Aside::request) |
-//! | stopping | are laid aside one by one, as long as no function waits | stopped, when all are aside; running, by [`cancel`](Aside::cancel) |
+//! | stopping | are laid aside one by one while no function waits | stopped, when all are aside; running, by [`cancel`](Aside::cancel) |
 //! | stopped | are aside | running, by [`cancel`](Aside::cancel) |
 //!
 //! # Who may touch what
 //!
-//! * The state: under the lock. No foreign code runs there, and no thread is started. The lock of the list of threads
-//!   is taken before this one, and the lock of the spare threads after it.
+//! * The state: under the lock. No foreign code runs there, and no thread is started. The thread list's lock is taken
+//!   before this one, and the spare threads' lock after it.
 //! * A worker that was aside: the thread that has [taken](Aside::take) it.
 //! * A worker that has never had a thread: the thread that [enlists](Aside::enlist) it.
 //!
 //! # Edges
 //!
-//! The lock hands over the workers, and everything that their threads did with them. It also decides between a worker
-//! that is laid aside and a function that begins to wait: the worker sees the function, or the function finds the
-//! worker.
+//! The lock hands over the workers and everything that their threads did with them. It also orders the laying aside of
+//! a worker and the start of a function's wait: either the worker sees the function, or the function finds the worker.
 
 use std::{mem, time::Instant};
 
@@ -35,17 +34,17 @@ pub struct Aside<W> {
 }
 
 struct State<W> {
-    /// Whether a stop was requested, and not cancelled since.
+    /// Whether a stop has been requested and not cancelled since.
     requested: bool,
-    /// The number of functions that have given their worker away and have neither returned nor received one since, and
-    /// of threads on which other program code runs without a worker.
+    /// The number of functions that have given their worker away and have neither returned nor received one since, plus
+    /// the number of threads running other program code without a worker.
     waiting: usize,
     /// The number of workers that a stop must lay aside.
     enlisted: usize,
     workers: Vec<W>,
 }
 
-/// How a stop has ended.
+/// How a stop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// All workers are aside.
@@ -56,7 +55,7 @@ pub enum Stopped {
     TimedOut,
 }
 
-/// What has become of a worker that was to be laid aside.
+/// The outcome of an attempt to lay a worker aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Laid {
     /// The worker is aside.
@@ -74,14 +73,14 @@ impl<W> std::fmt::Debug for Aside<W> {
 }
 
 impl<W> Aside<W> {
-    /// Creates the state of a running engine, of which `enlisted` workers have or will have threads.
+    /// Creates the state of a running engine in which `enlisted` workers have or will have threads.
     pub fn new(enlisted: usize) -> Self {
         let state = State { requested: false, waiting: 0, enlisted, workers: Vec::new() };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Enlists a worker that has never had a thread, and returns it, so that the caller gives it one. If a stop is
-    /// requested and no function waits, lays it aside instead.
+    /// Enlists a worker that has never had a thread and returns it for the caller to give it one. If a stop is
+    /// requested and no function waits, lays the worker aside instead.
     pub fn enlist(&self, worker: W) -> Option<W> {
         let mut state = lock(&self.state);
         state.enlisted += 1;
@@ -94,7 +93,7 @@ impl<W> Aside<W> {
         Some(worker)
     }
 
-    /// Removes a worker from the enlisted ones, since no thread could be started for it.
+    /// Removes an enlisted worker for which no thread could be started.
     pub fn discharge(&self) {
         lock(&self.state).enlisted -= 1;
         self.changed.notify_all();
@@ -109,7 +108,7 @@ impl<W> Aside<W> {
         !mem::replace(&mut state.requested, true)
     }
 
-    /// Cancels a stop, and calls `f`, which undoes what [`while_requested`](Self::while_requested) and `recall` have
+    /// Cancels a stop and calls `f`, which undoes what [`while_requested`](Self::while_requested) and `recall` have
     /// done. The caller must give threads to the workers that it [takes](Self::take).
     pub fn cancel(&self, f: impl FnOnce()) {
         let mut state = lock(&self.state);
@@ -127,7 +126,7 @@ impl<W> Aside<W> {
         }
     }
 
-    /// Whether a stop was requested, and not cancelled since.
+    /// Whether a stop has been requested and not cancelled since.
     pub fn is_requested(&self) -> bool {
         lock(&self.state).requested
     }
@@ -178,9 +177,9 @@ impl<W> Aside<W> {
         self.changed.notify_all();
     }
 
-    /// Notes that a function waits, having given its worker away. Takes and returns the workers that are aside: the
-    /// function may wait for what they would run. Calls `resume`, which undoes what `recall` has done, if the stop
-    /// could go on until now.
+    /// Notes that a function is waiting, having given its worker away. Takes and returns the workers that are aside:
+    /// the function may be waiting for what they would run. If the stop could proceed until now, calls `resume`, which
+    /// undoes what `recall` has done.
     pub fn function_waits(&self, resume: impl FnOnce()) -> Vec<W> {
         let mut state = lock(&self.state);
         if state.requested && state.waiting == 0 {
@@ -198,8 +197,8 @@ impl<W> Aside<W> {
         !state.requested
     }
 
-    /// Notes that a function that had given its worker away has returned, or has received a worker. Calls `recall` if
-    /// the stop can go on.
+    /// Notes that a function that had given its worker away has returned or received a worker. Calls `recall` if the
+    /// stop can proceed.
     pub fn function_has_returned(&self, recall: impl FnOnce()) {
         let mut state = lock(&self.state);
         state.waiting -= 1;

@@ -1,4 +1,4 @@
-//! The threads of an engine, the workers that they run, and the cores that they run on.
+//! An engine's threads, the workers that they run, and the cores on which they run.
 //!
 //! A thread that waits for any worker, up to a time limit, is a *spare*.
 
@@ -25,13 +25,12 @@ use crate::{
     values::kind::Placement,
 };
 
-/// The maximum number of threads in addition to one for each worker. Each operation that waits inside its function
-/// needs one. The value is not tuned. It bounds the number of threads of a program in which thousands of operations
-/// wait at the same time.
+/// The maximum number of threads beyond one per worker. Each operation that waits inside its function needs one. Not
+/// tuned: the value bounds the number of threads of a program in which thousands of operations wait at once.
 const MAX_SPARES: usize = 1024;
 
-/// The time after which a spare thread ends. The value is not tuned. It is long compared with the pauses between the
-/// waits of a program that waits often. In this crate's own tests it is short, so that they see many threads end.
+/// The time after which a spare thread ends. Not tuned: long compared with the pauses between waits in a program that
+/// waits often. In this crate's own tests the time is short, so that many threads end.
 const IDLE_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 /// A worker, which moves between threads.
@@ -52,22 +51,22 @@ pub(crate) struct LaneSpec {
     pub(crate) name: &'static str,
     pub(crate) workers: usize,
     pub(crate) idle: IdlePolicy,
-    /// Whether each worker is pinned to a core of its own, as long as there are enough cores.
+    /// Whether each worker is pinned to its own core, as long as there are enough cores.
     pub(crate) pinned: bool,
 }
 
 /// The numbers of the pool's threads.
 #[derive(Default)]
 struct Numbers {
-    /// How many numbers have been given out.
+    /// How many numbers have been assigned.
     given: usize,
-    /// Numbers of threads that have ended, or could not be started.
+    /// Numbers of threads that have ended or could not be started.
     unused: Vec<usize>,
 }
 
 /// The lanes of an engine and its threads.
 pub(crate) struct ThreadPool<T> {
-    /// The number of the engine. No other engine of the process ever has the same number.
+    /// The engine's number, which no other engine in the process ever has.
     engine: u64,
     lanes: Box<[Arc<Lane<T>>]>,
     /// The cores that the engine's threads may use.
@@ -77,7 +76,7 @@ pub(crate) struct ThreadPool<T> {
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
-    /// For each lane, the threads that queue for a worker, to continue functions that have waited.
+    /// For each lane, the threads queued for a worker to continue functions that have waited.
     returning: Box<[SpareThreads<BoxedWorker<T>>]>,
     aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
@@ -90,14 +89,14 @@ fn next_engine() -> u64 {
     NEXT.fetch_add(1, Relaxed)
 }
 
-// The number of the engine that this thread was started for. Numbers start at 1; 0 means that no engine started the
-// thread. The number stays set for the destructors of thread-locals, which run when the thread ends. The address of the
-// engine would not do, since another engine may have that address by then.
+// The number of the engine for which this thread was started. Numbers start at 1; 0 means that no engine started the
+// thread. The number stays set for the destructors of thread-locals, which run when the thread ends. The engine's
+// address would not do, since another engine may have that address by then.
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
-    /// Creates the lanes of an engine that may use the cores `mask`, and their workers. [`spawn`](Self::spawn) starts
-    /// their threads.
+    /// Creates the lanes and workers of an engine that may use the cores in `mask`. [`spawn`](Self::spawn) starts the
+    /// workers' threads.
     pub(crate) fn new(specs: &[LaneSpec], mask: Box<[usize]>) -> (Self, Vec<BoxedWorker<T>>) {
         let max_threads = specs.iter().map(|spec| spec.workers).sum::<usize>() + MAX_SPARES;
         let mut workers = Vec::new();
@@ -171,8 +170,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         spawned.map_err(|error| (error, lock(&slot).take()))
     }
 
-    /// Starts a thread that is joined with the others and may take any time. A shutdown on that thread, including one
-    /// in a destructor of a thread-local, does not wait for the thread.
+    /// Starts a thread that is joined with the others and may run for any length of time. A shutdown on that thread,
+    /// including one in a destructor of a thread-local, does not wait for the thread.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;
         self.list.spawn(Stay::UntilTheEnd, name, move |_| {
@@ -186,8 +185,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.spares.have_ended()
     }
 
-    /// Finds a thread for `worker`, whose own thread is about to sleep: a spare one, or a new one that runs `main` with
-    /// its number and the worker. If there is no such thread, returns the worker, with the error if the operating
+    /// Finds a thread for `worker`, whose own thread is about to sleep: a spare, or a new thread that runs `main` with
+    /// its number and the worker. If neither is available, returns the worker, along with the error if the operating
     /// system refused to start a thread.
     pub(crate) fn give_away(
         &self,
@@ -261,15 +260,15 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning.iter().for_each(SpareThreads::end);
     }
 
-    /// Ends the threads that have run workers, and those that wait for a worker, unless the stop is
-    /// [cancelled](Self::cancel_stop) first. All workers must be aside. Returns the names of the threads that have
-    /// not been joined by the deadline.
+    /// Ends the threads that have run workers and those waiting for one, unless the stop is
+    /// [cancelled](Self::cancel_stop) first. All workers must be aside. Returns the names of the threads not joined by
+    /// the deadline.
     pub(crate) fn end_passing(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         self.aside.while_requested(|| self.spares.pause());
         self.list.join_passing(deadline, || self.aside.is_requested())
     }
 
-    /// Cancels a stop, and calls `resume` in the same step. The caller must give threads to the workers that are aside.
+    /// Cancels a stop and calls `resume` in the same step. The caller must give threads to the workers that are aside.
     pub(crate) fn cancel_stop(&self, resume: impl FnOnce()) {
         self.aside.cancel(|| {
             self.spares.resume();
@@ -283,14 +282,13 @@ impl<T: Send + 'static> ThreadPool<T> {
         &self.aside
     }
 
-    /// Returns the number of each lane, with the number of its workers.
+    /// Returns the number of each lane, along with the number of its workers.
     pub(crate) fn workers_by_lane(&self) -> impl Iterator<Item = (u8, usize)> + '_ {
         self.cores.iter().enumerate().map(|(lane, cores)| (lane as u8, cores.len()))
     }
 
     /// Waits until all threads have ended, or until `deadline`. [`end`](Self::end) must have been called before, and
-    /// the caller must not be one of these threads. Returns the names of those that have not been joined by the
-    /// deadline.
+    /// the caller must not be one of these threads. Returns the names of those not joined by the deadline.
     pub(crate) fn join(&self, deadline: Option<Instant>) -> Result<(), Vec<String>> {
         match deadline {
             Some(deadline) => self.list.join_until(deadline),
@@ -301,12 +299,12 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// Whether a deadline passed before all threads had ended, and some threads have still not been joined.
+    /// Whether a deadline passed before all threads had ended, and some threads are still unjoined.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.list.has_left_behind()
     }
 
-    /// In the child of a fork, ends the worker whose thread has forked.
+    /// In a forked child, ends the worker whose thread forked.
     pub(crate) fn end_in_child(&self) {
         self.lanes.iter().for_each(|lane| lane.end_in_child());
     }
@@ -320,7 +318,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.cores[self.lane_of(worker)][worker.index()].as_ref()
     }
 
-    /// Pins the calling thread to the core of `worker`, or else allows it all cores of the engine.
+    /// Pins the calling thread to the core of `worker`, or else allows the thread all of the engine's cores.
     pub(crate) fn pin_to_core(&self, worker: &Worker<T>) -> Placement {
         match self.core_of(worker) {
             Some(claim) if topology::keep_to_one(claim.core) => Placement::Pinned(claim.core),
@@ -352,7 +350,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().any(|lane| lane.has_work())
     }
 
-    /// Takes a ready operation from any lane, for a thread that runs none of the workers.
+    /// Takes a ready operation from any lane, for a thread that runs no worker.
     pub(crate) fn take_ready(&self) -> Option<OpRef<T>> {
         self.lanes.iter().find_map(|lane| lane.take())
     }
@@ -378,7 +376,7 @@ pub(crate) fn is_engine_thread() -> bool {
     STARTED_FOR.with(Cell::get) != 0
 }
 
-/// Notes, in a forked child, that the calling thread does not belong to the engine that it was started for.
+/// Notes, in a forked child, that the calling thread does not belong to the engine for which it was started.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn disown_thread() {
     STARTED_FOR.with(|cell| cell.set(0));
@@ -389,12 +387,12 @@ pub(crate) use super::thread_list::MANY as MANY_ENDED;
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 impl<T> ThreadPool<T> {
-    /// Returns how many threads were started, and how many are in the list.
+    /// Returns how many threads were started and how many are in the list.
     pub(crate) fn count(&self) -> (u64, usize) {
         self.list.count()
     }
 
-    /// Returns how many numbers of threads were given out.
+    /// Returns how many thread numbers were assigned.
     pub(crate) fn numbers_given(&self) -> usize {
         lock(&self.numbers).given
     }

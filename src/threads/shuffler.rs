@@ -1,23 +1,23 @@
-//! `Shuffler`: holds the ready operations of an engine, and draws them in a random order.
+//! `Shuffler`: holds an engine's ready operations and draws them in random order.
 //!
-//! An engine that shuffles puts its ready operations here instead of into its lanes. A thread of the engine draws them
-//! one by one, and sends each to its lane.
+//! An engine that shuffles puts its ready operations here instead of into its lanes. One of the engine's threads draws
+//! them one by one and sends each to its lane.
 //!
 //! # Who may touch what
 //!
 //! * `state`: under its lock. No foreign code runs there.
-//! * `drawing`: locked by the thread that draws, until the drawn operation is in its lane, and by the thread that ends
-//!   the engine. A waiter may take and complete the drawn operation before it is in its lane. Without this lock, the
-//!   engine could then end during the draw.
+//! * `drawing`: locked by the drawing thread until the drawn operation is in its lane, and by the thread that ends the
+//!   engine. A waiter may take and complete the drawn operation before it is in its lane. Without this lock, the engine
+//!   could then end during the draw.
 //! * `outside`: see [`Waiters`].
 //!
 //! There are no edges: the locks and the lanes hand over the operations.
 //!
 //! # The draw
 //!
-//! The operations are sorted by their numbers, and the random number decides which one is drawn. So a draw depends on
-//! the seed, on how many random numbers were used before, and on which operations are ready, but not on the order in
-//! which they became ready.
+//! The operations are sorted by their numbers, and the random number decides which one is drawn. A draw therefore
+//! depends on the seed, on how many random numbers were used before, and on which operations are ready, but not on the
+//! order in which they became ready.
 
 use std::{
     ptr::NonNull,
@@ -30,11 +30,11 @@ use crate::{
     tracker::OpRef,
 };
 
-/// If a program has not pushed for this long, it is assumed to wait for something that the engine does not know of. The
-/// value is not tuned. It is longer than a thread is usually kept from running, and too short for a person to notice.
+/// If a program has not pushed for this long, it is assumed to be waiting for something unknown to the engine. Not
+/// tuned: longer than a thread is usually kept from running, and too short for a person to notice.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// The ready operations of an engine, until they are drawn.
+/// An engine's ready operations, until they are drawn.
 pub struct Shuffler<T> {
     seed: u64,
     state: Mutex<State<T>>,
@@ -80,14 +80,14 @@ impl<T> Shuffler<T> {
         self.seed
     }
 
-    /// Adds a ready operation with its number, which no other operation has.
+    /// Adds a ready operation with its unique number.
     pub fn put(&self, number: u64, op: OpRef<T>) {
         lock(&self.state).ready.push((number, op));
         self.changed.notify_all();
     }
 
-    /// Returns the number of draws so far, or `None` if this holds operations or a draw is under way. If two calls
-    /// return the same number, this has held no operation in between.
+    /// Returns the number of draws so far, or `None` if the shuffler holds operations or a draw is under way. If two
+    /// calls return the same number, it held no operation in between.
     pub fn draws_if_empty(&self) -> Option<u64> {
         let state = lock(&self.state);
         (state.ready.is_empty() && !state.is_drawing).then_some(state.draws)
@@ -102,8 +102,8 @@ impl<T> Shuffler<T> {
         !state.has_ended
     }
 
-    /// Takes one of the ready operations at random, and calls `schedule` with it. [`end`](Self::end) waits until
-    /// `schedule` has returned.
+    /// Takes a ready operation at random and calls `schedule` with it. [`end`](Self::end) waits until `schedule` has
+    /// returned.
     pub fn draw(&self, schedule: impl FnOnce(OpRef<T>)) {
         let _drawing = lock(&self.drawing);
         if let Some(op) = self.take() {
@@ -146,9 +146,8 @@ impl<T> Shuffler<T> {
         })
     }
 
-    /// Whether the program seems to have pushed what it can for now. That is the case if no thread outside the engine
-    /// is in a wait that is over, and either such a thread is still waiting, or none has pushed or ended a wait for a
-    /// while.
+    /// Whether the program seems to have pushed what it can for now. This is so if no thread outside the engine is in a
+    /// wait that is over, and either such a thread is still waiting or none has pushed or ended a wait for a while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;
@@ -156,7 +155,7 @@ impl<T> Shuffler<T> {
         self.outside.any_waits() || lock(&self.state).last_active.is_none_or(|last| last.elapsed() >= QUIET)
     }
 
-    /// Ends all calls to [`wait`](Self::wait). Returns the entries that are left, whose operations waiters have taken.
+    /// Ends all calls to [`wait`](Self::wait). Returns the remaining entries, whose operations waiters have taken.
     #[must_use = "the entries have shares of their records"]
     pub fn end(&self) -> impl Iterator<Item = OpRef<T>> + use<T> {
         let _drawing = lock(&self.drawing);

@@ -1,21 +1,21 @@
-//! Spare threads: threads without a worker, each of which waits for one, up to a time limit.
+//! Spare threads: threads without a worker, each waiting for one up to a time limit.
 //!
 //! # States of a slot
 //!
 //! | state | changed by | effect on its thread |
 //! |---|---|---|
 //! | in the list | its thread, which put it in | it waits |
-//! | taken by `offer` or `offer_in_turn` | the thread that has a worker to give away | it runs that worker, even if its time limit passes before it has the worker |
-//! | taken by `end`, `pause` or `dismiss` | the thread that ends the wait | it goes on without a worker |
-//! | taken by its own thread | its thread, whose time limit has passed | it goes on without a worker |
+//! | taken by `offer` or `offer_in_turn` | the thread giving a worker away | it runs that worker, even if its time limit passes before it receives the worker |
+//! | taken by `end`, `pause` or `dismiss` | the thread that ends the wait | it continues without a worker |
+//! | taken by its own thread | its thread, whose time limit has passed | it continues without a worker |
 //!
-//! Exactly one of these threads takes a slot out of the list, under the lock. So a worker is offered only to a thread
-//! that will take it, and a thread that gives up was offered none. `offer` takes the slot that was put in last: if few
-//! threads are enough, the others reach their time limits.
+//! Exactly one of these threads takes a slot out of the list, under the lock. A worker is therefore offered only to a
+//! thread that will take it, and a thread that gives up was offered none. `offer` takes the slot added last: if few
+//! threads suffice, the others reach their time limits.
 //!
 //! # Edges
 //!
-//! The lock of the slot hands over the worker, and everything that its previous thread did with it.
+//! The slot's lock hands over the worker and everything that its previous thread did with it.
 //!
 //! # Progress
 //!
@@ -41,7 +41,7 @@ struct Slot<W> {
     changed: Condvar,
 }
 
-/// The place of a thread in the list.
+/// A thread's place in the list.
 pub struct Place<W>(Arc<Slot<W>>);
 
 impl<W> std::fmt::Debug for Place<W> {
@@ -120,7 +120,7 @@ impl<W> SpareThreads<W> {
         self.enlist().and_then(|place| self.wait_in(&place, until))
     }
 
-    /// Puts the calling thread into the list, before it [waits](Self::wait_in). Returns `None` if there will be no more
+    /// Adds the calling thread to the list before it [waits](Self::wait_in). Returns `None` if there will be no more
     /// workers, or if waits are [paused](Self::pause).
     pub fn enlist(&self) -> Option<Place<W>> {
         let slot = Arc::new(Slot { offer: Mutex::new(Offer::None), changed: Condvar::new() });
@@ -132,7 +132,7 @@ impl<W> SpareThreads<W> {
         Some(Place(slot))
     }
 
-    /// [Waits](Self::wait) for a worker, at the calling thread's place in the list.
+    /// [Waits](Self::wait) for a worker at the calling thread's place in the list.
     pub fn wait_in(&self, Place(slot): &Place<W>, until: Option<Instant>) -> Option<W> {
         match slot.wait(until) {
             Offer::Worker(worker) => return Some(worker),
@@ -142,7 +142,7 @@ impl<W> SpareThreads<W> {
         if self.leave(slot) {
             return None;
         }
-        // Another thread has taken the slot, and is about to make its offer.
+        // Another thread has taken the slot and is about to make its offer.
         match slot.wait(None) {
             Offer::Worker(worker) => Some(worker),
             Offer::None | Offer::End => None,
@@ -159,12 +159,12 @@ impl<W> SpareThreads<W> {
         index.is_some() || removed(Step::SparesCheckAgain)
     }
 
-    /// Ends all waits, and every later one: there will be no more workers.
+    /// Ends all current and later waits: there will be no more workers.
     pub fn end(&self) {
         self.end_waits(|state| state.ended = true);
     }
 
-    /// Ends all waits, and every later one until [`resume`](Self::resume).
+    /// Ends all current waits, and later ones until [`resume`](Self::resume).
     pub fn pause(&self) {
         self.end_waits(|state| state.paused = true);
     }
@@ -265,7 +265,7 @@ mod tests {
         println!("{taken} of 2000 were taken");
     }
 
-    /// This order lets threads that are not needed reach their time limits.
+    /// This order lets unneeded threads reach their time limits.
     #[test]
     fn the_last_waiter_is_offered_a_worker_first() {
         let spares = SpareThreads::default();

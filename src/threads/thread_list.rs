@@ -1,16 +1,17 @@
-//! The threads of an engine that have not been joined.
+//! An engine's threads that have not been joined.
 //!
-//! A thread is added to the list before it is started, and removed when it has been joined. So when the list is empty,
-//! no thread that was added before still runs, not even in the destructor of a thread-local, unless it was detached.
+//! A thread is added to the list before it is started and removed once it has been joined. When the list is empty,
+//! therefore, no thread added earlier is still running, not even in a thread-local's destructor, unless it was
+//! detached.
 //!
 //! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
-//! long as the program's destructors take. So no thread joins with a lock held, and a caller with a deadline has
-//! helpers join for it. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
-//! destructor, another one joins the other threads. If many threads that end on their own have not been joined, helpers
+//! long as the program's destructors do, so no thread joins with a lock held, and a caller with a deadline has helpers
+//! join for it. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
+//! destructor, another joins the other threads. If many threads that ended on their own are still unjoined, helpers
 //! join those as well. The thread that finds the list empty joins the helpers.
 //!
 //! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux
-//! reports which threads these are. Elsewhere a thread whose main function has returned is detached, and removed from
+//! reports which threads these are. Elsewhere a thread whose main function has returned is detached and removed from
 //! the list.
 
 use std::{
@@ -31,17 +32,16 @@ use crate::{
 };
 
 /// How long a joinable thread waits for a helper to join it before another helper is started, if there is a deadline.
-/// The value is not tuned.
+/// Not tuned.
 const HELPER_DELAY: Duration = Duration::from_millis(1);
 
-/// The approximate maximum number of threads that have ended on their own and wait to be joined. The value is not
-/// tuned.
+/// The approximate maximum number of threads that have ended on their own and are waiting to be joined. Not tuned.
 pub(crate) const MANY: usize = 16;
 
-/// How long a thread stays.
+/// How long a thread lives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stay {
-    /// The thread runs workers, and ends when there is no worker for it.
+    /// The thread runs workers and ends when there is no worker for it.
     Passing,
     /// The thread ends with the engine, or when its task is over.
     UntilTheEnd,
@@ -69,12 +69,12 @@ struct List {
     helper_threads: Vec<JoinHandle<()>>,
     /// Whether a deadline passed before all threads had ended.
     left_behind: bool,
-    /// The number of helpers that were ever requested.
+    /// The number of helpers ever requested.
     #[cfg(test)]
     asked: usize,
 }
 
-/// The threads of an engine that have not been joined.
+/// An engine's threads that have not been joined.
 #[derive(Default)]
 pub(crate) struct ThreadList {
     list: Mutex<List>,
@@ -82,12 +82,12 @@ pub(crate) struct ThreadList {
 }
 
 impl Entry {
-    /// Returns whether the thread can be joined. Such a join waits for nothing but destructors of thread-locals.
+    /// Returns whether the thread can be joined. Joining it waits only for destructors of thread-locals.
     fn is_joinable(&self) -> bool {
         self.returned && self.handle.is_some()
     }
 
-    /// Whether another thread is joining this one, or has started this one and has yet to store the handle.
+    /// Whether another thread is joining this one, or has started it and has yet to store its handle.
     fn is_being_joined(&self) -> bool {
         self.returned && self.handle.is_none()
     }
@@ -102,7 +102,7 @@ impl List {
         self.entries.iter().filter(|entry| entry.is_joinable()).count()
     }
 
-    /// Whether there are joinable threads, and no helper is about to join them.
+    /// Whether there are joinable threads and no helper is about to join them.
     fn wants_help(&self) -> bool {
         self.joinable() > 0 && self.helpers <= self.entries.iter().filter(|entry| entry.is_being_joined()).count()
     }
@@ -138,7 +138,7 @@ impl List {
 }
 
 /// Joins a thread whose main function has returned, if the thread has ended. Where the operating system does not report
-/// that, detaches the thread.
+/// this, detaches the thread.
 fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     #[cfg(all(target_os = "linux", any(target_env = "gnu", target_env = "musl"), not(raddle_shuttle)))]
     {
@@ -215,7 +215,7 @@ impl ThreadList {
         result
     }
 
-    /// Marks that the calling thread, `number`, ends on its own. A long time may pass before another thread joins it.
+    /// Marks the calling thread, `number`, as ending on its own. A long time may pass before another thread joins it.
     ///
     /// The calling thread joins no others itself, since their destructors may wait for its own.
     pub(crate) fn leave(&self, number: u64) {
@@ -247,9 +247,9 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins the threads of workers, as long as they `are_to_end`, and until `deadline` at the latest. Returns the
-    /// names of those that have not been joined by then. Code that changes what `are_to_end` returns must let the
-    /// joining threads [look again](Self::look_again).
+    /// Joins worker threads as long as they `are_to_end`, until `deadline` at the latest. Returns the names of those
+    /// not joined by then. Code that changes the result of `are_to_end` must let the joining threads [look
+    /// again](Self::look_again).
     pub(crate) fn join_passing(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -265,14 +265,14 @@ impl ThreadList {
         }
     }
 
-    /// Wakes the threads that join others, so that they check again which ones they must wait for.
+    /// Wakes the threads that are joining others, so that they recheck which ones they must wait for.
     pub(crate) fn look_again(&self) {
         // A joining thread holds the lock from its check until it sleeps.
         drop(lock(&self.list));
         self.changed.notify_all();
     }
 
-    /// Waits until the threads that are `wanted` have ended and been joined.
+    /// Waits until the `wanted` threads have ended and been joined.
     fn join_where(&self, wanted: impl Fn(&Entry) -> bool) {
         let mut list = self.join_some(lock(&self.list));
         while list.entries.iter().any(&wanted) {
@@ -282,8 +282,8 @@ impl ThreadList {
         Self::join_helpers(list);
     }
 
-    /// If no thread is left, joins the helpers, which have nothing more to join and end at once. So once an engine has
-    /// ended, none of its threads runs this crate's code, which may be in a library that is unloaded next.
+    /// If no thread is left, joins the helpers, which have nothing more to join and end immediately. Once an engine has
+    /// ended, therefore, none of its threads runs this crate's code, which may be in a library about to be unloaded.
     fn join_helpers(mut list: MutexGuard<'_, List>) {
         if list.entries.is_empty() {
             let helpers = std::mem::take(&mut list.helper_threads);
@@ -295,7 +295,7 @@ impl ThreadList {
         }
     }
 
-    /// Joins all threads until `deadline` at the latest. Returns the names of those that have not been joined.
+    /// Joins all threads until `deadline` at the latest. Returns the names of those not joined by then.
     pub(crate) fn join_until(self: &Arc<Self>, deadline: Instant) -> Result<(), Vec<String>> {
         let result = self.join_where_until(deadline, |_| true);
         if result.is_err() {
@@ -384,13 +384,13 @@ impl ThreadList {
         }
     }
 
-    /// Whether a deadline passed before all threads had ended, and some threads have still not been joined.
+    /// Whether a deadline passed before all threads had ended, and some threads are still unjoined.
     pub(crate) fn has_left_behind(&self) -> bool {
         let list = lock(&self.list);
         list.left_behind && !list.entries.is_empty()
     }
 
-    /// Returns how many threads were ever added, and how many are in the list.
+    /// Returns how many threads were ever added and how many are in the list.
     #[cfg(test)]
     pub(crate) fn count(&self) -> (u64, usize) {
         let list = lock(&self.list);
@@ -414,7 +414,7 @@ mod tests {
     /// The time limit for events that must happen.
     const AWHILE: Duration = Duration::from_secs(20);
 
-    /// How long a test waits to see that something does not happen.
+    /// How long a test waits to verify that something does not happen.
     const MOMENT: Duration = Duration::from_millis(50);
 
     #[track_caller]
@@ -426,8 +426,7 @@ mod tests {
         }
     }
 
-    /// A value that sends a message when it is dropped, and then blocks until the sender of its other channel is
-    /// dropped.
+    /// A value that sends a message when dropped and then blocks until the sender of its other channel is dropped.
     struct Blocks(mpsc::Sender<()>, mpsc::Receiver<()>);
 
     impl Drop for Blocks {

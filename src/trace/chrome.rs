@@ -1,4 +1,4 @@
-//! Chrome's JSON format of traces ("Trace Event Format", Google, 2016).
+//! Chrome's JSON trace format ("Trace Event Format", Google, 2016).
 
 use std::{
     collections::HashSet,
@@ -13,7 +13,7 @@ use super::export::{Format, Slice, Track};
 #[derive(Debug, Default)]
 pub(super) struct Chrome {
     has_events: bool,
-    /// The engines that have been named in the file.
+    /// The engines already named in the file.
     engines: HashSet<u16>,
 }
 

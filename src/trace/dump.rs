@@ -29,17 +29,17 @@ pub struct Dump {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingVar {
-    /// The variable's name, or its number if it has no name. A variable that replaces another one for the children of
-    /// an operation has the name of the variable that it replaces.
+    /// The variable's name, or its number if it has no name. A variable that replaces another for an operation's
+    /// children has the name of the replaced variable.
     pub name: String,
-    /// The operations that hold the variable, by their indices in [`Dump::ops`]: one that mutates it, or some that read
-    /// it.
+    /// The operations that hold the variable, as indices into [`Dump::ops`]: one that mutates it, or any number that
+    /// read it.
     pub held_by: Vec<usize>,
-    /// The operations that wait for the variable, by their indices in [`Dump::ops`].
+    /// The operations that wait for the variable, as indices into [`Dump::ops`].
     pub awaited_by: Vec<usize>,
 }
 
-/// A thread that waits in a call to the engine.
+/// A thread waiting in a call to the engine.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ThreadWait {
@@ -51,11 +51,11 @@ pub struct ThreadWait {
     pub kind: WaitKind,
     /// How long the thread has been waiting.
     pub time: Duration,
-    /// The operations whose functions run on the thread, by their indices in [`Dump::ops`]. Empty for a thread outside
-    /// operations.
+    /// The operations whose functions are running on the thread, as indices into [`Dump::ops`]. Empty for a thread
+    /// outside operations.
     pub inside: Vec<usize>,
-    /// The operations that the thread waits for, by their indices in [`Dump::ops`]. Empty if it waits for room, or if
-    /// it is outside operations and waits for all.
+    /// The operations that the thread waits for, as indices into [`Dump::ops`]. Empty if it waits for room, or if it is
+    /// outside operations and waits for all.
     pub waits_for: Vec<usize>,
 }
 
@@ -97,7 +97,7 @@ pub struct PendingOp {
     pub name: Name,
     /// Where the operation was pushed.
     pub location: &'static Location<'static>,
-    /// How far the operation has come.
+    /// How far the operation has progressed.
     pub state: OpState,
     /// The device on which the operation runs.
     pub device: Device,
@@ -110,14 +110,14 @@ pub struct PendingOp {
     pub age: Option<Duration>,
     /// The priority closest to 0 among those that the engine treats as equal to the operation's.
     pub priority: i32,
-    /// Whether the operation ends when its completion is used, rather than when its function returns.
+    /// Whether the operation ends when its completion is used rather than when its function returns.
     pub asynchronous: bool,
     /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
     /// The variables that the operation names, except those that it has released.
     pub accesses: Vec<PendingAccess>,
-    /// The operations that this one waits for directly, by their indices in [`Dump::ops`]: those before it in the queue
-    /// of a variable, those that its function waits for, and its children.
+    /// The operations for which this one waits directly, as indices into [`Dump::ops`]: those before it in a variable's
+    /// queue, those that its function waits for, and its children.
     pub waits_for: Vec<usize>,
 }
 
@@ -133,23 +133,23 @@ pub struct PendingAccess {
     pub waits: bool,
 }
 
-/// How far a pending operation has come.
+/// How far a pending operation has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpState {
     /// The operation waits for earlier operations on its variables.
     Waiting,
-    /// The operation is ready, and waits for a worker.
+    /// The operation is ready and waiting for a worker.
     Ready,
-    /// The operation's function has been called, and has not returned. An asynchronous operation stays in this state
+    /// The operation's function has been called and has not returned. An asynchronous operation stays in this state
     /// until its completion is used.
     Running,
-    /// The operation's function waits for another operation, a group, or the end of a scope.
+    /// The operation's function is waiting for another operation, a group, or the end of a scope.
     WaitingInside,
-    /// The operation's function has returned, and the operation waits for its children.
+    /// The operation's function has returned, and the operation is waiting for its children.
     WaitingForChildren,
-    /// The operation has released its variables. Program code that belongs to its end is running or about to run, or a
-    /// GPU has yet to complete it.
+    /// The operation has released its variables. Program code that is part of its completion is running or about to
+    /// run, or a GPU has yet to complete it.
     Ending,
 }
 
@@ -167,7 +167,7 @@ impl fmt::Display for OpState {
 }
 
 impl PendingOp {
-    /// Returns the name of the operation, or where it was pushed if it has none.
+    /// Returns the operation's name, or where it was pushed if it has none.
     #[must_use]
     pub fn label(&self) -> String {
         if self.name.is_empty() {
@@ -185,37 +185,37 @@ impl Dump {
         &self.ops
     }
 
-    /// Returns the variables that pending operations name, with the operations that hold them and wait for them.
+    /// Returns the variables that pending operations name, along with the operations that hold or await them.
     #[must_use]
     pub fn variables(&self) -> &[PendingVar] {
         &self.variables
     }
 
-    /// Returns the threads that wait in calls to the engine, roughly in the order in which they began to wait.
+    /// Returns the threads waiting in calls to the engine, roughly in the order in which they began to wait.
     /// Asynchronous tasks are not listed here; what they await is among the [operations](Self::ops).
     #[must_use]
     pub fn waits(&self) -> &[ThreadWait] {
         &self.waits
     }
 
-    /// Returns how many pending operations were not found because they were pushed or ended during the call.
+    /// Returns how many pending operations were missed because they were pushed or ended during the call.
     #[must_use]
     pub fn unlisted(&self) -> u64 {
         self.unlisted
     }
 
-    /// Returns a cycle of operations, by their indices in [`ops`](Self::ops): each waits for the next one, and the last
-    /// one for the first. Operations can form a cycle only if functions wait.
+    /// Returns a cycle of operations, as indices into [`ops`](Self::ops): each waits for the next, and the last for the
+    /// first. Operations can form a cycle only if functions wait.
     ///
-    /// The cycle is a shortest one, unless there are many: the search begins at no more than 64 operations, and passes
-    /// over each wait at most once from each of them.
+    /// The cycle is a shortest one unless there are many: the search starts from at most 64 operations and follows each
+    /// wait at most once from each of them.
     #[must_use]
     pub fn cycle(&self) -> Option<Vec<usize>> {
         short_cycle(self.ops.len(), |op| self.ops[op].waits_for.as_slice(), MAX_STARTS)
     }
 
-    /// Returns a shortest chain of operations, by their indices, from `op` to one that waits for none. Each waits for
-    /// the next one.
+    /// Returns a shortest chain of operations, as indices, from `op` to an operation that waits for none. Each waits
+    /// for the next.
     #[must_use]
     pub fn chain(&self, op: usize) -> Option<Vec<usize>> {
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -237,7 +237,7 @@ impl Dump {
         behind
     }
 
-    /// Prints the operation that holds up the most others, and a chain of waits that leads to it.
+    /// Prints the operation that holds up the most others and a chain of waits leading to it.
     fn print_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let behind = self.behind();
         let mut heads: Vec<usize> = (0..self.ops.len()).filter(|&op| self.ops[op].waits_for.is_empty()).collect();
@@ -250,8 +250,8 @@ impl Dump {
         let (label, count) = (op.label(), held.len() - 1);
         let others = if count == 1 { "other" } else { "others" };
         writeln!(f, "\n`{}` pushed at {} is {} and holds up {count} {others}:", Plain(&label), op.location, op.state)?;
-        // The chain begins with an internal operation, which is usually a wait of the program, or else with the
-        // farthest one.
+        // The chain begins with an internal operation, usually a wait by the program, or else with the farthest
+        // operation.
         let waits = |&&op: &&usize| self.ops[op].internal && op != head;
         let from = held.iter().find(waits).or(held.last()).copied();
         let waits_for = |op: usize| self.ops[op].waits_for.as_slice();
@@ -349,7 +349,7 @@ impl Dump {
         )
     }
 
-    /// Prints the threads that wait.
+    /// Prints the waiting threads.
     fn print_waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for wait in self.waits.iter().take(MAX_PRINTED) {
             write!(f, "\nthread `{}` has been waiting for {} for {:.1?}", Plain(&wait.thread), wait.kind, wait.time)?;
@@ -371,7 +371,7 @@ impl Dump {
         }
     }
 
-    /// Prints the first operations and the last one of a chain in which each waits for the next one.
+    /// Prints the first operations and the last of a chain in which each waits for the next.
     fn print_chain(&self, f: &mut fmt::Formatter<'_>, chain: &[usize]) -> fmt::Result {
         for (step, &index) in chain.iter().enumerate() {
             if step > MAX_STEPS && step + 1 < chain.len() {
@@ -415,7 +415,7 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// Returns `op`, and then the operations that wait for it, directly or through others, nearest first.
+/// Returns `op`, followed by the operations that wait for it, directly or through others, nearest first.
 fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
     let (mut seen, mut found, mut next) = (HashSet::from([op]), vec![op], 0);
     while let Some(&at) = found.get(next) {
@@ -425,13 +425,13 @@ fn held_up(behind: &[Vec<usize>], op: usize) -> Vec<usize> {
     found
 }
 
-/// The maximum number of operations from which searches begin. It bounds the time that printing a large dump takes.
+/// The maximum number of operations from which searches start. It bounds the time taken to print a large dump.
 const MAX_STARTS: usize = 64;
 
-/// The maximum number of steps of a chain that are printed between its first and its last one.
+/// The maximum number of steps printed between the first and the last step of a chain.
 const MAX_STEPS: usize = 10;
 
-/// The maximum number of operations that are printed; the others are only counted.
+/// The maximum number of operations printed; the others are only counted.
 const MAX_PRINTED: usize = 100;
 
 impl fmt::Display for Dump {

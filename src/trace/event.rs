@@ -1,13 +1,13 @@
 //! Events, and their layout in a ring.
 //!
-//! A ring holds *slots* of four words, so that threads write an event in one or a few stores of half a cache line.
+//! A ring holds *slots* of four words, so threads write an event with one or a few stores of half a cache line.
 //!
 //! | event | slots | words, four in each slot |
 //! |---|---|---|
 //! | a push | 2 or more | head, time, operation, location; two words of the name, the first two accesses; in each further slot, four accesses |
-//! | any other | 1 | head, time, operation, what is specific to the kind |
+//! | any other | 1 | head, time, operation, data specific to the kind |
 //!
-//! The head has the kind in its lowest byte, and above it what is specific to the kind.
+//! The head holds the kind in its lowest byte and data specific to the kind above it.
 
 use std::{fmt, panic::Location};
 
@@ -96,11 +96,11 @@ pub enum Place {
         /// The number of the worker in its lane.
         worker: u16,
     },
-    /// On the thread of a GPU's lane.
+    /// On the thread of a GPU lane.
     Gpu {
         /// The number of the engine in the trace.
         engine: u16,
-        /// The lane's number among the lanes of all GPUs of the engine.
+        /// The lane's number among all of the engine's GPU lanes.
         lane: u8,
     },
     /// On the thread with this number in the trace, which has no worker.
@@ -133,20 +133,20 @@ impl Place {
     }
 }
 
-/// How an operation has ended.
+/// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The operation has succeeded.
+    /// The operation succeeded.
     Succeeded,
-    /// The operation has failed, and was not skipped.
+    /// The operation failed and was not skipped.
     Failed,
     /// The operation was skipped, for instance because a variable that it names had failed, or because it was
     /// cancelled.
     Skipped,
 }
 
-/// What is recorded with a push.
+/// The data recorded with a push.
 #[derive(Clone, Debug)]
 pub(crate) struct Pushed {
     pub(crate) name: Name,
@@ -159,7 +159,7 @@ pub(crate) struct Pushed {
     pub(crate) accesses: Vec<(VarId, AccessMode)>,
 }
 
-/// An event, as it is read from a ring.
+/// An event as read from a ring.
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) ticks: u64,
@@ -170,7 +170,7 @@ pub(super) struct Event {
 #[derive(Debug)]
 pub(super) enum What {
     Pushed(Box<Pushed>),
-    /// The operation, which was not ready when it was pushed, has become ready.
+    /// The operation, which was not ready when pushed, has become ready.
     Ready,
     /// The operation's function is called.
     Started(Place),
@@ -180,8 +180,8 @@ pub(super) enum What {
     /// The operation has ended, but its function may still run on some thread. If so, [`Returned`](Self::Returned)
     /// follows.
     EndedEarly(Outcome),
-    /// The function on the thread waits, so the thread hands its worker over. The event does not say which operation
-    /// the function belongs to.
+    /// The function on the thread waits, so the thread hands over its worker. The event does not identify the
+    /// function's operation.
     Waits,
     /// The function on the thread continues.
     GoesOn(Place),
@@ -209,7 +209,7 @@ pub(crate) enum Short {
     GoesOn(Place),
 }
 
-/// The position of the lowest bit of the number of accesses in the head of a push.
+/// The position, in a push's head, of the lowest bit of the number of accesses.
 const COUNT_AT: u32 = 41;
 
 /// The maximum number of accesses recorded per push.
@@ -247,7 +247,7 @@ pub(super) fn slots_of_push(accesses: usize) -> usize {
     2 + accesses.saturating_sub(2).div_ceil(4)
 }
 
-/// Returns the slots of a push. The words own the name until [`read`] turns them into a name again.
+/// Returns the slots of a push. The words own the name until [`read`] turns them back into a name.
 #[inline]
 pub(super) fn push(
     ticks: u64,
@@ -274,7 +274,7 @@ pub(super) fn push(
 /// Reads the next event from the slots of a ring.
 ///
 /// # Safety
-/// 1. `next` yields the slots that [`push`] and [`short`] have made, in order, each only once.
+/// 1. `next` yields the slots made by [`push`] and [`short`], in order, each only once.
 pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>) -> Option<Event> {
     let [head, ticks, op, word] = next()?;
     let outcome = || match word {
@@ -349,7 +349,7 @@ mod tests {
                 assert_eq!((pushed.name, pushed.location), (name, head.location));
                 assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
                 assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses));
-                // SAFETY: (1): the slots that are left belong to the other event.
+                // SAFETY: (1): the remaining slots belong to the other event.
                 let event = unsafe { read(|| slots.next()) }.expect("there is another event");
                 assert!(matches!(event.what, What::Ready) && slots.next().is_none());
             }

@@ -1,4 +1,4 @@
-//! Trace files: the code that the formats share.
+//! Trace files: the code shared by the formats.
 
 use std::{
     collections::HashMap,
@@ -64,20 +64,20 @@ pub(super) struct Slice<'a> {
     pub(super) from: Duration,
     pub(super) to: Duration,
     pub(super) category: &'static str,
-    /// Names and values that are shown with the slice.
+    /// Names and values shown with the slice.
     pub(super) notes: &'a [(&'static str, String)],
-    /// The numbers of the arrows that lead to the slice.
+    /// The numbers of the arrows leading to the slice.
     pub(super) arrows_in: &'a [u64],
     pub(super) arrows_out: &'a [u64],
 }
 
-/// A writer of the operations of one or more traces of a recorder, in the order in which the traces were taken.
+/// A writer of the operations in one or more of a recorder's traces, in the order in which the traces were taken.
 pub(super) struct Exporter<F> {
     format: F,
     tracks: HashMap<(bool, Place), Track>,
-    /// Operations that have not been written yet, because later traces may show that others depend on them.
+    /// Operations not yet written, because later traces may show that others depend on them.
     held: Vec<TracedOp>,
-    /// The arrows that lead to operations not written yet, keyed by operation.
+    /// The arrows leading to operations not yet written, keyed by operation.
     arrows_in: HashMap<OpId, Vec<u64>>,
     arrows_out: HashMap<OpId, Vec<u64>>,
     next_arrow: u64,
@@ -99,7 +99,7 @@ impl<F: Format> Exporter<F> {
         })
     }
 
-    /// Writes the operations kept from the previous trace, and keeps the operations of `trace` that have ended.
+    /// Writes the operations kept from the previous trace and keeps the operations of `trace` that have ended.
     pub(super) fn add(&mut self, out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let mut held: Vec<OpId> = self.held.iter().map(|op| op.id).collect();
         let ended = || trace.ops.iter().filter(|op| op.ended.is_some());
@@ -107,7 +107,7 @@ impl<F: Format> Exporter<F> {
         held.sort_unstable();
         for op in &trace.ops {
             if self.arrows_in.contains_key(&op.id) {
-                // The operation was in an earlier trace, when it had not ended.
+                // The operation was in an earlier trace, before it ended.
                 continue;
             }
             for before in op.depends_on.iter().filter(|before| held.binary_search(before).is_ok()) {
@@ -133,7 +133,7 @@ impl<F: Format> Exporter<F> {
         let arrows_in = self.arrows_in.remove(&op.id).unwrap_or_default();
         let arrows_out = self.arrows_out.remove(&op.id).unwrap_or_default();
         if op.runs.is_empty() {
-            // The operation was skipped, or has not run yet.
+            // The operation was skipped or has not yet run.
             return Ok(());
         }
         let (label, notes) = (op.label(), notes(trace, op));
@@ -161,7 +161,7 @@ impl<F: Format> Exporter<F> {
         let slice = Slice {
             track: &track,
             name: &label,
-            // If a rectangle began where another one ends, viewers would put it inside that one.
+            // If a rectangle began where another ends, viewers would nest it inside the other.
             from: returned.max(before + Duration::from_nanos(1)).min(ended),
             to: ended,
             category,
@@ -172,7 +172,7 @@ impl<F: Format> Exporter<F> {
         self.format.slice(out, &slice)
     }
 
-    /// Returns the track of a place, or of the stream of a GPU's lane.
+    /// Returns the track of a place, or of a GPU lane's stream.
     fn track(&mut self, out: &mut dyn Write, trace: &Trace, is_stream: bool, place: Place) -> io::Result<Track> {
         if let Some(track) = self.tracks.get(&(is_stream, place)) {
             return Ok(track.clone());
@@ -191,7 +191,7 @@ impl<F: Format> Exporter<F> {
     }
 }
 
-/// Returns the names and values that are shown with an operation.
+/// Returns the names and values shown with an operation.
 fn notes(trace: &Trace, op: &TracedOp) -> Vec<(&'static str, String)> {
     let variables = |write: bool| {
         let named = op.accesses.iter().filter(|(_, mode)| mode.is_write() == write);
@@ -230,16 +230,16 @@ impl Trace {
     /// ```
     ///
     /// # Errors
-    /// The errors of `out`.
+    /// Returns the errors of `out`.
     pub fn write_perfetto(&self, out: &mut dyn Write) -> io::Result<()> {
         self.write_as(super::perfetto::Perfetto::default(), out)
     }
 
     /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. The file shows
-    /// the same as one from [`write_perfetto`](Self::write_perfetto). It is larger, but is readable text.
+    /// the same as one from [`write_perfetto`](Self::write_perfetto). It is larger, but human-readable.
     ///
     /// # Errors
-    /// The errors of `out`.
+    /// Returns the errors of `out`.
     pub fn write_chrome(&self, out: &mut dyn Write) -> io::Result<()> {
         self.write_as(super::chrome::Chrome::default(), out)
     }

@@ -5,11 +5,11 @@ use std::{
     ops::ControlFlow,
 };
 
-/// Walks through a graph depth first, and calls `found` with each cycle that an edge back to the walk's own path closes:
-/// the nodes of the path from the head, to which that edge leads, to the last one. `edges` returns the nodes to which
-/// the edges of a node lead. Visits each edge at most once. Returns what `found` breaks with.
+/// Walks a graph depth-first and calls `found` with each cycle closed by an edge back to the walk's own path: the nodes
+/// of the path from the head, to which that edge leads, to the last. `edges` returns a node's successors. Visits each
+/// edge at most once. Returns the value with which `found` breaks.
 ///
-/// Every cycle contains a head: the node of the cycle that the walk reaches first.
+/// Every cycle contains a head: the first of its nodes that the walk reaches.
 fn each_loop<'g, B>(
     nodes: usize,
     edges: impl Fn(usize) -> &'g [usize],
@@ -54,14 +54,13 @@ fn each_loop<'g, B>(
     None
 }
 
-/// Returns the nodes of a cycle, in order, if there is one. `edges` returns the nodes to which the edges of a node
-/// lead. Visits each edge at most once.
+/// Returns a cycle's nodes in order, if there is a cycle. `edges` returns a node's successors. Visits each edge at most
+/// once.
 pub(super) fn find_cycle<'g>(nodes: usize, edges: impl Fn(usize) -> &'g [usize]) -> Option<Vec<usize>> {
     each_loop(nodes, edges, |path| ControlFlow::Break(path.iter().map(|&(node, _)| node).collect()))
 }
 
-/// Returns the nodes of a short cycle, in order, if there is a cycle. `edges` returns the nodes to which the edges of a
-/// node lead.
+/// Returns a short cycle's nodes in order, if there is a cycle. `edges` returns a node's successors.
 ///
 /// The cycle is a shortest one if a depth-first walk finds at most `max_heads` nodes at which a cycle begins. If there
 /// are more, the search is limited to those with the shortest cycles in the walk. It visits each edge at most
@@ -82,21 +81,21 @@ pub(super) fn short_cycle<'g>(
     heads.sort_unstable();
     let cycles = heads.iter().take(max_heads).filter_map(|&(_, head)| {
         let back = nearest(nodes, edges(head), &edges, |node| node == head)?;
-        // The path comes back to where it began.
+        // The path returns to where it began.
         Some([&[head], &back[..back.len() - 1]].concat())
     });
     cycles.min_by_key(Vec::len)
 }
 
-/// Returns a shortest path from one of `starts` to a node that is `wanted`, including both ends, if there is one.
-/// `edges` returns the nodes to which the edges of a node lead. Visits each node at most once.
+/// Returns a shortest path, including both endpoints, from one of `starts` to a node that is `wanted`, if there is one.
+/// `edges` returns a node's successors. Visits each node at most once.
 pub(super) fn nearest<'g>(
     nodes: usize,
     starts: &[usize],
     edges: impl Fn(usize) -> &'g [usize],
     wanted: impl Fn(usize) -> bool,
 ) -> Option<Vec<usize>> {
-    // For each node that was seen, the node before it; for a start, the start itself.
+    // For each node seen, its predecessor; for a start, the start itself.
     let mut before: Vec<Option<usize>> = vec![None; nodes];
     let mut queue = VecDeque::new();
     for &start in starts {
@@ -149,7 +148,7 @@ mod tests {
     fn the_shortest_of_several_cycles_is_found() {
         let shortest = |graph: &[Vec<usize>], max| short_cycle(graph.len(), edges(graph), max);
         assert_eq!(shortest(&[vec![1], vec![]], 64), None);
-        // The walk finds the cycle of four nodes first, and comes to the others later.
+        // The walk finds the cycle of four nodes first and reaches the others later.
         let apart = [vec![1], vec![2], vec![3], vec![0], vec![5], vec![4], vec![7], vec![8], vec![6]];
         assert_eq!(shortest(&apart, 64), Some(vec![4, 5]));
         assert_eq!(shortest(&apart, 1), Some(vec![4, 5]), "the head of the shortest known cycle is searched first");

@@ -1,4 +1,4 @@
-//! Histories of operations, put together from their events.
+//! Histories of operations, assembled from their events.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{scheduler::DEFAULT_BAND, values::name::Name};
 
-/// The history of one operation. Times count from when the recorder was made.
+/// The history of one operation. Times count from the recorder's creation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TracedOp {
@@ -37,25 +37,25 @@ pub struct TracedOp {
     pub accesses: Vec<(VarId, AccessMode)>,
     /// The number of the thread that pushed the operation.
     pub pushed_by: u16,
-    /// The operation whose function pushed this one. `None` for children, which are pushed after the function of their
-    /// parent has returned.
+    /// The operation whose function pushed this one. `None` for children, which are pushed after their parent's
+    /// function has returned.
     pub parent: Option<OpId>,
     /// When the operation was pushed.
     pub pushed: Duration,
     /// When the operation became ready.
     pub ready: Option<Duration>,
-    /// When the operation's function was called. `None` if it never was, or if the trace ends before that.
+    /// When the operation's function was called. `None` if it never was, or if the trace ends earlier.
     pub started: Option<Duration>,
-    /// When the operation's function returned. An operation of a GPU has been issued by then.
+    /// When the operation's function returned. A GPU operation has been issued by then.
     pub returned: Option<Duration>,
-    /// When the operation ended: from then on, operations behind it could run. An operation of a GPU has ended when the
-    /// GPU has completed it.
+    /// When the operation ended: from then on, operations behind it could run. A GPU operation ends when the GPU
+    /// completes it.
     pub ended: Option<Duration>,
     /// How the operation ended.
     pub outcome: Option<Outcome>,
     /// Where and when the operation's function ran. There may be several runs if the function waited.
     pub runs: Vec<Run>,
-    /// The operations in the trace that came before this one on its variables, and that it had to wait for.
+    /// The operations in the trace that preceded this one on its variables and for which it had to wait.
     pub depends_on: Vec<OpId>,
 }
 
@@ -72,7 +72,7 @@ pub struct Run {
 }
 
 impl TracedOp {
-    /// Returns how long the function ran, without the times in which it waited for other operations.
+    /// Returns how long the function ran, excluding the time it spent waiting for other operations.
     #[must_use]
     pub fn ran(&self) -> Duration {
         self.runs.iter().map(|run| run.to.saturating_sub(run.from)).sum()
@@ -96,7 +96,7 @@ impl TracedOp {
         self.ended.map(|ended| ended.saturating_sub(self.pushed))
     }
 
-    /// Returns the name of the operation, or where it was pushed if it has none.
+    /// Returns the operation's name, or where it was pushed if it has none.
     #[must_use]
     pub fn label(&self) -> String {
         if self.name.is_empty() {
@@ -118,7 +118,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Returns the operations, in the order of their pushes.
+    /// Returns the operations in push order.
     #[must_use]
     pub fn ops(&self) -> &[TracedOp] {
         &self.ops
@@ -131,7 +131,7 @@ impl Trace {
         self.lost
     }
 
-    /// Returns the name of a thread by its number. It is `thread N` if the thread has no name.
+    /// Returns the name of the thread with this number, or `thread N` if the thread has no name.
     #[must_use]
     pub fn thread(&self, thread: u16) -> &str {
         self.threads.get(usize::from(thread)).map_or("", String::as_str)
@@ -155,7 +155,7 @@ impl Trace {
         place_name(&self.engines, |thread| self.thread(thread), place)
     }
 
-    /// Returns when the first operation of the trace was pushed, and the time of the last event.
+    /// Returns the times of the trace's first push and last event.
     #[must_use]
     pub fn range(&self) -> (Duration, Duration) {
         let start = self.ops.iter().map(|op| op.pushed).min().unwrap_or_default();
@@ -191,11 +191,11 @@ impl EngineInfo {
     }
 }
 
-/// Histories that have not been taken yet.
+/// Histories not yet taken.
 #[derive(Default)]
 pub(super) struct History {
     threads: Vec<Thread>,
-    /// The numbers of threads that have ended, in the order in which they ended.
+    /// The numbers of ended threads, in the order in which they ended.
     ended_threads: VecDeque<u16>,
     engines: Vec<EngineInfo>,
     /// Shared with the traces that still exist.
@@ -211,16 +211,16 @@ pub(super) struct History {
     /// Whether a profile is written.
     pub(super) is_exported: bool,
     variables: HashMap<VarId, Variable>,
-    /// Variables that were freed, but whose names may still be needed.
+    /// Freed variables whose names may still be needed.
     freed: VecDeque<VarId>,
-    /// The number of events that were lost, or that belong to operations whose pushes were lost.
+    /// The number of events that were lost or that belong to operations whose pushes were lost.
     lost: u64,
     lost_to_export: u64,
-    /// The number of events lost since the recorder was made.
+    /// The number of events lost since the recorder's creation.
     pub(super) all_lost: u64,
     /// Whether events were lost. If so, operations that have ended may still be in `open`.
     pub(super) has_losses: bool,
-    /// Operations that were open, but that the last search did not find pending.
+    /// Open operations that the last search did not find pending.
     missing: HashSet<OpId>,
     last: Duration,
     pub(super) stats: Collected,
@@ -238,13 +238,13 @@ impl fmt::Debug for History {
 #[derive(Default)]
 struct Thread {
     name: String,
-    /// The operations whose functions run on the thread, innermost last.
+    /// The operations whose functions are running on the thread, innermost last.
     stack: Vec<OpId>,
-    /// Whether the function on the thread waits without a worker.
+    /// Whether the function on the thread is waiting without a worker.
     waits: bool,
 }
 
-/// The last operations that have used a variable.
+/// The last operations to use a variable.
 #[derive(Default)]
 struct Variable {
     writer: Option<OpId>,
@@ -255,16 +255,15 @@ struct Variable {
 /// The maximum number of readers remembered per variable. It bounds the memory for a variable that is never mutated.
 const MAX_READERS: usize = 1024;
 
-/// The maximum number of ended operations that are kept until the program takes them. They take some 300 MB. The value
-/// is not tuned.
+/// The maximum number of ended operations kept until the program takes them. They occupy some 300 MB. Not tuned.
 const MAX_ENDED: usize = 1 << 20;
 
 /// The maximum number of freed variables whose names are kept.
 const MAX_FREED: usize = 1 << 16;
 
 impl History {
-    /// Adds a thread, and returns its number. If all numbers are taken, reuses the number of a thread that has ended,
-    /// or returns `None` if there is no such thread.
+    /// Adds a thread and returns its number. If all numbers are taken, reuses the number of an ended thread, or returns
+    /// `None` if there is no such thread.
     pub(super) fn add_thread(&mut self, name: Option<&str>) -> Option<u16> {
         let is_full = self.threads.len() == max_threads();
         let number = if is_full { self.ended_threads.pop_front()? } else { self.threads.len() as u16 };
@@ -278,7 +277,7 @@ impl History {
         Some(number)
     }
 
-    /// Notes that a thread has ended, and that all its events have been read.
+    /// Notes that a thread has ended and that all its events have been read.
     pub(super) fn end_thread(&mut self, number: u16) {
         self.ended_threads.push_back(number);
     }
@@ -326,7 +325,7 @@ impl History {
             What::Ready => op.ready = Some(time.max(op.pushed)),
             What::Started(place) => {
                 op.started = Some(time);
-                // Operations that were ready when they were pushed have no `Ready` event.
+                // Operations that were ready when pushed have no `Ready` event.
                 op.ready.get_or_insert(op.pushed);
                 op.run(place, time);
                 on.stack.push(event.op);
@@ -359,7 +358,7 @@ impl History {
         }
     }
 
-    /// Closes the history of an operation that has ended, and whose function has returned.
+    /// Closes the history of an operation that has ended and whose function has returned.
     fn close(&mut self, op: OpId) {
         let op = self.open.remove(&op);
         self.free_variables(op.as_ref());
@@ -377,7 +376,7 @@ impl History {
     /// Forgets variables that an operation has deleted.
     fn free_variables(&mut self, op: Option<&TracedOp>) {
         for op in op.into_iter().filter(|op| op.internal) {
-            // An internal operation that overwrites a variable is the last one that uses it.
+            // An internal operation that overwrites a variable is the last to use it.
             for (variable, _) in op.accesses.iter().filter(|(_, mode)| *mode == AccessMode::Overwrite) {
                 self.variables.remove(variable);
                 self.freed.push_back(*variable);
@@ -388,9 +387,9 @@ impl History {
         }
     }
 
-    /// Forgets open operations whose ends were lost: those that were pushed before a search, but are not among the
-    /// `pending` operations that it found. An operation must be missing from two searches, since a search does not find
-    /// an operation that is still being pushed.
+    /// Forgets open operations whose ends were lost: those pushed before a search but not among the `pending`
+    /// operations that it found. An operation must be missing from two searches, since a search does not find an
+    /// operation that is still being pushed.
     pub(super) fn forget_others(&mut self, pending: &HashSet<OpId>, searched: Duration) {
         let is_missing = |op: &&TracedOp| op.pushed < searched && !pending.contains(&op.id);
         let missing: HashSet<OpId> = self.open.values().filter(is_missing).map(|op| op.id).collect();
@@ -420,7 +419,7 @@ impl History {
         self.has_losses = true;
     }
 
-    /// Returns the operations whose functions run, and where.
+    /// Returns the operations whose functions are running, and where.
     pub(super) fn running(&self) -> HashMap<OpId, String> {
         let place = |op: &TracedOp| {
             let run = op.runs.last().filter(|run| run.to == Duration::MAX)?;
@@ -442,7 +441,7 @@ impl History {
         trace
     }
 
-    /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on operations of earlier traces.
+    /// Returns the same as [`take`](Self::take), for a profile. Operations may depend on operations in earlier traces.
     pub(super) fn export(&mut self) -> Trace {
         let (ended, lost) = (std::mem::take(&mut self.to_export), std::mem::take(&mut self.lost_to_export));
         self.trace(ended, lost)
@@ -507,7 +506,7 @@ impl TracedOp {
 }
 
 impl Variable {
-    /// Notes that `op` uses the variable now, and adds to `before` the operations that it had to wait for.
+    /// Notes that `op` now uses the variable, and adds to `before` the operations for which it had to wait.
     fn use_by(&mut self, op: OpId, mode: AccessMode, before: &mut Vec<OpId>) {
         if !mode.is_write() {
             before.extend(self.writer);

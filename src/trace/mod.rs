@@ -1,7 +1,7 @@
-//! Traces: what is recorded while operations are pushed and run, and what can be made of it afterwards.
+//! Traces: what is recorded while operations are pushed and run, and how it is used afterwards.
 //!
-//! The [`recorder`] collects [events](event) in a ring for each thread. The [`history`] of each operation is put
-//! together from these later, on the thread that asks for it.
+//! The [`recorder`] collects [events](event) in a ring for each thread. Each operation's [`history`] is assembled from
+//! these later, on the thread that requests it.
 
 mod chrome;
 pub(crate) mod dump;

@@ -11,9 +11,9 @@ use crate::values::{device::Device, name::Name};
 /// Program code that an engine calls at each step of an operation, on the thread that takes the step. See
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
 ///
-/// The calls are made immediately, between the steps of the engine, so they should be quick. An observer must neither
-/// push nor wait: such calls return errors. A panic is logged and has no other effect. Calls for one operation come in
-/// the order of these methods, except that `returned` may come after `ended`.
+/// The calls are made immediately, between the engine's steps, so they should be quick. An observer must neither push
+/// nor wait: such calls return errors. A panic is logged and has no other effect. Calls for one operation come in the
+/// order of these methods, except that `returned` may come after `ended`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -46,19 +46,19 @@ pub trait Observer: Send + Sync + 'static {
         let _ = op;
     }
 
-    /// Called when the operation has become ready, and is about to enter a lane. Not called for operations that run
+    /// Called when the operation has become ready and is about to enter a lane. Not called for operations that run
     /// inside their push.
     fn ready(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
 
-    /// Called when the function of the operation is about to be called by this thread.
+    /// Called when this thread is about to call the operation's function.
     fn started(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
 
-    /// Called when the function has returned, on the thread that called it, if the operation does not end at that
-    /// point: it is asynchronous, has children, or was issued to a GPU. The operation may have ended already.
+    /// Called when the function has returned, on the thread that called it, if the operation does not end then: it is
+    /// asynchronous, has children, or was issued to a GPU. The operation may already have ended.
     fn returned(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
@@ -70,11 +70,11 @@ pub trait Observer: Send + Sync + 'static {
     }
 }
 
-/// An operation, as an [`Observer`] sees it. What is not in a field is looked up when it is asked for.
+/// An operation as seen by an [`Observer`]. Information that is not in a field is looked up on request.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct ObservedOp<'a> {
-    /// Identifies the operation within its engine, and in traces of the engine's recorder.
+    /// Identifies the operation within its engine and in traces of the engine's recorder.
     pub id: OpId,
     /// The operation's name, which is empty if it has none.
     pub name: &'a str,
@@ -105,11 +105,11 @@ pub(crate) trait Details {
     fn accesses(&self) -> Vec<ObservedAccess>;
 }
 
-/// A variable that an operation names, as an [`Observer`] sees it.
+/// A variable named by an operation, as seen by an [`Observer`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ObservedAccess {
-    /// Identifies the variable within its engine, and in traces of the engine's recorder.
+    /// Identifies the variable within its engine and in traces of the engine's recorder.
     pub variable: VarId,
     /// The variable's name, which is empty if it has none.
     pub name: Name,
@@ -119,7 +119,7 @@ pub struct ObservedAccess {
 
 impl ObservedOp<'_> {
     /// Returns the time since the operation was pushed. The first call for an engine may take 10 ms, to measure the
-    /// rate of the clock.
+    /// clock's rate.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.recorder.age(self.id)
@@ -132,30 +132,30 @@ impl ObservedOp<'_> {
         self.details.lane()
     }
 
-    /// Returns where the calling thread takes this step of the operation: on which worker of the engine, on the thread
-    /// of which GPU's lane, or on another thread. In [`started`](Observer::started) this is where the function runs.
+    /// Returns where the calling thread takes this step of the operation: on a worker of the engine, on the thread of a
+    /// GPU lane, or on another thread. In [`started`](Observer::started), this is where the function runs.
     ///
-    /// The number of another thread counts the threads of the engine's recorder, as in its traces.
+    /// The number of another thread is the one that the engine's recorder has assigned to it, as in the recorder's
+    /// traces.
     #[must_use]
     pub fn place(&self) -> Place {
         self.details.place()
     }
 
-    /// Returns a name for the [place](Self::place): `cpu 0` for the first worker of the lane `cpu`, the name of a GPU's
+    /// Returns a name for the [place](Self::place): `cpu 0` for the first worker of the lane `cpu`, the name of a GPU
     /// lane, or the name of another thread, which is empty if the thread has none.
     #[must_use]
     pub fn place_name(&self) -> String {
         self.details.place_name()
     }
 
-    /// Returns the variables that the operation reads and mutates, each once. From them follow the operations that it
-    /// depends on: on each variable, an operation that reads it waits for the last one before it that mutates it, and
-    /// one that mutates it waits for all readers since then as well.
+    /// Returns the variables that the operation reads and mutates, each once. They determine its dependencies: on each
+    /// variable, an operation that reads waits for the last one before it that mutates, and one that mutates also waits
+    /// for all readers since then.
     ///
-    /// The list is complete when the operation is [pushed](Observer::pushed), and when its function
-    /// [starts](Observer::started). Variables that the operation has released are missing from it: an operation of a
-    /// GPU releases its variables when it is issued, and any other releases them as soon as it has
-    /// [ended](Observer::ended).
+    /// The list is complete when the operation is [pushed](Observer::pushed) and when its function
+    /// [starts](Observer::started). It omits variables that the operation has released: a GPU operation releases its
+    /// variables when it is issued, any other as soon as it has [ended](Observer::ended).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

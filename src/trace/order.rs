@@ -1,24 +1,24 @@
-//! The order checker: proves from a trace that an engine has run conflicting operations one after the other, in push
-//! order, and that it has not held readers back for other readers.
+//! The order checker: proves from a trace that an engine ran conflicting operations one after the other, in push order,
+//! and did not hold readers back for other readers.
 //!
-//! The checker does not look at queues. It takes the times at which functions ran, and asks whether they can be
-//! explained: whether there is an order of all pushes, consistent with each thread's own order and with real time, in
-//! which each operation ran after all earlier ones that it conflicts with. There is such an order if no two conflicting
-//! operations overlapped, and if the order of the pushes and the order of the runs together have no cycle.
+//! The checker does not examine queues. It asks whether the times at which functions ran can be explained by an order
+//! of all pushes, consistent with each thread's own order and with real time, in which each operation ran after all
+//! earlier ones with which it conflicts. Such an order exists if no two conflicting operations overlapped and the
+//! orders of the pushes and the runs together contain no cycle.
 //!
 //! # Readers
 //!
 //! Consecutive readers of a variable need not overlap: there may be too few workers, for instance. But none of them may
-//! have to wait for the end of another before it is ready. Readiness has the time of the event that caused it. So a
-//! reader is late if it became ready at the very time at which an earlier reader ended, and nothing that it had to wait
-//! for, on any of its variables, ended at that time or later. Its wait for a worker, which comes after that, does not
-//! matter.
+//! have to wait for another to end before becoming ready. Readiness is recorded with the time of the event that caused
+//! it. A reader is therefore late if it became ready at the very time at which an earlier reader ended, and nothing
+//! that it had to wait for, on any of its variables, ended at that time or later. Its subsequent wait for a worker does
+//! not matter.
 //!
 //! Some operations are not checked in this way, since the recorded cause of their readiness need not be the true one:
-//! the engine's own operations, of which waits may stand behind readers, and those of GPUs, several of which may end in
-//! one step. Of the earlier readers, only those that end with their functions count: a thread may end another one between
-//! the completion of an operation and the readiness that this causes. The naive engine does not record when an operation
-//! becomes ready.
+//! the engine's own operations, which include waits behind readers, and GPU operations, several of which may end in one
+//! step. Among earlier readers, only those that end with their functions count: between the completion of an operation
+//! and the readiness that it causes, a thread may end another operation. The naive engine does not record when an
+//! operation becomes ready.
 
 use std::{collections::HashMap, error::Error, fmt, time::Duration};
 
@@ -58,8 +58,8 @@ pub enum OrderViolation {
         second: Box<TracedOp>,
     },
     /// An operation that reads a variable became ready only when an earlier reader of the variable ended, although
-    /// nothing else held it back: the engine has kept readers apart that could have overlapped. Operations of GPUs, and
-    /// the engine's own operations, are not checked for this.
+    /// nothing else held it back: the engine kept apart readers that could have overlapped. GPU operations and the
+    /// engine's own operations are not checked for this.
     LateReader {
         /// The variable.
         variable: String,
@@ -68,8 +68,8 @@ pub enum OrderViolation {
         /// The reader that became ready at that time.
         second: Box<TracedOp>,
     },
-    /// No order of pushes explains the order in which operations ran: each of these came before the next one, and the
-    /// last one before the first.
+    /// No order of pushes explains the order in which operations ran: each of these came before the next, and the last
+    /// before the first.
     Cycle(Vec<TracedOp>),
     /// Events were lost, so the order cannot be checked. Take the trace more often, or give the
     /// [recorder](crate::Recorder::with_capacity) more room.
@@ -104,10 +104,10 @@ impl fmt::Display for OrderViolation {
 impl Error for OrderViolation {}
 
 /// The longest time after its push at which an operation may count as ready because of the push alone. The recorder
-/// rounds the time of a push, by less than a tenth of this.
+/// rounds push times by less than a tenth of this.
 const PUSH: Duration = Duration::from_micros(1);
 
-/// The use of a variable by an operation.
+/// An operation's use of a variable.
 struct Use<'t> {
     index: usize,
     op: &'t TracedOp,
@@ -117,8 +117,8 @@ struct Use<'t> {
 
 impl Trace {
     /// Checks that the engine has kept its rule: operations that conflict on a variable run one after the other, in
-    /// push order. The check does not look at the engine's queues: it asks whether the recorded times of pushes and
-    /// runs can be explained by one order of all pushes. It also checks that no reader of a variable waited for another
+    /// push order. The check does not examine the engine's queues: it asks whether a single order of all pushes
+    /// explains the recorded times of pushes and runs. It also checks that no reader of a variable waited for another
     /// reader. Operations that have not ended are not checked.
     ///
     /// A program's tests can end with this check, as many of raddle's own do.
@@ -146,7 +146,7 @@ impl Trace {
         }
         let ops: Vec<&TracedOp> = self.ops.iter().filter(|op| op.ended.is_some()).collect();
         let mut report = OrderReport { operations: ops.len(), ..OrderReport::default() };
-        // Edges from each operation to others that come after it.
+        // Edges from each operation to others that follow it.
         let mut after: Vec<Vec<usize>> = vec![Vec::new(); ops.len()];
         self.order_by_runs(&ops, &mut after, &mut report)?;
         order_by_pushes(&ops, &mut after);
@@ -164,9 +164,9 @@ impl Trace {
         report: &mut OrderReport,
     ) -> Result<(), OrderViolation> {
         let mut uses: HashMap<VarId, Vec<Use<'_>>> = HashMap::new();
-        // For each operation, when the last one ended that it had to wait for.
+        // For each operation, when the last of its dependencies ended.
         let mut held: Vec<Duration> = ops.iter().map(|op| op.pushed + PUSH).collect();
-        // Pairs of readers of a variable, of which the second became ready when the first ended.
+        // Pairs of readers of a variable whose second became ready when the first ended.
         let mut late = Vec::new();
         for (index, &op) in ops.iter().enumerate() {
             // A skipped operation counts as having started when it ended.
@@ -178,7 +178,7 @@ impl Trace {
         for (variable, mut uses) in uses {
             uses.sort_by_key(|one| (one.from, one.op.ended));
             let (mut writer, mut readers): (Option<&Use<'_>>, Vec<&Use<'_>>) = (None, Vec::new());
-            // The readers that are checked, by the times at which they ended.
+            // The checked readers, keyed by the times at which they ended.
             let mut reader_ended: HashMap<Duration, usize> = HashMap::new();
             for one in &uses {
                 let before: Vec<&Use<'_>> = if !one.is_write {
@@ -235,7 +235,7 @@ impl Trace {
     }
 }
 
-/// Returns the time from which `earlier` let `later` start: when `earlier` was issued, if both are for GPUs of one
+/// Returns the time from which `earlier` let `later` start: when `earlier` was issued, if both run on GPUs of one
 /// engine, and otherwise when it ended.
 fn released(earlier: &TracedOp, later: &TracedOp) -> Duration {
     let gpu = |op: &TracedOp| op.runs.first().is_some_and(|run| matches!(run.place, Place::Gpu { .. }));
@@ -247,10 +247,10 @@ fn released(earlier: &TracedOp, later: &TracedOp) -> Duration {
     }
 }
 
-/// Adds an edge from each push to the next one of the same thread, and from each operation that has started to the next
-/// push of each other thread: that push began after the push of the operation was over.
+/// Adds an edge from each push to the same thread's next push, and from each started operation to the next push of each
+/// other thread: that push began after the operation's own push was over.
 fn order_by_pushes(ops: &[&TracedOp], after: &mut [Vec<usize>]) {
-    // The operations of a trace are in the order of their pushes.
+    // A trace's operations are in push order.
     let mut last: HashMap<u16, usize> = HashMap::new();
     let mut of_thread: HashMap<u16, Vec<usize>> = HashMap::new();
     for (index, op) in ops.iter().enumerate() {
@@ -331,7 +331,7 @@ mod tests {
         assert!(matches!(violation, OrderViolation::Overlap { .. }), "{violation}");
     }
 
-    /// Returns a trace of three readers that wait for an operation, which mutates what all of them read and what only
+    /// Returns a trace of three readers waiting for an operation that mutates both what all of them read and what only
     /// the third reads.
     fn trace_of_readers() -> (Trace, [usize; 4]) {
         let recorder = Recorder::new();
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn a_reader_that_something_else_held_back_is_not_late() {
         let (trace, [_, first, second, third]) = trace_of_readers();
-        // The first reader also mutates another variable, which the third one reads.
+        // The first reader also mutates another variable, which the third reads.
         let mut other = trace.clone();
         let variable = VarId(u64::MAX >> 2);
         other.ops[first].accesses.push((variable, crate::AccessMode::Write));

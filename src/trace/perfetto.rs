@@ -1,7 +1,7 @@
-//! Perfetto's binary format of traces: packets in the wire format of protocol buffers.
+//! Perfetto's binary trace format: packets in the wire format of protocol buffers.
 //!
-//! The numbers of the fields come from `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
-//! `debug_annotation.proto` in the sources of Perfetto.
+//! The field numbers come from `trace_packet.proto`, `track_descriptor.proto`, `track_event.proto` and
+//! `debug_annotation.proto` in Perfetto's sources.
 
 use std::{
     collections::HashSet,
@@ -18,7 +18,7 @@ pub(super) struct Perfetto {
     engines: HashSet<u16>,
 }
 
-/// A message of protocol buffers.
+/// A protocol buffer message.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -62,14 +62,14 @@ impl Message {
 fn packet(out: &mut dyn Write, fill: impl FnOnce(&mut Message)) -> io::Result<()> {
     let mut trace = Message::default();
     trace.message(1, |packet| {
-        // The sequence that all packets belong to.
+        // The sequence to which all packets belong.
         packet.number(10, 1);
         fill(packet);
     });
     out.write_all(&trace.0)
 }
 
-/// Returns the number of the track that contains the tracks of an engine.
+/// Returns the number of the track that contains an engine's tracks.
 fn engine_track(engine: u16) -> u64 {
     1 << 32 | u64::from(engine)
 }

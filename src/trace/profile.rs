@@ -24,20 +24,20 @@ use crate::{
     system::panics,
 };
 
-/// The time between two readings of the rings. Unless the program has set a recorder of its own, a thread can push and
-/// run some 40,000 operations in this time without losing events. The value is not tuned.
+/// The time between two readings of the rings. Unless the program has set its own recorder, a thread can push and run
+/// some 40,000 operations in this time without losing events. Not tuned.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// A trace that is being written.
 #[derive(Debug)]
 pub(crate) struct Profile {
-    /// The sender, whose drop tells the thread to write the rest and to end, and the handle of the thread.
+    /// The sender, whose drop tells the thread to write the rest and end, and the thread's handle.
     stop: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
 }
 
 impl Profile {
-    /// Starts writing what `recorder` records to the file at `path`, in Chrome's format if its name ends with `.json`,
-    /// and otherwise in Perfetto's. If this process has already written a profile there, a number is added to the name.
+    /// Starts writing what `recorder` records to the file at `path`, in Chrome's format if the name ends in `.json` and
+    /// otherwise in Perfetto's. If this process has already written a profile there, a number is added to the name.
     pub(crate) fn begin(recorder: &Recorder, path: &Path) -> io::Result<Self> {
         let path = unused(path);
         let file = BufWriter::new(File::create(&path)?);
@@ -59,7 +59,7 @@ impl Profile {
         Ok(Self { stop: Mutex::new(Some((sender, thread))) })
     }
 
-    /// Writes the rest, and waits until that is done.
+    /// Writes the rest and waits until this is done.
     pub(crate) fn end(&self) {
         let stop = lock(&self.stop).take();
         if let Some((sender, thread)) = stop {
@@ -110,7 +110,7 @@ fn write(
         file.flush()?;
     }
     if lost > 0 {
-        panics::log!(Warn, "raddle: {lost} events came too fast to be written, and are missing from the profile");
+        panics::log!(Warn, "raddle: {lost} events came too fast to be written and are missing from the profile");
     }
     Ok(())
 }

@@ -2,11 +2,11 @@
 //!
 //! # Who may touch what
 //!
-//! * The writing end of a ring: the thread that it belongs to, in a thread-local.
-//! * The reading ends, and the histories that have not been taken yet: the holder of the lock.
+//! * The writing end of a ring: its owning thread, in a thread-local.
+//! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
-//! A thread that writes takes no lock and allocates nothing, except that its first event creates its ring. An event
-//! that finds the ring full is only counted.
+//! A writing thread takes no lock and allocates nothing, except that its first event creates its ring. An event that
+//! finds the ring full is only counted.
 
 use std::{
     cell::RefCell,
@@ -32,25 +32,25 @@ use crate::{
     values::name::Name,
 };
 
-/// The default number of slots of a ring: 2 MiB for each thread. The value is not tuned. It is enough for some 10,000
-/// operations on each thread.
+/// The default number of slots in a ring: 2 MiB per thread. Not tuned: enough for some 10,000 operations on each
+/// thread.
 const SLOTS: usize = 1 << 16;
 
-/// The number of bits of an operation's number that identify the thread that pushed it; the bits above hold the time.
-/// The engines of a recorder are expected to have fewer threads at a time than these bits can distinguish.
+/// The number of bits of an operation's number that identify the thread that pushed it; the bits above hold the time. A
+/// recorder's engines are expected to have fewer threads at a time than these bits can distinguish.
 const THREAD_BITS: u32 = 12;
 const MAX_THREADS: usize = 1 << THREAD_BITS;
 
 /// The number shared by all threads that have none of their own because too many exist. Their events are lost.
 const NO_NUMBER: u16 = (MAX_THREADS - 1) as u16;
 
-/// The minimum time between two searches by a profile for operations whose ends were lost. The value is not tuned, but
-/// should not be small: a search visits every record.
+/// The minimum time between two searches by a profile for operations whose ends were lost. Not tuned, but should not be
+/// small: a search visits every record.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// An engine, as its recorder sees it.
+/// An engine as seen by its recorder.
 pub(crate) trait Recorded: Send + Sync {
-    /// Calls `found` with each operation that is pending.
+    /// Calls `found` with each pending operation.
     fn each_pending(&self, found: &mut dyn FnMut(OpId));
 }
 
@@ -62,9 +62,9 @@ const TICKS_BITS: u32 = 4;
 /// An engine receives a recorder when it is [built](crate::EngineBuilder::recorder). Several engines may share one.
 /// Clones are handles to the same recorder.
 ///
-/// Each thread writes to a ring of its own: only the thread's first event takes a lock and allocates memory. An event
-/// that finds the ring full is lost; the trace says [how many](Trace::lost). A long-running program should take the
-/// trace from time to time, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
+/// Each thread writes to its own ring: only the thread's first event takes a lock and allocates memory. Events that
+/// find the ring full are lost; the trace says [how many](Trace::lost). A long-running program should take the trace
+/// periodically, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -88,7 +88,7 @@ pub struct Recorder {
     shared: Arc<Shared>,
 }
 
-/// What the clones of a recorder share.
+/// The state shared by a recorder's clones.
 struct Shared {
     /// The number by which threads find their rings.
     number: u64,
@@ -97,7 +97,7 @@ struct Shared {
     state: Mutex<State>,
     /// Never locked at the same time as `state`.
     engines: Mutex<Vec<Weak<dyn Recorded>>>,
-    /// The number of the last operation that was pushed by a thread without a number.
+    /// The number of the last operation pushed by a thread without a number.
     last_op: AtomicU64,
     /// The number of events on threads that are ending and no longer have a ring.
     unheard: AtomicU64,
@@ -113,7 +113,7 @@ impl fmt::Debug for Shared {
 struct State {
     rings: Vec<Ring>,
     history: History,
-    /// Events that were read, but may have come after others that have not been read yet.
+    /// Events that were read but may have come after others not yet read.
     held: Vec<(u16, Event)>,
     /// When the last search for operations whose ends were lost began.
     searched: Option<Instant>,
@@ -134,7 +134,7 @@ struct Writer {
     thread: u16,
     /// The time of the last event.
     last: u64,
-    /// The number of the last operation that this thread has pushed.
+    /// The number of the last operation pushed by this thread.
     last_op: u64,
     lost: Arc<AtomicU64>,
 }
@@ -147,11 +147,11 @@ thread_local! {
 #[derive(Clone, Debug)]
 pub(crate) struct EngineInfo {
     pub(crate) number: u16,
-    /// The names of the lanes of workers.
+    /// The names of the worker lanes.
     pub(crate) lanes: Vec<&'static str>,
-    /// The names of the lanes of GPUs.
+    /// The names of the GPU lanes.
     pub(crate) gpu_lanes: Vec<String>,
-    /// The number of the first lane of a GPU.
+    /// The number of the first GPU lane.
     pub(crate) first_gpu_lane: u8,
 }
 
@@ -162,14 +162,13 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Returns a recorder with 2 MiB for each thread: enough for some 10,000 operations that the thread pushes and
-    /// runs.
+    /// Returns a recorder with 2 MiB for each thread: enough for some 10,000 operations pushed and run by the thread.
     #[must_use]
     pub fn new() -> Self {
         Self::with_slots(SLOTS)
     }
 
-    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes, and 32 more for every
+    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes and 32 more for every
     /// four accesses beyond the first two; the other events of an operation take 32 bytes each, and most operations
     /// have three.
     ///
@@ -199,11 +198,11 @@ impl Recorder {
         }
     }
 
-    /// Takes the trace of everything since the last call, or since the recorder was made. Operations that have not
-    /// ended appear in this trace with what has happened so far, and in the next one as a whole.
+    /// Takes the trace of everything since the last call or the recorder's creation. Operations that have not ended
+    /// appear in this trace with what has happened so far, and in full in the next.
     ///
-    /// This may be called at any time, even while operations run. The first call on a recorder that is younger than 10
-    /// ms sleeps until the recorder is that old, to measure how fast the processor's clock is.
+    /// This may be called at any time, even while operations run. The first call on a recorder younger than 10 ms
+    /// sleeps until the recorder is that old, to measure the rate of the processor's clock.
     #[must_use]
     pub fn take(&self) -> Trace {
         let pending = self.pending_after_losses(Duration::ZERO);
@@ -214,8 +213,8 @@ impl Recorder {
         state.history.take()
     }
 
-    /// If events were lost, searches the recorder's engines for pending operations, and returns these with the time of
-    /// the search: operations whose ends were lost would otherwise seem to be pending forever. Does nothing if the
+    /// If events were lost, searches the recorder's engines for pending operations and returns these with the time of
+    /// the search: operations whose ends were lost would otherwise appear to be pending forever. Does nothing if the
     /// last search began less than `interval` ago.
     fn pending_after_losses(&self, interval: Duration) -> Option<(HashSet<OpId>, Duration)> {
         let mut state = lock(&self.shared.state);
@@ -239,7 +238,7 @@ impl Recorder {
         Some((pending, now))
     }
 
-    /// Starts to keep recorded operations until [`export`](Self::export) returns them.
+    /// Starts keeping recorded operations until [`export`](Self::export) returns them.
     pub(super) fn begin_export(&self) {
         lock(&self.shared.state).history.is_exported = true;
     }
@@ -258,7 +257,7 @@ impl Recorder {
         state.history.export()
     }
 
-    /// Returns the statistics of all operations that have ended since the recorder was made, and the number of events
+    /// Returns the statistics of all operations that have ended since the recorder's creation, and the number of events
     /// lost since then.
     pub(crate) fn stats(&self) -> (Vec<OpStats>, u64) {
         let mut state = lock(&self.shared.state);
@@ -266,7 +265,7 @@ impl Recorder {
         (state.history.stats.sorted(), state.history.all_lost)
     }
 
-    /// Returns the operations whose functions run, and where.
+    /// Returns the operations whose functions are running, and where.
     pub(crate) fn running(&self) -> HashMap<OpId, String> {
         let mut state = lock(&self.shared.state);
         state.read(&self.shared);
@@ -294,7 +293,7 @@ impl Recorder {
         lock(&self.shared.state).history.name_variable(variable, name);
     }
 
-    /// Records that the calling thread is about to push an operation, and returns a number for the operation.
+    /// Records that the calling thread is about to push an operation and returns a number for the operation.
     #[inline]
     pub(crate) fn push(
         &self,
@@ -322,7 +321,7 @@ impl Recorder {
         self.write(|writer, now| writer.next_op(&self.shared, now)).unwrap_or_else(|| self.op_without_writer())
     }
 
-    /// Returns a number for an operation that is pushed by a thread that is ending.
+    /// Returns a number for an operation pushed by a thread that is ending.
     #[cold]
     fn op_without_writer(&self) -> OpId {
         self.shared.next_op(self.shared.clock.now())
@@ -334,7 +333,7 @@ impl Recorder {
         self.write(|writer, now| writer.put(now, op, event));
     }
 
-    /// Records an event, other than a push, that the last event on this thread has caused, at the time of that event.
+    /// Records an event other than a push that the last event on this thread caused, at the time of that event.
     #[inline]
     pub(crate) fn note_with_last(&self, op: OpId, event: Short) {
         self.write_last(|writer, last| writer.put(last, op, event));
@@ -375,11 +374,11 @@ impl Recorder {
         written.ok()
     }
 
-    /// Returns the index of the thread's writer, which is created if it does not exist yet.
+    /// Returns the index of the thread's writer, creating the writer if necessary.
     #[cold]
     fn find_writer(&self, writers: &mut Vec<Writer>) -> usize {
         if let Some(known) = writers.iter().position(|writer| writer.recorder == self.shared.number) {
-            // The recorder that was used last is found first.
+            // The most recently used recorder is found first.
             writers.swap(0, known);
             return 0;
         }
@@ -411,13 +410,13 @@ pub(super) const fn max_threads() -> usize {
     NO_NUMBER as usize
 }
 
-/// Returns the lowest number of an operation that is pushed at the time `now`: one pushed by thread 0.
+/// Returns the lowest number of an operation pushed at time `now`, which is that of an operation pushed by thread 0.
 fn first_op_at(now: u64) -> u64 {
     (now >> TICKS_BITS) << THREAD_BITS
 }
 
 impl Shared {
-    /// Returns a number for an operation of a thread that has no number.
+    /// Returns a number for an operation of a thread without a number.
     #[cold]
     fn next_op(&self, now: u64) -> OpId {
         let first = first_op_at(now);
@@ -451,12 +450,12 @@ impl Writer {
 }
 
 impl State {
-    /// Reads all rings, and adds their events to the histories.
+    /// Reads all rings and adds their events to the histories.
     fn read(&mut self, shared: &Shared) {
         let clock = &shared.clock;
-        // The rings are read one after the other. So an event may be found although an earlier event, in a ring that
-        // had already been read, was not. Both are later than `until`, unless a thread was delayed between reading the
-        // clock and writing its event. So events later than `until` are held for the next reading.
+        // The rings are read one after the other, so an event may be found although an earlier one, in a ring that had
+        // already been read, was not. Both are later than `until`, unless a thread was delayed between reading the
+        // clock and writing its event. Events later than `until` are therefore held for the next reading.
         let until = clock.now();
         // Relaxed: only a count.
         let (mut events, mut lost) = (std::mem::take(&mut self.held), shared.unheard.swap(0, Relaxed));
@@ -492,7 +491,7 @@ impl State {
         ended.into_iter().filter(|&thread| thread != NO_NUMBER).for_each(|thread| self.history.end_thread(thread));
     }
 
-    /// Forgets operations that are not among the `pending` ones, which a search before the last reading has found.
+    /// Forgets operations that are not among the `pending` operations found by a search before the last reading.
     fn forget_others(&mut self, pending: Option<(HashSet<OpId>, Duration)>) {
         if let Some((pending, searched)) = pending {
             self.history.forget_others(&pending, searched);
@@ -501,7 +500,7 @@ impl State {
 }
 
 impl Ring {
-    /// Calls `f` with each event that is in the ring.
+    /// Calls `f` with each event in the ring.
     fn read(&mut self, mut f: impl FnMut(Event)) {
         // Reads only what is there now, so that a busy thread cannot keep the reader here.
         let available = self.slots.slots();

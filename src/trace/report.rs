@@ -19,8 +19,8 @@ const PAGE: &str = include_str!("report.html");
 /// Where the data goes.
 const DATA: &str = "/*DATA*/";
 
-/// The maximum number of operations that the page draws. The value is not tuned. A browser can redraw this many while
-/// the mouse moves.
+/// The maximum number of operations that the page draws. Not tuned: a browser can redraw this many while the mouse
+/// moves.
 const MAX_DRAWN: usize = 50_000;
 
 /// A step of the critical path, from [`Trace::critical_path`].
@@ -30,7 +30,7 @@ pub struct CriticalStep {
     /// The operation.
     pub op: OpId,
     /// The time from the end of the previous operation on the path to the push of this one; zero if this one was pushed
-    /// before that end.
+    /// earlier.
     pub unpushed: Duration,
     /// How long the operation was ready and waited for a worker.
     pub queued: Duration,
@@ -39,9 +39,9 @@ pub struct CriticalStep {
 }
 
 impl Trace {
-    /// Returns the critical path, a chain that ends with the operation that ended last. Before each operation comes the
-    /// one that ended last among those that it waited for, or the one that pushed it. To make the whole run faster, one
-    /// of these steps must become shorter.
+    /// Returns the critical path, a chain leading to the operation that ended last. Each operation is preceded by the
+    /// last to end of those that it waited for, or by the one that pushed it. Making the whole run faster requires
+    /// shortening one of these steps.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,9 +93,9 @@ impl Trace {
         path
     }
 
-    /// Writes the trace as a single HTML page, which loads nothing else. The page shows what bounds the time and the
-    /// latency, a timeline, how busy each worker was, how long operations of each name waited and ran, and how they
-    /// depend on each other.
+    /// Writes the trace as a single, self-contained HTML page. The page shows what bounds the time and the latency, a
+    /// timeline, how busy each worker was, how long operations of each name waited and ran, and how they depend on each
+    /// other.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -110,11 +110,11 @@ impl Trace {
     /// ```
     ///
     /// # Errors
-    /// The errors of `out`.
+    /// Returns the errors of `out`.
     pub fn write_report(&self, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let (head, tail) = PAGE.split_once(DATA).expect("the page has a place for the data");
         // `</script` would end the script that holds the data, and `<!--` with `<script` would let that script continue
-        // past its end. The data has `<` only in strings.
+        // past its end. The data contains `<` only in strings.
         let data = self.report_data(title).replace('<', "\\u003c");
         out.write_all(head.as_bytes())?;
         out.write_all(data.as_bytes())?;

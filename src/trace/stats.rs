@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use super::{event::Outcome, history::TracedOp};
 use crate::values::name::Name;
 
-/// The precision of percentiles: two digits, with which a histogram takes a few kilobytes.
+/// The precision of percentiles: two digits, at which a histogram takes a few kilobytes.
 const DIGITS: u8 = 2;
 
 /// The maximum number of names for which statistics are kept; operations with other names are counted together.
@@ -17,23 +17,22 @@ const MAX_NAMES: usize = 4096;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The number of operations that were pushed since the engine was made. Like the next two, it includes the engine's
-    /// own operations, such as waits and deletions.
+    /// The number of operations pushed since the engine was built. Like the next two, it includes the engine's own
+    /// operations, such as waits and deletions.
     pub pushed: u64,
     /// How many of the pushed operations have ended.
     pub ended: u64,
     /// How many of the pushed operations are pending.
     pub pending: u64,
-    /// How many operations were run by waits and by pushes that were held back, instead of by a worker.
+    /// How many operations were run by waits and held-back pushes instead of by a worker.
     pub helped: u64,
     /// What the lanes of workers have done.
     pub lanes: Vec<LaneStats>,
-    /// The operations by name, sorted by the total time that they ran, longest first. Empty for engines with neither a
+    /// The operations by name, sorted by total running time, longest first. Empty for engines with neither a
     /// [recorder](crate::EngineBuilder::recorder) nor a [profile](crate::EngineBuilder::profile). The list covers all
-    /// engines of the recorder, and all operations that have ended since the recorder was made, except the engines'
-    /// own.
+    /// operations of the recorder's engines that have ended since the recorder's creation, except the engines' own.
     pub operations: Vec<OpStats>,
-    /// The number of events that the recorder has lost since it was made. They are missing from `operations`.
+    /// The number of events that the recorder has lost since its creation. They are missing from `operations`.
     pub lost: u64,
 }
 
@@ -43,7 +42,7 @@ pub struct Stats {
 pub struct LaneStats {
     /// The name of the lane.
     pub name: String,
-    /// The number of operations that are ready and wait for a worker at the moment.
+    /// The number of operations currently ready and waiting for a worker.
     pub ready: usize,
     /// The number of times that another thread has woken a worker.
     pub wakes: u64,
@@ -55,17 +54,17 @@ pub struct LaneStats {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct WorkerStats {
-    /// The number of operations in the worker's deque at the moment.
+    /// The number of operations currently in the worker's deque.
     pub queued: usize,
     /// The number of times that the worker has stolen operations from another worker.
     pub steals: u64,
-    /// The number of operations that functions on the worker have run while they waited.
+    /// The number of operations run by functions on the worker while they waited.
     pub helped: u64,
     /// The number of times that the worker has parked because there was nothing to run.
     pub parks: u64,
 }
 
-/// Statistics of the operations with one name, or of those without a name that were pushed at one source location.
+/// Statistics of the operations with one name, or of those without a name pushed at one source location.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpStats {
@@ -73,7 +72,7 @@ pub struct OpStats {
     pub name: String,
     /// The number of operations that have ended.
     pub count: u64,
-    /// The number of these that have failed.
+    /// The number of these that failed.
     pub failed: u64,
     /// The number of these that were skipped.
     pub skipped: u64,
@@ -143,10 +142,10 @@ impl Times {
     }
 }
 
-/// What identifies operations that belong together.
+/// The key of operations counted together.
 type Key = (Name, Option<&'static Location<'static>>);
 
-/// Statistics of operations, while they are collected.
+/// Statistics of operations, in the course of collection.
 #[derive(Default)]
 pub(super) struct Collected(HashMap<Key, OpStats>);
 
@@ -186,7 +185,7 @@ impl Collected {
         op.took().into_iter().for_each(|time| stats.took.add(time));
     }
 
-    /// Returns the statistics by name, sorted by the total time that the operations ran, longest first.
+    /// Returns the statistics by name, sorted by total running time, longest first.
     pub(super) fn sorted(&self) -> Vec<OpStats> {
         let mut stats: Vec<OpStats> = self.0.values().cloned().collect();
         stats.sort_by(|a, b| b.ran.total.cmp(&a.ran.total).then_with(|| a.name.cmp(&b.name)));

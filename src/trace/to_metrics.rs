@@ -12,7 +12,7 @@ use super::{
     observer::{ObservedOp, Observer},
 };
 
-/// An observer that reports the operations of an engine to the crate [`metrics`](https://docs.rs/metrics).
+/// An observer that reports an engine's operations to the crate [`metrics`](https://docs.rs/metrics).
 ///
 /// | metric | kind | labels |
 /// |---|---|---|
@@ -22,8 +22,8 @@ use super::{
 /// | `raddle_operation_run_seconds` | histogram of the time from the start until the function returned | `operation`; `worker`, such as `cpu 0`: see [`ObservedOp::place_name`] |
 ///
 /// The engine's own operations, such as waits, are not reported. Each name is a label, so a program should use few
-/// names. Priorities that the engine treats as equal have one label. The recorder of `metrics` is called inside an [`Observer`], so it must neither push to an engine nor wait for
-/// one.
+/// names. Priorities that the engine treats as equal share one label. The recorder of `metrics` is called inside an
+/// [`Observer`], so it must neither push to an engine nor wait for one.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -48,12 +48,12 @@ impl MetricsObserver {
 }
 
 thread_local! {
-    /// When the functions that run on this thread were called.
+    /// When the functions running on this thread were called.
     static RUNNING: RefCell<Vec<(OpId, Instant)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Removes the function of an operation from the functions that run on this thread, and returns how long it has run.
-/// Returns `None` if the function does not run on this thread.
+/// Removes an operation's function from those running on this thread and returns how long it has run. Returns `None` if
+/// the function is not running on this thread.
 fn leave(op: OpId) -> Option<Duration> {
     let started = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();

@@ -9,13 +9,13 @@ use super::{
     observer::{ObservedOp, Observer},
 };
 
-/// An observer that reports the operations of an engine to the crate [`tracing`](https://docs.rs/tracing).
+/// An observer that reports an engine's operations to the crate [`tracing`](https://docs.rs/tracing).
 ///
-/// While the function of an operation runs, its thread is in a span `operation` with the fields `name`, `pushed_at`,
-/// `worker` (such as `cpu 0`, see [`ObservedOp::place_name`]) and `priority`, so events and spans of the function belong
-/// to the operation. The end of an operation is an event. Its level is `DEBUG` if the operation has succeeded, `WARN` if
-/// it has failed, and `INFO` if it was skipped. Pushes have the level `TRACE`, and the fields `lane` and `priority`. The
-/// target is `raddle`.
+/// While an operation's function runs, its thread is in a span `operation` with the fields `name`, `pushed_at`,
+/// `worker` (such as `cpu 0`, see [`ObservedOp::place_name`]) and `priority`, so the function's events and spans belong
+/// to the operation. The end of an operation is an event. Its level is `DEBUG` if the operation succeeded, `WARN` if it
+/// failed, and `INFO` if it was skipped. Pushes have the level `TRACE` and the fields `lane` and `priority`. The target
+/// is `raddle`.
 ///
 /// The engine's own operations, such as waits, are not reported. The subscriber is called inside an [`Observer`], so it
 /// must neither push to an engine nor wait for one.
@@ -44,11 +44,11 @@ impl TracingObserver {
 const TARGET: &str = "raddle";
 
 thread_local! {
-    /// The spans of the operations whose functions run on this thread.
+    /// The spans of the operations whose functions are running on this thread.
     static RUNNING: RefCell<Vec<(OpId, EnteredSpan)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Leaves the span of an operation, if its function runs on this thread.
+/// Leaves an operation's span if its function is running on this thread.
 fn leave(op: OpId) {
     let left = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();

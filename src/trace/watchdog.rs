@@ -1,14 +1,14 @@
-//! What a watchdog looks for, and what it reports.
+//! What a watchdog looks for and what it reports.
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use super::dump::{Dump, PendingOp, Plain};
 
-/// Watches an engine, and reports what takes too long. See [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
+/// Watches an engine and reports what takes too long. See [`EngineBuilder::watchdog`](crate::EngineBuilder::watchdog).
 ///
 /// While operations are pending, a separate thread [dumps](crate::Engine::dump) the engine several times within the
-/// shortest of the limits. Each report is logged as a warning, and passed to the program's [function](Self::report_to),
-/// if there is one. A problem that has been reported is not reported again, unless there was progress in between.
+/// shortest of the limits. Each report is logged as a warning and passed to the program's [function](Self::report_to),
+/// if there is one. A problem is not reported again unless there has been progress since.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,8 +61,8 @@ impl Watchdog {
         Self::default()
     }
 
-    /// Reports operations that run for longer than `limit`. Operations of GPUs count as running from when they are
-    /// issued, and asynchronous operations until their completion is used.
+    /// Reports operations that run for longer than `limit`. GPU operations count as running from when they are issued,
+    /// and asynchronous operations until their completion is used.
     pub fn running(mut self, limit: Duration) -> Self {
         self.running = Some(limit);
         self
@@ -83,15 +83,14 @@ impl Watchdog {
         self
     }
 
-    /// Reports operations that wait for others, or for a worker, for longer than `limit`, and threads that wait for
-    /// longer in calls to the engine: for an operation, a variable, a group, the end of a scope, all operations, or
-    /// room.
+    /// Reports operations that wait longer than `limit` for others or for a worker, and threads that wait longer in
+    /// calls to the engine: for an operation, a variable, a group, the end of a scope, all operations, or room.
     pub fn waiting(mut self, limit: Duration) -> Self {
         self.waiting = Some(limit);
         self
     }
 
-    /// Reports when operations are pending, but none has started or ended for `limit`.
+    /// Reports when operations are pending but none has started or ended for `limit`.
     pub fn stalled(mut self, limit: Duration) -> Self {
         self.stalled = Some(limit);
         self
@@ -104,8 +103,8 @@ impl Watchdog {
         self
     }
 
-    /// Calls `f` with each report, on the thread of the watchdog. `f` may do everything that code outside operations
-    /// may do. Further reports wait until `f` returns. A panic in `f` is logged.
+    /// Calls `f` with each report, on the watchdog's thread. `f` may do anything that code outside operations may do.
+    /// Further reports wait until `f` returns. A panic in `f` is logged.
     pub fn report_to(mut self, f: impl Fn(&WatchdogReport) + Send + Sync + 'static) -> Self {
         self.report = Some(Arc::new(f));
         self
@@ -155,9 +154,9 @@ pub enum Problem {
         /// How long the thread has been waiting.
         time: Duration,
     },
-    /// A lane of a device has completed nothing for too long.
+    /// A device lane has completed nothing for too long.
     Device {
-        /// The index in the dump of an operation that was issued to the lane.
+        /// The index in the dump of an operation issued to the lane.
         op: usize,
         /// How long the lane has completed nothing.
         time: Duration,

@@ -16,9 +16,9 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// Set once every earlier writer of the variable is done.
+/// Set once all earlier writers of the variable are done.
 pub(super) const READ_OK: usize = 1;
-/// Set once every earlier access of the variable is done.
+/// Set once all earlier accesses of the variable are done.
 pub(super) const WRITE_OK: usize = 2;
 /// Set once the operation of the access is done.
 pub(super) const DONE: usize = 4;
@@ -36,8 +36,7 @@ pub(super) fn linked(flags: usize) -> usize {
     (flags & (READ_OK | WRITE_OK)) << 3
 }
 
-/// Returns the flags that were grantable to the next access when it was linked, given the tag of the word that links
-/// it.
+/// Returns the flags that were grantable to the next access when it was linked, given the tag of the linking word.
 #[inline]
 pub(super) fn grantable_at_link(tag: usize) -> usize {
     (tag & (LINKED_READ_OK | LINKED_WRITE_OK)) >> 3
@@ -48,14 +47,14 @@ pub(super) fn grantable_at_link(tag: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Mode {
-    /// Reads the variable; consecutive readers run side by side.
+    /// Reads the variable; consecutive readers run in parallel.
     Read = READ_OK as u8,
-    /// Waits for all earlier accesses, as a writer does, but makes only later writers wait, as a reader does. Readers
-    /// before and after it still run side by side.
+    /// Waits for all earlier accesses, like a writer, but makes only later writers wait, like a reader. Readers before
+    /// and after it still run in parallel.
     Await = WRITE_OK as u8,
     /// Mutates the variable exclusively.
     Write = WRITES | WRITE_OK as u8,
-    /// Mutates the variable exclusively and replaces its value, so an error of the old value does not matter.
+    /// Mutates the variable exclusively and replaces its value, which makes an error of the old value irrelevant.
     Overwrite = 8 | WRITES | WRITE_OK as u8,
 }
 
@@ -89,7 +88,7 @@ impl Mode {
         flags & self as usize != 0
     }
 
-    /// Returns the flags that are grantable to the next access when this one has `flags`.
+    /// Returns the flags grantable to the next access when this one has `flags`.
     #[inline]
     pub(super) fn grantable(self, flags: usize) -> usize {
         const SPENT: usize = WRITE_OK | DONE;
@@ -103,9 +102,9 @@ impl Mode {
     }
 }
 
-/// Returns the flags that become grantable to the next access when an access that does not write, and has `flags`,
-/// receives `new`. `new` never contains `DONE`. The result is `new`, without `WRITE_OK` if the access is not done. That
-/// is exactly what `new` adds to [`Mode::grantable`], since `WRITE_OK` never comes before `READ_OK`.
+/// Returns the flags that become grantable to the next access when a non-writing access with `flags` receives `new`,
+/// which never contains `DONE`. The result is `new`, without `WRITE_OK` if the access is not done. That is exactly what
+/// `new` adds to [`Mode::grantable`], since `WRITE_OK` never comes before `READ_OK`.
 #[inline]
 pub(super) fn newly_grantable(new: usize, flags: usize) -> usize {
     new & if flags & DONE == 0 { READ_OK } else { READ_OK | WRITE_OK }
@@ -120,21 +119,21 @@ pub(super) enum Arity {
     Several,
 }
 
-/// One operation's place in one variable's queue. Aligned so that a pointer to it has room for five tag bits.
+/// One operation's place in one variable's queue. Aligned so that pointers to it have room for five tag bits.
 #[repr(C, align(32))]
 pub struct Access<T> {
-    /// The next access of the variable, tagged with this one's flags and, in `LINKED_…`, with the flags that were
-    /// grantable to the next one when it was linked.
+    /// The next access of the variable, tagged with the flags of this access and, in `LINKED_…`, with those that were
+    /// grantable to the next access when it was linked.
     pub(super) word: Atomic<Access<T>>,
-    /// The operation, or null for the access that a variable starts with.
+    /// The operation, or null for a variable's initial access.
     op: *mut Op<T>,
     queue: NonNull<VarQueue<T>>,
-    /// The position among the operation's accesses.
+    /// The access's position among those of its operation.
     pub(super) index: u32,
     mode: Mode,
     arity: Arity,
-    /// Whether the record was left to this access, which then has the only share: the record is retired when the access
-    /// is spent. Set before `DONE`.
+    /// Whether the record was left to this access, which then holds the only share: spending the access retires the
+    /// record. Set before `DONE`.
     last_share: AtomicBool,
     /// Flags that were grantable to the access when it was linked, left by helpers and by threads that move the tail to
     /// it.
@@ -161,7 +160,7 @@ impl<T> Access<T> {
         Self { word: Atomic::null(), op, queue, index, mode, arity, last_share, deferred }
     }
 
-    /// Creates the access that a variable starts with: done, with nothing before it.
+    /// Creates a variable's initial access: done, with nothing before it.
     pub(super) fn built_in(queue: NonNull<VarQueue<T>>) -> Self {
         let access = Self::new(std::ptr::null_mut(), queue, 0, Mode::Read, Arity::One);
         // Relaxed: the variable is published by the caller.
@@ -178,13 +177,14 @@ impl<T> Access<T> {
     /// Returns the variable's queue.
     pub fn queue(&self) -> &VarQueue<T> {
         self.assert_alive();
-        // SAFETY: the queue never moves. It is freed only once its last access is retired and the epoch has passed.
+        // SAFETY: the queue never moves, and is freed only after its last access has been retired and the epoch has
+        // passed.
         let queue = unsafe { self.queue.as_ref() };
         queue.stamp.check();
         queue
     }
 
-    /// Returns the pointer to the variable's queue that was stored when the operation was created.
+    /// Returns the pointer to the variable's queue, as stored when the operation was created.
     pub fn queue_ptr(&self) -> NonNull<VarQueue<T>> {
         self.assert_alive();
         self.queue
@@ -202,7 +202,7 @@ impl<T> Access<T> {
         unsafe { self.op.as_ref() }
     }
 
-    /// Returns the pointer to the operation that was stored when its record was created.
+    /// Returns the pointer to the operation, as stored when its record was created.
     #[inline]
     pub(super) fn op_ptr(&self) -> Option<NonNull<Op<T>>> {
         NonNull::new(self.op)
@@ -225,8 +225,8 @@ impl<T> Access<T> {
         }
     }
 
-    /// Asserts what [`check`](Self::check) asserts of an operation's record, but without a step that models explore, so
-    /// that every accessor can call it.
+    /// Makes the same assertion as [`check`](Self::check) about an operation's record, but without a step that models
+    /// explore, so every accessor can call it.
     #[inline(always)]
     fn assert_alive(&self) {
         if let Some(op) = self.op() {
@@ -239,8 +239,7 @@ impl<T> Access<T> {
         self.mode.is_satisfied_by(flags)
     }
 
-    /// Returns the flags that are grantable to the next access when this one has `flags` in addition to its deferred
-    /// flags.
+    /// Returns the flags grantable to the next access when this one has `flags` in addition to its deferred flags.
     #[inline]
     pub(super) fn grantable(&self, flags: usize) -> usize {
         self.assert_alive();
@@ -263,8 +262,7 @@ impl<T> Access<T> {
     }
 
     /// Sets `flags` on behalf of the operation's pusher; returns 1 if that satisfied the access, otherwise 0.
-    /// Propagates nothing: the accesses behind this one have already taken the same flags into account, as deferred
-    /// flags.
+    /// Propagates nothing: the accesses behind this one have already taken these flags into account, as deferred flags.
     #[inline]
     pub(super) fn grant(&self, flags: usize) -> u32 {
         self.assert_alive();
@@ -292,11 +290,11 @@ impl<T> Access<T> {
     pub(super) fn adopt_deferred(&self) -> u32 {
         self.assert_alive();
         // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
-        // with the tail or with `registered`. It needs no such edge for an access that it linked itself.
+        // with the tail or with `registered`. It needs no such edge for an access linked by itself.
         self.grant(usize::from(self.deferred.load(Relaxed)))
     }
 
-    /// Notes that this access, which is not `DONE` yet, has the only share of its record.
+    /// Notes that this access, which is not yet `DONE`, holds the only share of its record.
     #[inline]
     pub(super) fn take_last_share(&self) {
         self.assert_alive();
@@ -313,10 +311,10 @@ impl<T> Access<T> {
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
-    /// Returns whether an access of the same mode, if it were pushed now, would wait for the same operations as this
-    /// one. That is so if this access is in its queue, and nothing is known to be linked behind it except possibly
-    /// `other`. Neither this access nor `other` may mutate, and the caller must keep both records alive. If this access
-    /// is satisfied, returns `satisfied_as_well` in place of `true`.
+    /// Returns whether an access of the same mode, if pushed now, would wait for the same operations as this one. It
+    /// would if this access is in its queue and nothing is known to be linked behind it, except possibly `other`.
+    /// Neither this access nor `other` may mutate, and the caller must keep both records alive. If this access is
+    /// satisfied, returns `satisfied_as_well` instead of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
         // Relaxed, like the load below: if the caller knows of an access behind this one, this one's next access was
         // linked by then, and the caller sees it (edges `link`, `swing`). The pointer is not dereferenced.
@@ -327,7 +325,7 @@ impl<T> Access<T> {
                 // one.
                 std::ptr::eq(word.as_raw(), other) && other.word.load(Relaxed, unprotected()).is_null()
             });
-        // Once the operation is registered, whatever the caller pushes on the variable goes behind this access.
+        // Once the operation is registered, anything that the caller pushes on the variable goes behind this access.
         (is_last || removed(Step::JoinOnlyTheLast))
             && (satisfied_as_well || !self.is_satisfied_by(word.tag()))
             && (removed(Step::JoinWhatIsIn) || self.op().is_some_and(Op::is_registered))
@@ -344,7 +342,7 @@ impl<T> Access<T> {
 /// An access's share of its operation's record.
 pub(super) struct Share<T> {
     op: Option<NonNull<Op<T>>>,
-    /// Whether the record was left to the access, and so has no other share.
+    /// Whether the record was left to the access and therefore has no other share.
     last: bool,
 }
 

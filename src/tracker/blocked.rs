@@ -1,4 +1,4 @@
-//! Walking forward: which operations cannot start, or cannot end, before others are complete.
+//! Walks forward through the queues to find operations that cannot start or end before others are complete.
 
 use std::{collections::HashSet, ptr::NonNull};
 
@@ -8,17 +8,17 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// Operations that a walk has yet to visit, each with a number that says how the walk reached it.
+/// Operations that a walk has yet to visit, each with a number identifying how the walk reached it.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
-/// Walks forward from the operations in `ahead` to those that stand behind one of them and cannot start before it is
-/// complete, and goes on from these in the same way. Calls `look` once with each operation, including those in `ahead`,
-/// and with the operation's number; an operation found behind another one has the same number as that one. `look`
-/// returns `true` to end the walk, and may append operations that cannot end before the one that it was called with is
-/// complete. Returns whether `look` has ended the walk. Visits at most `max` operations.
+/// Walks forward from the operations in `ahead` to those queued behind one of them that cannot start before it is
+/// complete, and continues from these in the same way. Calls `look` once with each operation, including those in
+/// `ahead`, and its number; an operation found behind another inherits that operation's number. `look` returns `true`
+/// to end the walk, and may append operations that cannot end before its argument is complete. Returns whether `look`
+/// ended the walk. Visits at most `max` operations.
 ///
-/// The thread is pinned during the walk. Every operation that it visits was incomplete at some moment since the thread
-/// was pinned, so nothing behind that operation had been retired before the pin.
+/// The thread is pinned during the walk. Every operation visited was incomplete at some moment since the thread was
+/// pinned, so nothing behind that operation had been retired before the pin.
 ///
 /// # Safety
 /// 1. The operations in `ahead` are not complete when the walk begins, and those that `look` appends are not complete
@@ -34,9 +34,9 @@ pub unsafe fn walk_blocked<T>(
     loop {
         while let Some((op, from)) = ahead.pop() {
             if visited.len() < max && visited.insert(op) {
-                // SAFETY: by (1), or because the operation was found behind one that was not complete when this thread
-                // was pinned, and cannot start before that one is complete. So the operation was not complete either,
-                // and its record had not been retired.
+                // SAFETY: either (1) applies, or the operation was found behind one that was incomplete when this
+                // thread was pinned, and cannot start before that one is complete. In both cases the operation was
+                // incomplete as well, and its record had not been retired.
                 if look(unsafe { op.as_ref() }, from, &mut ahead) {
                     return true;
                 }

@@ -1,4 +1,4 @@
-//! Completing: marks an operation's accesses done, and propagates the flags down their queues.
+//! Completes operations: marks their accesses done and propagates the flags down the queues.
 
 use std::ptr::NonNull;
 
@@ -26,9 +26,9 @@ pub(super) enum Spent {
 }
 
 /// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns a hold on the record,
-/// with the owner's share and the shares of the accesses of `op` that this call has spent.
+/// with the owner's share and those of the accesses of `op` that this call has spent.
 ///
-/// Needs no guard: every access that it touches is kept alive by a step that this thread has not taken yet.
+/// Needs no guard: every access that it touches is kept alive by a step that this thread has yet to take.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     let mut spent = 0;
     for access in op.accesses() {
@@ -85,8 +85,8 @@ pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyLi
     Spent::Yes
 }
 
-/// Adds flags to an access's word on behalf of a completion, and returns the old word. If this is the last step that
-/// this thread takes for the access, the record may be reclaimed during the call.
+/// Adds flags to an access's word on behalf of a completion, and returns the old word. If this is the thread's last
+/// step for the access, the record may be reclaimed during the call.
 #[inline]
 fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
     let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
@@ -98,7 +98,7 @@ fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access
     old
 }
 
-/// Sets `READ_OK` and `WRITE_OK` of `at`, before which nothing is pending, and propagates the flags down the queue.
+/// Sets `READ_OK` and `WRITE_OK` in `at`, which has nothing pending before it, and propagates the flags down the queue.
 #[inline]
 fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
@@ -117,7 +117,7 @@ fn propagate<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// Does what [`propagate`] does, for an access that does not write.
+/// Does the same as [`propagate`], for an access that does not write.
 fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     // SAFETY: the access cannot be spent before it has `WRITE_OK`, which this thread sets.
     let mut at = unsafe { at.as_ref() };
@@ -155,7 +155,7 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
         // thread sets it in the next round, or `at` or a reader before it is not done, because its operation waits for
-        // the decrement that is postponed above.
+        // the decrement postponed above.
         let next = unsafe { old.deref() };
         next.check();
         if gained & WRITE_OK != 0 {
@@ -171,8 +171,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
     }
 }
 
-/// Ensures that the tail is past `access`, so that the access can be retired. The word of `access` points to `next` and
-/// has the tag `tag`.
+/// Ensures that the tail is past `access`, which can then be retired. The word of `access` points to `next` and has the
+/// tag `tag`.
 #[inline]
 fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {
@@ -182,7 +182,7 @@ fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if next.op().is_some_and(Op::is_registered) {
         return;
     }
-    // As in `swing`: a reader that is linked behind `next` relies on the deferred flags of `next`.
+    // As in `swing`: a reader linked behind `next` relies on the deferred flags of `next`.
     next.defer_flags(grantable_at_link(tag));
     pause::at(Point::CompleteBeforePass);
     // Release (edge `swing`): hands over the access and its deferred flags. Failure means that the tail is past

@@ -1,4 +1,4 @@
-//! Looking ahead: the operations that are known to wait for one that is still running.
+//! Looks ahead to the operations known to wait for one that is still running.
 
 use super::{
     access::{Access, Mode},
@@ -10,9 +10,9 @@ use crate::{memory::epoch, sync::Ordering::Acquire};
 /// known this early.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
-/// Calls `look` with each operation that is known to wait for `op`, and with its access. `op` must not be complete. In
-/// each queue, these are the operations behind `op` up to and including the next writer, leaving out the readers if
-/// `op` does not mutate the variable. Visits a limited number of accesses, and only those that are linked now.
+/// Calls `look` with each operation known to wait for `op`, and with its access. `op` must not be complete. In each
+/// queue, these are the operations behind `op` up to and including the next writer, without the readers if `op` does
+/// not mutate the variable. Visits a limited number of accesses, and only those already linked.
 ///
 /// None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
@@ -24,12 +24,12 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
     }
 }
 
-/// Returns the accesses that wait for `op`: in each queue those behind `op` up to and including the next writer,
-/// leaving out the readers if `op` does not mutate the variable. Visits at most `max` accesses in a queue, and only
-/// those that are linked now.
+/// Returns the accesses that wait for `op`: in each queue, those behind `op` up to and including the next writer,
+/// without the readers if `op` does not mutate the variable. Visits at most `max` accesses per queue, and only those
+/// already linked.
 ///
 /// # Safety
-/// 1. `op` is not complete, or the caller has been pinned since before it was completed, and stays pinned while it uses
+/// 1. `op` is not complete, or the caller has been pinned since before it was completed, and stays pinned while using
 ///    the accesses.
 pub(super) unsafe fn behind<T>(op: &Op<T>, max: usize) -> impl Iterator<Item = &Access<T>> {
     op.accesses().iter().flat_map(move |own| {

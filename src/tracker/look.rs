@@ -1,4 +1,4 @@
-//! Looking at pending operations from outside, while other threads continue.
+//! Inspects pending operations from outside while other threads continue.
 
 use super::{
     access::{Access, DONE, Mode},
@@ -9,7 +9,7 @@ use crate::{
     sync::Ordering::{Acquire, Relaxed},
 };
 
-/// The state of an access, as seen from outside.
+/// The state of an access as seen from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The access waits for accesses before it.
@@ -32,9 +32,9 @@ impl<T> Access<T> {
     }
 }
 
-/// Calls `f` with each operation that is known to wait for `access` directly: those behind it up to and including the
-/// next writer, leaving out the readers if `access` does not mutate. Visits at most `max` accesses. `access` may
-/// already be done.
+/// Calls `f` with each operation known to wait directly for `access`: those behind it up to and including the next
+/// writer, without the readers if `access` does not mutate. Visits at most `max` accesses. `access` may already be
+/// done.
 pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: impl FnMut(&Op<T>)) {
     let is_done = |access: &Access<T>| access.standing() == Standing::Done;
     let mut at = access;

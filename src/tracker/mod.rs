@@ -1,8 +1,8 @@
-//! The dependency tracker: decides which operations may run, without locks, threads or a scheduler.
+//! The dependency tracker, which decides which operations may run. It has no locks, threads or scheduler.
 //!
-//! Each variable has a queue of *accesses* in push order. Each operation owns one access per variable that it uses; its
-//! accesses are sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues in one
-//! atomic step; [`complete()`] marks them done and returns the operations that became ready. The caller runs the ready
+//! Each variable has a queue of *accesses* in push order. Each operation owns one access for each variable it uses, and
+//! keeps them sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues in one atomic
+//! step; [`complete()`] marks them done and returns the operations that became ready. The caller runs the ready
 //! operations.
 //!
 //! # States
@@ -18,32 +18,32 @@
 //! | next ≠ null | a later access is linked behind this one | the thread that links that access |
 //! | `LINKED_…` | the flags that were grantable to the next access when it was linked | the same |
 //!
-//! The flags that are *grantable* to an access follow from its predecessor: `READ_OK` and `WRITE_OK` if the predecessor
-//! has `WRITE_OK` and `DONE`; `READ_OK` if the predecessor has it and does not write; otherwise none.
+//! The flags *grantable* to an access follow from its predecessor: `READ_OK` and `WRITE_OK` if the predecessor has
+//! `WRITE_OK` and `DONE`; only `READ_OK` if the predecessor has `READ_OK` and does not write; otherwise none.
 //!
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
 //! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
 //! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. It is then *retired*, which ends
-//! its share of its operation's record. Each holder of a record ([`Hold`]) has a share as well, and the thread that
+//! its share of the operation's record. Each holder of a record ([`Hold`]) has a share as well, and the thread that
 //! ends the last share retires the record. Most operations have a single access and, when they end, a single holder,
-//! which leaves the record to the access ([`end`]). The thread that finds this access spent then retires the record
+//! which leaves the record to the access ([`end`]). The thread that finds that access spent then retires the record
 //! without counting shares.
 //!
-//! `READ_OK` and `WRITE_OK` reach an access by one of two routes. If the flag was grantable when the access was linked,
-//! the operation's pusher sets it, or a helper *defers* it and the pusher adopts it. If it became grantable later, the
-//! completion that made it grantable propagates it. A second grant of `READ_OK` is possible, but has no effect.
-//! `WRITE_OK` is granted only once, so a completion may walk down a queue without a guard: the access whose `WRITE_OK`
-//! it is about to set cannot have that flag yet, and so cannot be spent.
+//! `READ_OK` and `WRITE_OK` reach an access by one of two routes. A flag that was grantable when the access was linked
+//! is set by the operation's pusher, or *deferred* by a helper and adopted by the pusher. A flag that became grantable
+//! later is propagated by the completion that made it grantable. A second grant of `READ_OK` is possible but has no
+//! effect. `WRITE_OK` is granted only once, so a completion may walk down a queue without a guard: the access whose
+//! `WRITE_OK` it is about to set does not yet have that flag, and so cannot be spent.
 //!
-//! To the tracker, a device operation is done once it has been issued; the work that the device has yet to do is
-//! recorded elsewhere.
+//! To the tracker, a device operation is done once it has been issued; the device's outstanding work is recorded
+//! elsewhere.
 //!
 //! # Worked example
 //!
-//! Operation A reads x. B reads x and writes y. C writes x and reads y. `x0` and `y0` are the accesses that the
-//! variables start with. `R`, `W` and `D` are `READ_OK`, `WRITE_OK` and `DONE`; `r` and `w` on an arrow are
-//! `LINKED_READ_OK` and `LINKED_WRITE_OK`; an access in brackets is spent. The column `wait` shows the counts of A, B
-//! and C. The unit test `the_worked_example_happens_as_drawn` takes these steps and checks each line.
+//! Operation A reads x. B reads x and writes y. C writes x and reads y. `x0` and `y0` are the variables' initial
+//! accesses. `R`, `W` and `D` are `READ_OK`, `WRITE_OK` and `DONE`; `r` and `w` on an arrow are `LINKED_READ_OK` and
+//! `LINKED_WRITE_OK`; an access in brackets is spent. The column `wait` shows the counts of A, B and C. The unit test
+//! `the_worked_example_happens_as_drawn` takes these steps and checks each line.
 //!
 //! ```text
 //! step              queue of x                                   queue of y                       wait   ready
@@ -55,8 +55,8 @@
 //! C: insert in y    [x0 RWD] -rw> A RW -r> B R -r> C R           [y0 RWD] -rw> B RW -> C          1 3 2
 //! ```
 //!
-//! A and B run side by side. Their pushes found every access satisfied, so they left `wait` alone. C waits for both: in
-//! x for `WRITE_OK`, in y for `READ_OK`; its push has subtracted its own part from `wait`.
+//! A and B run in parallel. Their pushes found every access satisfied, so they left `wait` unchanged. C waits for both:
+//! for `WRITE_OK` in x and `READ_OK` in y; its push has subtracted its own part from `wait`.
 //!
 //! Now A and B end on two threads, and B's thread goes first:
 //!
@@ -67,12 +67,12 @@
 //! ```
 //!
 //! B's access to x lacks `WRITE_OK`, so B's thread stops there. `DONE` spends A's access, so A's thread propagates
-//! `READ_OK` and `WRITE_OK` to B's access, and so spends that one too. A's thread then retires B's access, satisfies
+//! `READ_OK` and `WRITE_OK` to B's access, which spends that access too. A's thread then retires B's access, satisfies
 //! C's access to x, and subtracts one from C's `wait`. B's thread then satisfies C's access to y and finds 1 in `wait`:
 //! C is ready.
 //!
 //! If A's thread goes first, it stops at B's access, because `WRITE_OK` without `DONE` grants nothing new. B's thread
-//! then spends that access and goes on to C's:
+//! then spends that access and continues with C's:
 //!
 //! ```text
 //! A: complete in x  [x0 RWD] -rw> [A RWD] -r> B RW -r> C R       [y0 RWD] -rw> B RW -> C          1 3 2
@@ -80,11 +80,11 @@
 //! B: complete in y  [x0 RWD] -rw> [A RWD] -r> [B RWD] -r> C RW   [y0 RWD] -rw> [B RWD] -> C RW    1 3 1  C
 //! ```
 //!
-//! Each thread sets its flags with a `fetch_or` on the word of B's access, so only the second of them sees both
-//! `WRITE_OK` and `DONE` there and goes on.
+//! Each thread sets its flags with a `fetch_or` on the word of B's access, so only the second thread sees both
+//! `WRITE_OK` and `DONE` there and continues.
 //!
 //! Had B's pusher stopped after its first step, C's pusher would have helped B, deferring (`~`) B's flags in y. For the
-//! accesses behind B's, deferred flags count as B's own, and B's pusher adopts them when it continues:
+//! accesses behind B's, deferred flags count as set, and B's pusher adopts them when it continues:
 //!
 //! ```text
 //! B: insert in x    [x0 RWD] -rw> A RW -r> B R                   y0 RWD                           1 3 3
@@ -95,8 +95,7 @@
 //!
 //! # Who may touch what
 //!
-//! * `VarQueue::tail`: dereferenced only by pinned threads; moved forward, never back, by these threads and by
-//!   completions.
+//! * `VarQueue::tail`: dereferenced only by pinned threads; moved only forward, by these threads and by completions.
 //! * `Access::word`: linked once, by any thread that inserts; its flags are set by the rules above.
 //! * `Access::deferred`: flags that were grantable to the access when it was linked, left for the pusher by helpers and
 //!   by threads that move the tail to the access.
@@ -105,9 +104,9 @@
 //!   operation.
 //! * `Op::registered`: the number of accesses known to be in their queues; incremented by a thread that finds the next
 //!   access at the tail of its queue, and set by the pusher when all are in.
-//! * The number of accesses, their places, and the other parameters of an operation: written before the first access is
+//! * An operation's number of accesses, their places, and its other parameters: written before the first access is
 //!   linked, never changed.
-//! * The task: used only by the pusher until the first access is linked. After that, the rules of its users apply; the
+//! * The task: used only by the pusher until the first access is linked. After that, its users' rules apply; the
 //!   tracker only drops it.
 //!
 //! # Edges
@@ -121,47 +120,46 @@
 //! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
 //! | `retire` | `fetch_sub` of `live` | the load after the one that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
 //!
-//! A thread that links an access has acquired the writes published with the flags that it found grantable. It hands
-//! these writes over together with the access, by `link` and `swing`, so the flags that are set or deferred afterwards
-//! (`grant`, `defer_flags`) need no edge of their own.
+//! A thread that links an access has acquired the writes published with the flags it found grantable. It hands these
+//! writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`, `defer_flags`)
+//! need no edge of their own.
 //!
 //! # Why a push is atomic
 //!
 //! No access is appended behind an operation that is not yet in all its queues: `insert` first helps that operation's
-//! push to finish. So if A stands before B in any queue, A was in all its queues before B was in that one. The order in
-//! which operations become fully registered is therefore one total order, with which every queue agrees. It respects
-//! each thread's program order and real time, because a push returns only after its operation is fully registered. The
-//! order has no cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would
-//! break this order. They never need help, because an operation with one access is in all its queues once that access
-//! is linked.
+//! push to finish. So if A stands before B in any queue, A was in all its queues before B was in that one. Operations
+//! therefore become fully registered in one total order, with which every queue agrees. It respects each thread's
+//! program order and real time, because a push returns only after its operation is fully registered. The order has no
+//! cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would break this order.
+//! They never need help, because a single-access operation is in all its queues once that access is linked.
 //!
 //! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then
 //! `registered`. Suppose that the access to insert was already in its queue when the word was read. As `insert` has
-//! checked, the access at the tail was a different one, and nothing was linked behind that one. So another access had
-//! been linked behind the access to insert. That happens only once the operation of the access in front is fully
-//! registered, and the read of `registered` sees this. If the access was linked after the word was read, the word has
-//! changed and the CAS fails. An operation's sole access is inserted only by its pusher, which needs none of these
-//! checks. No word or tail returns to an old value while a thread that has read that value is pinned, since records are
-//! reused only after the epoch has passed, and an idle variable keeps its last access.
+//! checked, a different access was at the tail, with nothing linked behind it. So another access had been linked behind
+//! the access to insert, which happens only once the operation of the access in front is fully registered, and the read
+//! of `registered` sees this. If the access was linked after the word was read, the word has changed and the CAS fails.
+//! An operation's sole access is inserted only by its pusher, which needs none of these checks. No word or tail returns
+//! to an old value while a thread that has read that value is pinned, since records are reused only after the epoch has
+//! passed, and an idle variable keeps its last access.
 //!
 //! # Progress
 //!
-//! `push` is lock-free. An operation that is in the way at one variable can be stuck only at a variable with a larger
-//! id, so helping terminates. A thread that stalls anywhere inside `push` delays only the operations behind its own:
-//! helpers defer flags and never take over a step that only one thread may take. The two steps that only the pusher may
-//! take, the adoption of deferred flags and the last decrement of `wait`, concern only its own operation, and a push of
-//! one access takes neither. `complete` takes a number of steps bounded by the number of accesses that it marks done
-//! plus the number of accesses that its flags reach; it loops and never recurses.
+//! `push` is lock-free. An operation that blocks a push at one variable can itself be stuck only at a variable with a
+//! larger id, so helping terminates. A thread that stalls anywhere inside `push` delays only the operations behind its
+//! own: helpers defer flags and never take over a step that only one thread may take. The two steps that only the
+//! pusher may take, the adoption of deferred flags and the last decrement of `wait`, concern only its own operation,
+//! and a push of one access takes neither. The number of steps that `complete` takes is bounded by the number of
+//! accesses that it marks done plus the number that its flags reach; it loops and never recurses.
 //!
 //! `loom-tests/algorithm` models these steps and explores every execution of small programs: each execution ends with
 //! every operation complete.
 //!
 //! # Deleted variables
 //!
-//! A variable is closed before its deletion is pushed. A thread that inserts behind the deletion has read the tail
-//! after the deletion was pushed, so it sees the closed flag and marks the operation that it inserts *rejected* in the
-//! same word that counts its registrations. A rejected operation takes its place in the other queues and does nothing
-//! when it runs; its push reports the deletion.
+//! A variable is closed before its deletion is pushed. A thread that inserts behind the deletion read the tail after
+//! the deletion was pushed, so it sees the closed flag and marks the inserted operation *rejected* in the same word
+//! that counts its registrations. A rejected operation takes its place in the other queues and does nothing when it
+//! runs; its push reports the deletion.
 //!
 //! # Source
 //!

@@ -27,26 +27,24 @@ use crate::{
 /// The number of accesses that a record holds without a separate allocation.
 pub const INLINE_ACCESSES: usize = 4;
 
-/// Set in `registered` if a variable turned out to be deleted.
+/// Set in `registered` if one of the variables turned out to be deleted.
 const REJECTED: u32 = 1 << 31;
 
 /// One operation's record. It lives from [`OpRef::new_with`] until the shares of its holders and accesses have ended
 /// and the epoch has passed.
 ///
-/// The head is followed by the accesses, as many as there are, and then by the task, so that an operation uses no more
-/// cache lines than it needs. Most operations have one access, which shares a line with the head if the pool has
-/// aligned the record.
+/// The head is followed directly by the accesses and then by the task, so an operation uses no more cache lines than it
+/// needs. Most operations have one access, which shares a line with the head if the pool has aligned the record.
 #[repr(C)]
 pub struct Op<T> {
     /// Reserved for the pool.
     _pool: MaybeUninit<PoolWord>,
-    /// The number of accesses that have not been counted as satisfied, plus one until a push of several accesses is
-    /// over. A push that finds all accesses satisfied does not change it.
+    /// The number of accesses not yet counted as satisfied, plus one until a push of several accesses is over. A push
+    /// that finds all accesses satisfied does not change it.
     pub(super) wait: AtomicU32,
     /// The number of accesses known to be in their queues, and the flag `REJECTED`.
     registered: AtomicU32,
-    /// The number of shares of the record: one for each access that is not retired yet, and one for each
-    /// [holder](OpRef::hold).
+    /// The number of shares of the record: one for each access not yet retired, and one for each [holder](OpRef::hold).
     live: AtomicU32,
     /// The number of accesses if they are in the record, or [`BOXED`].
     inline: u8,
@@ -56,10 +54,10 @@ pub struct Op<T> {
     /// The operation's priority band, for the scheduler and for what traces and dumps report.
     pub band: u8,
     pub(super) queued: Queued,
-    /// The next operation in the list that contains this one: a [`ReadyList`], or a queue of the scheduler.
+    /// The next operation in the list that contains this one: a [`ReadyList`] or a scheduler queue.
     pub link: AtomicPtr<Op<T>>,
     pub(super) stamp: Stamp,
-    /// Whether the operation has entered a lane of several workers. A `std` atomic, because it must not add any
+    /// Whether the operation has entered a lane with several workers. A `std` atomic, because it must not add any
     /// ordering to the models.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     entered: std::sync::atomic::AtomicBool,
@@ -72,8 +70,8 @@ const BOXED: u8 = u8::MAX;
 /// The unit of [`Op::task_at`], in bytes. In models, records are too large for a smaller unit.
 const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 
-/// The part of a record behind its head. The accesses are laid out as declared here, but the task begins where the last
-/// access ends.
+/// The part of a record behind its head. The accesses are laid out as declared here, but the task begins directly
+/// behind the last access.
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
@@ -121,7 +119,7 @@ impl<T> Op<T> {
     /// Returns the place of the first access, or of the `Boxed`.
     #[inline]
     fn first_place(this: *const Self) -> *mut Access<T> {
-        // SAFETY: the callers pass a record, so the field is in bounds; only its address is computed.
+        // SAFETY: callers pass a record, so the field is in bounds; only its address is computed.
         unsafe { &raw const (*this).room }.cast_mut().cast()
     }
 
@@ -129,8 +127,8 @@ impl<T> Op<T> {
     #[inline]
     fn task_behind(places: usize) -> usize {
         const {
-            // If the record had bytes behind the cell `room`, a shared reference to the record would forbid the pool to
-            // write those bytes.
+            // If the record had bytes behind the cell `room`, a shared reference to the record would prohibit the pool
+            // from writing them.
             assert!(offset_of!(Self, room) + size_of::<Room<T>>() == size_of::<Self>());
             assert!(align_of::<Place<T>>() <= align_of::<Access<T>>());
             assert!(
@@ -167,8 +165,8 @@ impl<T> Op<T> {
         self.place().with(|task| task.cast())
     }
 
-    /// Makes [`each_marked`] find the record by `mark`, or no longer find it if `mark` is null. In models, records come
-    /// from the heap and have no marks.
+    /// Marks the record so that [`each_marked`] finds it by `mark`, or removes the mark if `mark` is null. In models,
+    /// records come from the heap and have no marks.
     #[inline]
     pub(crate) fn mark(&self, mark: *mut ()) {
         if !cfg!(any(raddle_loom, raddle_shuttle)) {
@@ -177,7 +175,7 @@ impl<T> Op<T> {
         }
     }
 
-    /// Returns the mark of the record, which is null in models.
+    /// Returns the record's mark, which is null in models.
     pub(crate) fn marked_by(&self) -> *mut () {
         if cfg!(any(raddle_loom, raddle_shuttle)) {
             return std::ptr::null_mut();
@@ -210,15 +208,15 @@ impl<T> Op<T> {
         unsafe { std::slice::from_raw_parts(first, count as usize) }
     }
 
-    /// Returns the access of an operation that has only one.
+    /// Returns the operation's access if it has exactly one.
     #[inline]
     pub(super) fn sole_access(&self) -> Option<&Access<T>> {
         // SAFETY: `new_with` has initialised an access there if `inline` says so.
         (self.inline == 1).then(|| unsafe { &*Self::first_place(self) })
     }
 
-    /// Calls `look` with each of the [`accesses`](Self::accesses). Does not loop in the most common case, an operation
-    /// with one access.
+    /// Calls `look` with each of the [`accesses`](Self::accesses). Avoids the loop in the most common case, an
+    /// operation with one access.
     #[inline(always)]
     pub fn each_access(&self, mut look: impl FnMut(&Access<T>)) {
         match self.sole_access() {
@@ -227,10 +225,10 @@ impl<T> Op<T> {
         }
     }
 
-    /// Returns the access with the lowest index that is not known to be in its queue.
+    /// Returns the lowest-indexed access not known to be in its queue.
     #[inline]
     pub(super) fn next_unregistered(&self) -> Option<&Access<T>> {
-        // Relaxed: only a starting point. `insert` checks again, with acquire loads, before it does anything.
+        // Relaxed: only a starting point. `insert` checks again, with acquire loads, before it acts.
         let index = self.registered.load(Relaxed) & !REJECTED;
         self.accesses().get(index as usize)
     }
@@ -311,8 +309,8 @@ impl<T> Op<T> {
         rejected != 0
     }
 
-    /// Returns whether a variable of the operation was already deleted when the operation was pushed. The answer is
-    /// final once the push is over.
+    /// Returns whether one of the operation's variables was already deleted when the operation was pushed. The answer
+    /// is final once the push is over.
     #[inline]
     pub fn is_rejected(&self) -> bool {
         // Relaxed: the flag was set, if at all, before the pusher linked the only access, or before its last decrement,
@@ -321,7 +319,8 @@ impl<T> Op<T> {
     }
 }
 
-/// Ownership of an operation. The pusher has it until the push is over, then the thread that finds the operation ready.
+/// Ownership of an operation. It belongs to the pusher until the push is over, then to the thread that finds the
+/// operation ready.
 ///
 /// Each operation has at most one `OpRef`. It is consumed by a [push](super::push()) that finds the operation not
 /// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s keep the record
@@ -347,11 +346,11 @@ impl<T> Deref for OpRef<T> {
 
 // SAFETY: a record may be used and freed on any thread, and the task is `Send`.
 unsafe impl<T: Send> Send for OpRef<T> {}
-// SAFETY: a shared `OpRef` only provides access to a shared record, whose task only unsafe code can reach.
+// SAFETY: a shared `OpRef` gives access only to a shared record, whose task only unsafe code can reach.
 unsafe impl<T: Send> Sync for OpRef<T> {}
 
-/// Shares of an operation's record, which keep the record and its task alive. Each share was counted when it was
-/// created, and ends once.
+/// Shares of an operation's record, which keep the record and its task alive. Each share is counted when it is created,
+/// and ends once.
 pub struct Hold<T> {
     op: NonNull<Op<T>>,
     shares: u32,
@@ -375,7 +374,7 @@ impl<T> Deref for Hold<T> {
 
 // SAFETY: a record may be used and freed on any thread, and the task is `Send`.
 unsafe impl<T: Send> Send for Hold<T> {}
-// SAFETY: a shared `Hold` only provides access to a shared record, whose task only unsafe code can reach.
+// SAFETY: a shared `Hold` gives access only to a shared record, whose task only unsafe code can reach.
 unsafe impl<T: Send> Sync for Hold<T> {}
 
 impl<T> Hold<T> {
@@ -389,7 +388,7 @@ impl<T> Hold<T> {
 }
 
 impl<T> Drop for Hold<T> {
-    /// Ends the shares. The end of a record's last share drops the task and retires the record.
+    /// Ends the shares. Ending a record's last share drops the task and retires the record.
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the shares belong to this `Hold`, which ends here.
@@ -400,7 +399,7 @@ impl<T> Drop for Hold<T> {
 /// Returns a reference to a record that is in use. In models, asserts that it has not been reclaimed.
 ///
 /// # Safety
-/// 1. The record is not reclaimed while the result is used: the caller owns the operation or has a share of its record,
+/// 1. The record is not reclaimed while the result is used: the caller owns the operation, holds a share of its record,
 ///    or has been pinned since a moment when the record could still be found.
 #[inline(always)]
 pub(super) unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
@@ -474,9 +473,9 @@ impl<T> OpRef<T> {
     ///
     /// # Safety
     /// 1. The variables stay valid until [`push`](super::push()) has returned.
-    /// 2. `init` initialises the task at the address that it is called with, or the caller does so before any other
-    ///    thread knows the operation. Neither panics.
-    /// 3. `accesses` yields as many items as its length says.
+    /// 2. `init` initialises the task at the address passed to it, or the caller does so before any other thread knows
+    ///    the operation. Neither panics.
+    /// 3. `accesses` yields exactly as many items as its length states.
     #[inline(always)]
     pub unsafe fn new_with(
         init: impl FnOnce(*mut T),
@@ -498,7 +497,7 @@ impl<T> OpRef<T> {
         }
         let first = Op::first_place(op);
         let places;
-        // Most operations have one access; for these, everything that depends on the number is a constant.
+        // Most operations have one access; for these, everything that depends on the number of accesses is a constant.
         let sole = if count == 1 { accesses.next() } else { None };
         if let Some((queue, mode)) = sole {
             // SAFETY: the record is allocated, aligned and unused, and has room for an access there.
@@ -544,12 +543,12 @@ impl<T> OpRef<T> {
         let task = op.wrapping_byte_add(task_at).cast::<Place<T>>();
         // SAFETY: the place is in the record, behind the accesses.
         unsafe { task.write(UnsafeCell::new(MaybeUninit::uninit())) };
-        // SAFETY: the cell was written just now, and no other thread knows the record.
+        // SAFETY: the cell has just been written, and no other thread knows the record.
         unsafe { &*task }.with_mut(|task| init(task.cast()));
         Self(record)
     }
 
-    /// Records that the operation enters a lane of several workers, and asserts that it has not done so before.
+    /// Records that the operation enters a lane with several workers, and asserts that it has not done so before.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub fn enter_once(&self) {
         // Relaxed: all threads of a model run on one OS thread.
@@ -571,13 +570,13 @@ impl<T> OpRef<T> {
     /// Takes ownership of the operation at `op`.
     ///
     /// # Safety
-    /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over the ownership that went with it;
-    ///    or the caller has become the owner by the tracker's rules.
+    /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over its ownership; or the caller has
+    ///    become the owner by the tracker's rules.
     pub unsafe fn from_ptr(op: NonNull<Op<T>>) -> Self {
         Self(op)
     }
 
-    /// Returns one more share of the record, which keeps the record and its task alive beyond the operation's end.
+    /// Returns an additional share, which keeps the record and its task alive beyond the end of the operation.
     #[inline]
     pub fn hold(&self) -> Hold<T> {
         // Relaxed: the owner's own share keeps the count above zero.
@@ -608,9 +607,9 @@ impl<T> OpRef<T> {
         }
     }
 
-    /// Drops the task and leaves the record to the access, if the operation has only one access and no holder but the
-    /// caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
-    /// record, which it must [retire](retire_record) if that spends the access. Otherwise returns the operation,
+    /// Drops the task and leaves the record to the access, if the operation has only one access and its only holder is
+    /// the caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
+    /// record, which it must [retire](retire_record) if completing spends the access. Otherwise returns the operation,
     /// unchanged, as the error.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
@@ -628,7 +627,7 @@ impl<T> OpRef<T> {
     }
 }
 
-/// Retires a record that was left to its only access, which is spent.
+/// Retires a record left to its only access, which is spent.
 #[inline]
 pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
     pool::retire_inline(record);
@@ -640,7 +639,7 @@ fn boxed_place<T>(first: *mut Access<T>, count: u32) -> *mut Access<T> {
     let mut boxed = Vec::<Access<T>>::with_capacity(count as usize);
     let place = NonNull::new(boxed.as_mut_ptr()).expect("the pointer of a `Vec` is never null");
     std::mem::forget(boxed);
-    // SAFETY: the place belongs to an unused record, and is large enough, as `task_behind` asserts.
+    // SAFETY: the place is in an unused record, and is large enough, as `task_behind` asserts.
     unsafe { first.cast::<Boxed<T>>().write(Boxed { accesses: place, count }) };
     place.as_ptr()
 }
@@ -667,8 +666,8 @@ unsafe impl<T> Record for Op<T> {
     }
 }
 
-/// Calls `f` with each operation that is marked with one of `marks`, and with its mark. The thread is pinned, so each
-/// record stays as it was when it was marked, except for its atomics and its task.
+/// Calls `f` with each operation marked with one of `marks`, and with its mark. The thread is pinned, so each record
+/// stays as it was when marked, except for its atomics and its task.
 ///
 /// # Safety
 /// 1. Every record with one of these marks is an `Op<T>`, whose task was initialised when it was marked.
@@ -677,11 +676,11 @@ pub unsafe fn each_marked<T>(pinned: &epoch::Guard, marks: [*mut (); 2], mut f: 
     registry::each_marked(pinned, marks, |record, mark| f(unsafe { record.cast().as_ref() }, mark));
 }
 
-/// A list of operations in the order in which they became ready, linked through the records themselves.
+/// A list of operations in the order in which they became ready, linked through their records.
 #[derive(Debug)]
 pub struct ReadyList<T> {
     head: Option<OpRef<T>>,
-    /// The last operation of the list, behind which the next one is linked.
+    /// The last operation in the list, behind which the next is linked.
     tail: Option<NonNull<Op<T>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Pushing: inserts an operation's accesses into their queues, and helps pushes that are in the way.
+//! Pushes operations: inserts their accesses into the queues, and helps pushes that are in the way.
 
 use super::{
     access::{Access, WRITE_OK, grantable_at_link, linked},
@@ -20,7 +20,7 @@ use crate::{
 pub struct Pushed<T> {
     /// The operation, if it is ready. Otherwise a later [`complete`](super::complete()) returns it.
     pub ready: Option<OpRef<T>>,
-    /// Whether a variable of the operation was already deleted. If so, the operation must do nothing when it runs.
+    /// Whether one of the operation's variables was already deleted. If so, the operation must do nothing when it runs.
     pub rejected: bool,
 }
 
@@ -32,7 +32,7 @@ pub fn push<T>(op: OpRef<T>) -> Pushed<T> {
     finish_push(op, 0, 0, &guard)
 }
 
-/// [Pushes](push) an operation that was created with one access. Compiled without the steps for several accesses.
+/// [Pushes](push) an operation with one access. Compiled without the steps for several accesses.
 #[inline(always)]
 pub fn push_sole<T>(op: OpRef<T>) -> Pushed<T> {
     let guard = epoch::pin();
@@ -66,14 +66,14 @@ pub(super) fn finish_push<T>(op: OpRef<T>, inserted: usize, mut satisfied: u32, 
         pause::at(Point::PushBeforeRegistered);
         rejected = own.end_registration(count);
         pause::at(Point::PushBeforeHints);
-        // The accesses that this thread linked itself already have their flags.
+        // Accesses linked by this thread itself already have their flags.
         if helped {
             for access in accesses {
                 satisfied += access.adopt_deferred();
             }
         }
         pause::at(Point::PushBeforeDecrement);
-        // If this thread has counted every access as satisfied, no other thread decrements `wait`.
+        // If this thread counted every access as satisfied, no other thread decrements `wait`.
         ready = satisfied == count || {
             // AcqRel (edge `ready`): releases the task to the thread that runs it, and acquires the writes of
             // predecessors.
@@ -101,8 +101,8 @@ fn finish_sole_push<T>(
     pause::at(Point::PushBeforeRegistered);
     let rejected = own.end_registration(1);
     pause::at(Point::PushBeforeDecrement);
-    // If the access is not satisfied, nothing is left to do: the completion that satisfies the linked access makes the
-    // operation ready, and the operation may have run by now.
+    // If the access is not satisfied, nothing is left to do: the completion that satisfies it makes the operation
+    // ready, and the operation may already have run.
     (satisfied == 1, rejected)
 }
 
@@ -122,19 +122,19 @@ pub(super) enum Inserter {
 pub(super) enum Insertion<'g, T> {
     /// The caller has linked the access.
     Linked,
-    /// Another thread had already linked the access.
+    /// The access had already been linked by another thread.
     AlreadyLinked,
     /// The caller must help this operation first.
     Behind(&'g Op<T>),
 }
 
-/// The thread that has linked an access of the calling thread's operation.
+/// The thread that linked an access of the caller's operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[must_use]
 enum LinkedBy {
-    /// The calling thread, which has also set the access's flags.
+    /// The calling thread, which also set the access's flags.
     Pusher,
-    /// A helper, which has deferred the access's flags.
+    /// A helper, which deferred the access's flags.
     Helper,
 }
 
@@ -154,14 +154,14 @@ fn append<T>(own: &Op<T>, access: &Access<T>, by: Inserter, satisfied: &mut u32,
     }
 }
 
-/// A push that has stopped halfway, from which models can start.
+/// A push stopped halfway, as a starting point for models.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 #[derive(Debug)]
 pub struct Stalled<T> {
     op: OpRef<T>,
     inserted: usize,
     satisfied: u32,
-    /// The tail of the last inserted access's variable if the tail has yet to be moved, otherwise null.
+    /// The tail of the last inserted access's variable if the tail has yet to be moved; otherwise null.
     tail: *const Access<T>,
     guard: Guard,
 }
@@ -244,13 +244,13 @@ pub(super) fn insert<'g, T>(
     let queue = access.queue();
     let own = by != Inserter::Helper;
     let sole = by == Inserter::SolePusher;
-    // Until one of its accesses is linked, an operation is known only to its pusher, so the pusher may set flags with a
-    // store.
+    // Until one of its accesses is linked, an operation is known only to its pusher, which may therefore set flags with
+    // a store.
     let unseen = sole || own && access.index == 0;
     loop {
         // Acquire (edge `swing`): the access at the tail and its deferred flags.
         let tail_word = queue.tail.load(Acquire, guard);
-        // SAFETY: the tail is never null, and an access that it has pointed to while this thread was pinned is not
+        // SAFETY: the tail is never null, and an access to which it has pointed while this thread was pinned is not
         // reclaimed (edge `retire`).
         let tail = unsafe { tail_word.deref() };
         if !sole && std::ptr::eq(tail, access) {
@@ -295,8 +295,7 @@ pub(super) fn insert<'g, T>(
         let link = Shared::from(std::ptr::from_ref(access)).with_tag(word.tag() | linked(grantable));
         pause::at(Point::PushBeforeLink);
         // Release (edge `link`): publishes the access. The load acquired the writes published with the flags that the
-        // access is granted: the word has not changed since, and a flag that is set twice (`grant`) has nothing new to
-        // release.
+        // access is granted: the word has not changed since, and a flag set twice (`grant`) has nothing new to release.
         if tail.word.compare_exchange(word, link, Release, Relaxed, guard).is_err() {
             continue;
         }
@@ -316,7 +315,7 @@ pub(super) fn insert<'g, T>(
         pause::at(Point::PushBeforeRetire);
         if grantable & WRITE_OK != 0 {
             // The predecessor had `WRITE_OK` and `DONE`, and now has a next access.
-            // SAFETY: it is spent, the tail is past it, and only one thread links behind it.
+            // SAFETY: it is therefore spent, the tail is past it, and only one thread links behind it.
             unsafe { tail.share().retire() };
         }
         return Insertion::Linked;

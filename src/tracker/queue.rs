@@ -13,10 +13,10 @@ use crate::{
     },
 };
 
-/// One variable's queue of accesses, in push order. It must not move once [`init`](Self::init) has been called.
+/// One variable's queue of accesses, in push order. Must not move once [`init`](Self::init) has been called.
 #[repr(C)]
 pub struct VarQueue<T> {
-    /// The last access, or an earlier one while a thread appends. Never null.
+    /// The last access, or an earlier one while a thread is appending. Never null.
     pub(super) tail: Atomic<Access<T>>,
     /// Set before the variable's deletion is pushed.
     pub(super) closed: AtomicBool,
@@ -25,7 +25,7 @@ pub struct VarQueue<T> {
     /// Identifies the variable's creator.
     owner: usize,
     pub(super) stamp: Stamp,
-    /// The access that the variable starts with.
+    /// The variable's initial access.
     first: UnsafeCell<MaybeUninit<Access<T>>>,
 }
 
@@ -46,15 +46,15 @@ impl<T> VarQueue<T> {
         Self::with_owner(id, 0)
     }
 
-    /// Creates a queue that must be [initialised](Self::init) at its final address. Ids must be distinct among the
-    /// variables that operations use together. `owner` identifies the variable's creator; it is kept here because a
-    /// push reads this cache line anyway.
+    /// Creates a queue that must be [initialised](Self::init) at its final address. Variables used together in an
+    /// operation must have distinct ids. `owner` identifies the variable's creator; it is kept here because a push
+    /// reads this cache line anyway.
     pub fn with_owner(id: u64, owner: usize) -> Self {
         let first = UnsafeCell::new(MaybeUninit::uninit());
         Self { tail: Atomic::null(), closed: AtomicBool::new(false), id, owner, stamp: Stamp::new(), first }
     }
 
-    /// Inserts the access that the variable starts with.
+    /// Inserts the variable's initial access.
     ///
     /// # Safety
     /// 1. `this` is valid, and does not move until it is dropped.
@@ -76,13 +76,13 @@ impl<T> VarQueue<T> {
         self.id
     }
 
-    /// Returns the `owner` that the queue was created with.
+    /// Returns the `owner` passed when the queue was created.
     pub fn owner(&self) -> usize {
         self.owner
     }
 
-    /// Closes the variable to all operations but deletions and the engine's waits for them. Returns `false` if it was
-    /// closed already.
+    /// Closes the variable to all operations except deletions and the engine's waits for them. Returns `false` if it
+    /// was already closed.
     pub fn close(&self) -> bool {
         // Relaxed: the deletion, which is pushed afterwards, hands the flag over (edge `link`).
         !self.closed.swap(true, Relaxed)
@@ -119,7 +119,7 @@ impl<T> VarQueue<T> {
     ///
     /// # Safety
     /// 1. The last operation pushed on the variable is done, as the caller knows from having completed it or from
-    ///    [`is_idle`](Self::is_idle), and no other will be pushed.
+    ///    [`is_idle`](Self::is_idle), and no more will be pushed.
     /// 2. This is called once, and `this` is valid until `free` runs.
     /// 3. `free` may run on any thread, later, or before this returns.
     pub unsafe fn dispose(this: NonNull<Self>, free: impl FnOnce() + 'static) {
@@ -136,13 +136,12 @@ impl<T> VarQueue<T> {
         // SAFETY: by (1) no access will be linked behind it, and by (2) this happens once.
         unsafe { last.share().retire() };
         let free = queue.stamp.killed_by(free);
-        // SAFETY: (3) allows any thread; by (1) only threads that are pinned now can still have a pointer to the queue.
+        // SAFETY: (3) allows any thread; by (1) only threads pinned now can still have a pointer to the queue.
         unsafe { guard.retire(free) };
     }
 }
 
-// SAFETY: the queue refers to records that are shared between threads by the tracker's rules, and whose tasks are
-// `Send`.
+// SAFETY: the queue refers to records shared between threads by the tracker's rules, with tasks that are `Send`.
 unsafe impl<T: Send> Send for VarQueue<T> {}
 // SAFETY: the shared fields are atomic, and the cell is written once, before the queue is shared.
 unsafe impl<T: Send> Sync for VarQueue<T> {}

@@ -1,4 +1,4 @@
-//! Tracks whether an entry in a queue of the scheduler still owns its ready operation or a waiter has taken it.
+//! Tracks whether an entry in a scheduler queue still owns its ready operation, or a waiter has taken the operation.
 //!
 //! # States
 //!
@@ -6,8 +6,8 @@
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | `OUTSIDE` | no entry of a queue owns the operation | `QUEUED`, by the owner of the ready operation |
-//! | `QUEUED` | an entry of a queue owns it, and has a share of the record | `POPPED`, by the worker that pops the entry; `TAKEN`, by a waiter; `OUTSIDE`, by the owner, if there is no room for the entry |
+//! | `OUTSIDE` | no queue entry owns the operation | `QUEUED`, by the owner of the ready operation |
+//! | `QUEUED` | a queue entry owns it and holds a share of the record | `POPPED`, by the worker that pops the entry; `TAKEN`, by a waiter; `OUTSIDE`, by the owner, if there is no room for the entry |
 //! | `POPPED` | the worker that popped the entry owns it | `QUEUED`, by that worker, if it puts the entry back |
 //! | `TAKEN` | a waiter owns it, and the entry is stale | – |
 //!
@@ -18,8 +18,9 @@
 //!
 //! * The state: the owner of the ready operation until it has published the pointer to its record, then the worker that
 //!   pops the entry, and a waiter that has won the [claim](crate::notify::claim).
-//! * The pointer to the record: a waiter uses it only if it has won the claim while it was pinned, and only until it is
-//!   unpinned. When the claim was won, the operation had not started, so its record is not reclaimed before then.
+//! * The pointer to the record: used by a waiter only if the waiter won the claim while pinned, and only until it is
+//!   unpinned. When the claim was won, the operation had not started, so its record is not reclaimed before the
+//!   unpinning.
 //! * The share of the entry: ended by the worker that pops the entry.
 //!
 //! # Edges
@@ -47,18 +48,18 @@ const TAKEN: u8 = 3;
 /// take it.
 const PASSES_CLOSED: u8 = 4;
 
-/// The state of one operation: whether an entry in a queue owns it.
+/// The state of one operation: whether a queue entry owns it.
 #[derive(Debug)]
 pub(super) struct Queued(AtomicU8);
 
-/// What a worker gets when it pops an entry.
+/// What a worker receives when it pops an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Popped {
     /// The operation. The entry has no share of its record.
     Op,
-    /// The operation, and the share of the entry.
+    /// The operation and the entry's share.
     OpAndShare,
-    /// Only the share of the entry.
+    /// Only the entry's share.
     Share,
 }
 
@@ -91,16 +92,15 @@ impl Queued {
         self.0.store(OUTSIDE, Relaxed);
     }
 
-    /// Undoes a [`pop`](Self::pop) that has returned [`Popped::OpAndShare`], before the entry goes back into a queue.
+    /// Undoes a [`pop`](Self::pop) that returned [`Popped::OpAndShare`], before the entry goes back into a queue.
     pub(super) fn put_back(&self) {
         // Release (edge `look`).
         self.0.store(QUEUED, Release);
     }
 
-    /// Ends an entry. Called by the worker that has popped it.
+    /// Ends an entry. Called by the worker that popped it.
     pub(super) fn pop(&self) -> Popped {
-        // Relaxed: the queue has handed over the operation, and a waiter that was faster needs nothing from this
-        // thread.
+        // Relaxed: the queue handed over the operation, and a waiter that was faster needs nothing from this thread.
         match self.0.compare_exchange(QUEUED, POPPED, Relaxed, Relaxed) {
             Ok(_) => Popped::OpAndShare,
             Err(TAKEN) => Popped::Share,
@@ -108,8 +108,8 @@ impl Queued {
         }
     }
 
-    /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns `false` if a worker has
-    /// popped the entry.
+    /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns `false` if a worker
+    /// popped the entry first.
     pub(super) fn take(&self) -> bool {
         // Acquire (edge `look`). If no worker has put the entry back, the pointer has handed over the operation.
         self.0.compare_exchange(QUEUED, TAKEN, Acquire, Relaxed).is_ok() || removed(Step::TakeQueued)

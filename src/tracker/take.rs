@@ -12,9 +12,9 @@ use crate::{
 };
 
 impl<T> OpRef<T> {
-    /// Lets waiters take this ready operation from the queue that it is about to enter. `publish` stores the pointer to
-    /// the operation's record, and returns `false` if there is no room for it. Does nothing if the operation was in a
-    /// queue before, or if closed variables accept it.
+    /// Allows waiters to take this ready operation from the queue that it is about to enter. `publish` stores the
+    /// pointer to the operation's record, and returns `false` if there is no room for it. Does nothing if the operation
+    /// was in a queue before, or if closed variables accept it.
     ///
     /// The thread that removes the operation from the queue must call [`pop_entry`](Self::pop_entry).
     pub fn publish(&self, publish: impl FnOnce() -> bool) {
@@ -30,7 +30,7 @@ impl<T> OpRef<T> {
         }
     }
 
-    /// Returns the operation of an entry that was removed from its queue, unless a waiter has taken the operation.
+    /// Returns the operation of an entry removed from its queue, unless a waiter has taken the operation.
     pub fn pop_entry(self) -> Option<Self> {
         let popped = self.queued.pop();
         if popped == Popped::Op {
@@ -41,7 +41,7 @@ impl<T> OpRef<T> {
         (popped == Popped::OpAndShare).then_some(self)
     }
 
-    /// Calls `look` with the operation of an entry that was removed from its queue and will be put back. No waiter can
+    /// Calls `look` with the operation of an entry that was removed from its queue and is to be put back. No waiter can
     /// take the operation during the call. Returns the entry and the result. If a waiter has already taken the
     /// operation, ends the entry and returns `None`.
     pub fn look_at_entry<R>(self, look: impl FnOnce(&Self) -> R) -> Option<(Self, R)> {
@@ -61,14 +61,13 @@ impl<T> OpRef<T> {
     /// Claims an operation with `claim` and takes it from its entry, unless a worker has popped the entry.
     ///
     /// # Safety
-    /// 1. `claim` returns the pointer that [`publish`](Self::publish) has stored, and only if the operation had not
-    ///    started.
+    /// 1. `claim` returns the pointer stored by [`publish`](Self::publish), and only if the operation had not started.
     pub unsafe fn take(claim: impl FnOnce() -> Option<NonNull<Op<T>>>) -> Option<Self> {
         let _pinned = (!removed(Step::PinBeforeTake)).then(epoch::pin);
         let op = claim()?;
         // SAFETY: (1): this thread has been pinned since before the operation started, so its record is not reclaimed.
         let queued: &Queued = unsafe { &alive(op).queued };
-        // SAFETY: this thread has taken the ownership from the entry.
+        // SAFETY: this thread has taken ownership from the entry.
         queued.take().then(|| unsafe { Self::from_ptr(op) })
     }
 }

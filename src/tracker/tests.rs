@@ -1,5 +1,5 @@
-//! Tests of the tracker on one thread, step by step: many leave a push or a completion half done, and check what the
-//! next call does with it.
+//! Tests of the tracker on one thread, step by step. Many leave a push or a completion half done, and check how the
+//! next call handles it.
 
 use std::{
     ops::Deref,
@@ -26,7 +26,7 @@ use crate::{
 /// A task whose reference count shows when it is dropped.
 type Task = Arc<()>;
 
-/// A variable that is freed when it is dropped; all operations on it must be complete by then.
+/// A variable that is freed when dropped; all operations on it must be complete by then.
 struct Var(NonNull<VarQueue<Task>>);
 
 impl Var {
@@ -47,11 +47,11 @@ impl Var {
         self.queue().tail.load(Relaxed, epoch::unprotected()).as_raw()
     }
 
-    /// Links `access` behind the variable's last access and stops there, as a pusher may: the tail stays behind, and no
-    /// flags are deferred.
+    /// Links `access` behind the variable's last access and stops there, as a pusher may, leaving the tail behind and
+    /// no flags deferred.
     fn link(&self, access: &Access<Task>) {
         let guard = epoch::pin();
-        // SAFETY: the tail is never null, and no other thread exists that could retire it.
+        // SAFETY: the tail is never null, and there is no other thread to retire it.
         let tail = unsafe { self.queue().tail.load(Relaxed, &guard).deref() };
         let word = tail.word.load(Relaxed, &guard);
         assert!(word.is_null(), "an access is linked behind the tail");
@@ -64,9 +64,9 @@ impl Drop for Var {
     fn drop(&mut self) {
         if !thread::panicking() {
             let queue = self.0;
-            // SAFETY: `new` has leaked the box.
+            // SAFETY: `new` leaked the box.
             let free = move || drop(unsafe { Box::from_raw(queue.as_ptr()) });
-            // SAFETY: each test completes what it has pushed, and this is called once.
+            // SAFETY: each test completes everything that it pushed, and this is called once.
             unsafe { VarQueue::dispose(queue, free) };
         }
     }
@@ -81,7 +81,7 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// Takes ownership, which the test must have: the operation is not pushed yet, or is ready.
+    /// Takes ownership, which must be the test's: the operation has not yet been pushed, or is ready.
     fn owned(self) -> OpRef<Task> {
         // SAFETY: the test owns the operation, as this call states.
         unsafe { OpRef::from_ptr(self.0) }
@@ -104,7 +104,7 @@ fn operation_with_task(passes_closed: bool, accesses: &[(&Var, Mode)]) -> (Known
     let init = move |place: *mut Task| unsafe { place.write(task) };
     let accesses: Vec<_> = accesses.iter().map(|(var, mode)| (var.0, *mode)).collect();
     // SAFETY: the tests keep their variables; `init` initialises the task; a `Vec` yields as many items as its length
-    // says.
+    // states.
     (Known(unsafe { OpRef::new_with(init, 0, passes_closed, accesses.into_iter()) }.into_ptr()), alive)
 }
 
@@ -143,12 +143,12 @@ fn begun(op: Known, guard: &Guard) -> u32 {
     satisfied
 }
 
-/// Continues a push that was [begun].
+/// Continues a [begun] push.
 fn finish_push(op: Known, satisfied: u32, guard: &Guard) -> [bool; 2] {
     outcome(op, super::push::finish_push(op.owned(), 1, satisfied, guard))
 }
 
-/// Completes `op` and returns the operations that became ready, in the order in which they did.
+/// Completes `op` and returns the operations that this made ready, in order.
 fn end(op: Known) -> Vec<*mut Op<Task>> {
     let mut list = ReadyList::default();
     assert!(list.is_empty());
@@ -376,7 +376,7 @@ fn a_completion_advances_the_tail_past_the_accesses_that_it_spends() {
     assert_eq!(end(first), []);
     assert_eq!(a.tail(), std::ptr::from_ref(&half.accesses()[0]));
     assert_eq!(task.strong_count(), 0);
-    // When the access was linked, no flag was grantable, so none was deferred; the completion has set `READ_OK` in the
+    // When the access was linked, no flag was grantable, so none was deferred; the completion set `READ_OK` in the
     // word.
     let (reader, ready) = pushed(&[(&a, Read)]);
     assert!(ready);
@@ -464,7 +464,7 @@ fn registrations_are_counted_one_by_one_and_a_linked_access_is_not_rejected() {
     assert_eq!(record.reject(1), Rejection::AlreadyLinked);
     assert!(record.end_registration(2));
     assert_eq!((next(), record.is_registered(), record.is_rejected()), (None, true, true));
-    // The operation was never in a queue, so all its shares belong to this test.
+    // The operation was never in a queue, so this test owns all its shares.
     drop(op.owned().completed(2));
 }
 
@@ -615,7 +615,7 @@ fn tasks_that_fit_behind_the_accesses_are_in_pooled_records() {
 struct Example {
     ops: [(&'static str, Known); 3],
     tasks: [Weak<()>; 3],
-    // Dropped last, in this order: while the guard exists, the spent accesses that are drawn stay readable.
+    // Dropped last, in this order: while the guard exists, the drawn spent accesses stay readable.
     guard: Guard,
     vars: [Var; 2],
 }
@@ -630,7 +630,7 @@ impl Example {
         Self { ops, tasks: [task_a, task_b, task_c], guard, vars: [x, y] }
     }
 
-    /// Draws the queue that begins with the access `first` of a variable.
+    /// Draws the queue beginning with a variable's access `first`.
     fn queue(&self, name: &'static str, first: *const Access<Task>) -> String {
         let (mut text, mut name, mut at) = (String::new(), name, first);
         loop {
@@ -661,7 +661,7 @@ impl Example {
         }
     }
 
-    /// Asserts that the head of the module `tracker` contains the line that shows the state after `step`.
+    /// Asserts that the head of the module `tracker` contains the line showing the state after `step`.
     fn is_as_drawn(&self, step: &str, firsts: [*const Access<Task>; 2], ready: &[*mut Op<Task>]) {
         let [x, y] = [self.queue("x0", firsts[0]), self.queue("y0", firsts[1])];
         // Relaxed: there is only one thread.

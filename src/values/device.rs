@@ -1,8 +1,8 @@
-//! Which device an operation runs on.
+//! The device on which an operation runs.
 
 use std::fmt;
 
-/// The device an operation runs on.
+/// The device on which an operation runs.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

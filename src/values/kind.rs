@@ -1,4 +1,4 @@
-//! The kinds of engine, and the placement of workers.
+//! Engine kinds and worker placements.
 
 use std::fmt;
 
@@ -20,20 +20,20 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
-    /// An engine without threads: an operation runs inside its push, on the pushing thread, in order. This kind is for
-    /// debugging, and serves as the baseline for the others. An operation that cannot run yet, because it conflicts
-    /// with a running operation (an asynchronous one, one of another pushing thread, or the one that pushes it), runs
-    /// as soon as that operation completes, on the thread that completes it. An operation that the function of a device
-    /// operation pushes runs as soon as the device operation completes.
+    /// An engine without threads: each operation runs inside its push, on the pushing thread, in order. This kind is
+    /// for debugging and serves as a baseline for the others. An operation that conflicts with a running one
+    /// (asynchronous, pushed by another thread, or the pushing operation itself) runs as soon as the running operation
+    /// completes, on the thread that completes it. An operation pushed by the function of a device operation runs as
+    /// soon as the device operation completes.
     ///
-    /// Operations that push operations run nested while the thread's stack has room. A push that is nested too deeply
-    /// returns immediately; its operation runs when the operation that pushed it ends, waits, or calls
-    /// [`OpHandle::is_done`](crate::OpHandle::is_done). During a wait or such a call it may run on another thread's
-    /// stack, while the pushing thread is blocked: there it finds other thread-locals, and
-    /// [`unpinned`](crate::unpinned) has no effect; it must not rely on locks that are bound to a thread. A wait with a
-    /// time limit runs the operation first, and so may exceed the limit.
+    /// Operations pushed by other operations run nested while the thread's stack has room. A push nested too deeply
+    /// returns immediately; its operation runs when the pushing operation ends, waits, or calls
+    /// [`OpHandle::is_done`](crate::OpHandle::is_done). During a wait or such a call, it may run on another thread's
+    /// stack while the pushing thread is blocked: it then sees different thread-locals, [`unpinned`](crate::unpinned)
+    /// has no effect, and it must not rely on thread-bound locks. A wait with a time limit runs the operation first and
+    /// may therefore exceed the limit.
     Naive,
-    /// One set of workers for operations of the CPU, one thread for copies, and one thread for each GPU.
+    /// One set of workers for CPU operations, one thread for copies, and one thread per GPU.
     Pooled,
     /// For the CPU, one worker per core by default, workers for prioritised operations, and one thread for copies in
     /// each direction. For each GPU, one thread for computations, one for urgent work, and one for copies in each

@@ -8,7 +8,7 @@ use std::{
 
 /// The name of an operation or a variable: a `&'static str`, or a `String` or `Arc<str>` created at run time.
 ///
-/// Names are for people: errors, dumps and statistics show them, but the engine does not depend on them.
+/// Names are for people: they appear in errors, dumps and statistics, but the engine does not depend on them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +23,7 @@ use std::{
 #[derive(Clone)]
 pub struct Name(Repr);
 
-/// This takes only two words, since every operation's record has room for a name.
+/// Only two words in size, since every operation's record reserves space for a name.
 #[derive(Clone)]
 enum Repr {
     Static(&'static str),
@@ -52,14 +52,14 @@ impl Name {
     }
 }
 
-/// Stands in place of the length in the words of a name that owns memory. No string is this long.
+/// Replaces the length in the words of a name that owns memory. No string is this long.
 const SHARED: usize = usize::MAX;
 
 impl Name {
     /// The empty name.
     pub(crate) const EMPTY: Self = Self(Repr::Static(""));
 
-    /// Whether this is the empty name.
+    /// Returns whether this is the empty name.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self.0, Repr::Static(""))
@@ -74,8 +74,7 @@ impl Name {
         }
     }
 
-    /// Converts the name into two words, from which [`from_words`](Self::from_words) restores it. Until then the words
-    /// own the name.
+    /// Converts the name into two words, which own it until [`from_words`](Self::from_words) restores it.
     #[inline]
     pub(crate) fn into_words(self) -> [usize; 2] {
         match self.0 {
@@ -84,7 +83,7 @@ impl Name {
         }
     }
 
-    /// Restores a name from the words that [`into_words`](Self::into_words) has returned.
+    /// Restores a name from the words returned by [`into_words`](Self::into_words).
     ///
     /// # Safety
     /// 1. The words came from `into_words`, and this is called once with them.
@@ -99,7 +98,7 @@ impl Name {
         Self(Repr::Static(unsafe { std::str::from_utf8_unchecked(bytes) }))
     }
 
-    /// Whether the name owns memory.
+    /// Returns whether the name owns memory.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.0, Repr::Shared(_))

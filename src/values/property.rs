@@ -1,6 +1,6 @@
-//! The kind of work that an operation does, which determines its lane.
+//! The kind of work that an operation performs, which determines its lane.
 
-/// The kind of work that an operation does, which determines its lane.
+/// The kind of work that an operation performs, which determines its lane.
 ///
 /// Operations [on a GPU](crate::OpBuilder::on):
 ///
@@ -20,8 +20,8 @@
 /// | `CopyFromGpu` | the thread for copies from devices | the copy thread | the pushing thread |
 /// | `CpuPrioritized`, `GpuPrioritized` | the workers for prioritised operations | the workers, at the maximum priority | the pushing thread |
 ///
-/// These properties are the `FnProperty`s of `MXNet` that name a lane. For the other `FnProperty`s, raddle has builder
-/// methods:
+/// These properties correspond to the values of `MXNet`'s `FnProperty` that select a lane. For the other values, raddle
+/// has builder methods:
 ///
 /// | `MXNet` | raddle |
 /// |---|---|
@@ -45,16 +45,16 @@ pub enum Property {
     /// Ordinary work. `MXNet`'s `kNormal`.
     #[default]
     Normal,
-    /// A copy from a device. Such copies overlap with computation, and in a `PerDevice` engine they have a thread of
-    /// their own. `MXNet`'s `kCopyFromGPU`.
+    /// A copy from a device. Such copies overlap with computation and have their own thread in a `PerDevice` engine.
+    /// `MXNet`'s `kCopyFromGPU`.
     CopyFromGpu,
-    /// A copy to a device. Such copies overlap with computation, and in a `PerDevice` engine they have a thread of
-    /// their own. `MXNet`'s `kCopyToGPU`.
+    /// A copy to a device. Such copies overlap with computation and have their own thread in a `PerDevice` engine.
+    /// `MXNet`'s `kCopyToGPU`.
     CopyToGpu,
-    /// Urgent work on the CPU. In a `PerDevice` engine it has workers of its own, so it does not wait for busy ordinary
-    /// ones. `MXNet`'s `kCPUPrioritized`.
+    /// Urgent work on the CPU. In a `PerDevice` engine, it has its own workers, so it does not wait for busy ordinary
+    /// workers. `MXNet`'s `kCPUPrioritized`.
     CpuPrioritized,
-    /// Urgent work on a GPU. An operation that is not on a GPU is treated as [`CpuPrioritized`](Self::CpuPrioritized).
-    /// `MXNet`'s `kGPUPrioritized`.
+    /// Urgent work on a GPU. For an operation that is not on a GPU, equivalent to
+    /// [`CpuPrioritized`](Self::CpuPrioritized). `MXNet`'s `kGPUPrioritized`.
     GpuPrioritized,
 }

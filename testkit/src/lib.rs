@@ -1,5 +1,5 @@
 //! Support for the tests and the fuzz targets: engines of every kind, a watchdog, gates, values that count their drops,
-//! programs of operations, and the functions that the fuzz targets run.
+//! programs of operations, and the functions run by the fuzz targets.
 
 #![allow(missing_docs, missing_debug_implementations, reason = "a private crate for tests")]
 #![allow(
@@ -38,17 +38,17 @@ use std::{
 
 use raddle::{Engine, EngineKind, IdlePolicy, OpError, OpHandle, Token, WaitError};
 
-/// The time after which a test counts as hanging. Miri takes hours for work that otherwise takes seconds.
+/// The time after which a test counts as hanging. Miri takes hours for seconds of work.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
 
-/// The time limit of a short step that hangs if a bug is planted.
+/// The time limit for a short step that hangs with a planted bug.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
-/// The time limit of a short step in a test that reports the delay itself. It is shorter than the limit of any
-/// watchdog, even where `.ci/planted` lowers that limit with `RADDLE_PATIENCE`.
+/// The time limit for a short step in a test that reports the delay itself. It is below any watchdog's limit, even when
+/// `.ci/planted` lowers that with `RADDLE_PATIENCE`.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
-/// How long a test waits to see that something does *not* happen.
+/// The time for which a test waits to see that something does *not* happen.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
 /// Names that try to break out of strings, elements, lines and terminals.
@@ -96,16 +96,16 @@ pub fn all_engines() -> Vec<(String, Engine)> {
     engines
 }
 
-/// Runs `f` on a separate thread and turns a hang into a failure with a message.
+/// Runs `f` on a separate thread turning a hang into a failure with a message.
 #[track_caller]
 pub fn watched(f: impl FnOnce() + Send + 'static) {
     watched_for(PATIENCE, f);
 }
 
-/// Runs `f` as [`watched`] does, with the time limit `limit`.
+/// Like [`watched`], with the time limit `limit`.
 #[track_caller]
 pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
-    // `RADDLE_PATIENCE`, in seconds, lowers the limit where a hang is expected, as with a planted bug.
+    // `RADDLE_PATIENCE`, in seconds, lowers the limit when a hang is expected, as with a planted bug.
     let patience = env::var("RADDLE_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     let limit = patience.map_or(limit, |seconds| limit.min(Duration::from_secs(seconds)));
     let name = thread::current().name().unwrap_or("a test").to_owned();
@@ -114,7 +114,7 @@ pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
         .name(name.clone())
         .spawn(move || {
             let result = panic::catch_unwind(panic::AssertUnwindSafe(f));
-            // The receiver has been dropped if the time limit has passed.
+            // The receiver is dropped if the time limit has passed.
             let _ = sender.send(result);
         })
         .expect("a thread starts");
@@ -142,7 +142,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A gate that is closed until it is opened. Clones refer to the same gate.
+/// A gate, initially closed. Clones refer to the same gate.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -215,8 +215,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps all `workers` ordinary workers of an engine busy until the returned gate is opened. They are busy when this
-/// function returns.
+/// Keeps an engine's `workers` ordinary workers busy from this function's return until the returned gate is opened.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
     for _ in 0..workers {
@@ -234,7 +233,7 @@ pub fn occupy(engine: &Engine, workers: usize) -> Gate {
 }
 
 /// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. The operation
-/// has started when this returns. It runs on all kinds of engines, and occupies no worker.
+/// has started when this returns. It works on all kinds of engines and occupies no worker.
 pub fn hold(engine: &Engine, token: &Token) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (gate_inside, started_inside) = (gate.clone(), started.clone());
@@ -253,7 +252,7 @@ pub fn hold(engine: &Engine, token: &Token) -> Gate {
     gate
 }
 
-/// Returns the failure that a wait has returned.
+/// Returns the failure in a wait's result.
 #[track_caller]
 pub fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     match result {
@@ -273,7 +272,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The error of a future that did not complete in time.
+/// The error for a future that did not complete in time.
 #[derive(Debug)]
 pub struct NotInTime;
 
@@ -284,7 +283,7 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
     let waker = Waker::from(Arc::clone(&unpark));
     let start = Instant::now();
     loop {
-        // The future is polled only when it is woken, so that a lost wake-up is noticed.
+        // The future is polled only when woken, so a lost wake-up is noticed.
         if unpark.1.swap(false, SeqCst) {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return Ok(output);
@@ -407,7 +406,7 @@ impl Drop for PanicsOnDrop {
 
 // ----------------------------------------------------------------------------------------------- the process ----
 
-/// The environment variable that is set in a process started by [`child`].
+/// The environment variable set in processes started by [`child`].
 pub const CHILD: &str = "RADDLE_TEST_CHILD";
 
 /// Returns whether this process was started by [`child`].
@@ -416,7 +415,7 @@ pub fn is_child() -> bool {
 }
 
 /// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
-/// whether the test succeeded, and its output. This is for tests that end their process or change its state.
+/// whether the test succeeded, and its output. For tests that end or modify their process.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
@@ -472,8 +471,8 @@ pub fn child_succeeds(name: &str) {
     assert!(success, "{name} failed in its own process: {text}");
 }
 
-/// Runs the ignored test `name` in a [`child`] once for each kind of engine, which `RADDLE_ENGINE` selects. Panics
-/// unless every run succeeds.
+/// Runs the ignored test `name` in a [`child`] once for each kind of engine, selected by `RADDLE_ENGINE`. Panics unless
+/// every run succeeds.
 #[track_caller]
 pub fn child_succeeds_on_each_kind(name: &str) {
     for kind in KINDS {
@@ -488,7 +487,7 @@ pub fn thread_count() -> usize {
     fs::read_dir("/proc/self/task").expect("procfs").count()
 }
 
-/// Waits until this process has `count` threads. The kernel may still list a thread that was joined a moment ago.
+/// Waits until this process has `count` threads. The kernel may still list a thread just joined.
 #[cfg(target_os = "linux")]
 #[track_caller]
 pub fn wait_for_thread_count(count: usize) {
@@ -501,7 +500,7 @@ pub fn resident_bytes() -> usize {
     status_bytes("VmRSS:")
 }
 
-/// Returns the size of the address space that this process has mapped, in bytes.
+/// Returns the size of this process's mapped address space, in bytes.
 #[cfg(target_os = "linux")]
 pub fn mapped_bytes() -> usize {
     status_bytes("VmSize:")
@@ -514,7 +513,7 @@ fn status_bytes(what: &str) -> usize {
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
 }
 
-/// Returns the cores that the calling thread may use, as the kernel lists them.
+/// Returns the cores available to the calling thread, as listed by the kernel.
 #[cfg(target_os = "linux")]
 pub fn allowed_cores() -> String {
     let status = fs::read_to_string("/proc/thread-self/status").expect("procfs");
@@ -536,8 +535,8 @@ impl Tallies {
     }
 }
 
-/// Nests operations of a naive engine until a push defers its operation. Then calls `f` with the handle to the deferred
-/// operation, inside the operation that pushed it.
+/// Nests operations of a naive engine until a push defers its operation, then calls `f` with the deferred operation's
+/// handle, inside the operation that pushed it.
 pub fn at_the_first_deferred_push(engine: &Engine, f: impl FnOnce(OpHandle<()>) + Send + 'static) {
     type Deep = Arc<Mutex<Option<Box<dyn FnOnce(OpHandle<()>) + Send>>>>;
     fn descend(engine: &Engine, f: &Deep) {

@@ -1,4 +1,4 @@
-//! A logger that passes the messages of a test's process to a hook.
+//! A logger that passes a test process's messages to a hook.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -23,7 +23,7 @@ impl log::Log for Logger {
     fn flush(&self) {}
 }
 
-/// Passes all log messages of this process to `hook`.
+/// Passes this process's log messages to `hook`.
 pub fn log_to(hook: impl Fn(&str) + Send + Sync + 'static) {
     *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
     if log::set_logger(&Logger).is_ok() {

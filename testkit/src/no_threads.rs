@@ -4,10 +4,10 @@ use std::thread;
 
 use crate::{Gate, mapped_bytes};
 
-/// While this value lives, no thread can be started: there is no address space for its stack.
+/// Prevents threads from starting while it lives, by leaving no address space for their stacks.
 pub struct NoThreads {
     before: libc::rlimit,
-    /// Threads that occupy the cached stacks of threads that have ended.
+    /// Threads occupying the cached stacks of ended threads.
     parked: Vec<thread::JoinHandle<()>>,
     over: Gate,
 }
@@ -17,7 +17,7 @@ impl NoThreads {
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `before` is a live `rlimit` that the call may write.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
-        // The limit leaves less memory than a stack needs, but enough for the allocations made while the limit holds.
+        // The limit leaves less memory than a stack needs, but enough for the allocations made under it.
         Self::set(libc::rlimit { rlim_cur: mapped_bytes() as u64 + (1 << 20), ..before });
         let over = Gate::new();
         let park = || {

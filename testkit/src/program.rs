@@ -1,4 +1,4 @@
-//! Random programs for the engine, and exact checks of their results.
+//! Random programs for the engine and exact checks of their results.
 //!
 //! A [`Program`] is a list of steps for each of several threads: pushes of operations over numbered variables, and
 //! waits. [`run`] runs a program on an engine and returns its [`History`]. Two checks use only the contract of the
@@ -6,13 +6,13 @@
 //!
 //! * [`check_serial`], for one pushing thread: all results must equal those of a serial run in push order. The
 //!   operations of these programs may fail on purpose.
-//! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. These
-//!   orders, the order of each thread, the order of pushes that did not overlap in time, and the order of each
-//!   operation before its children must together have no cycle. The check then replays all operations in one common
-//!   order, and compares every value that an operation saw and every final value.
+//! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. Together,
+//!   these orders, each thread's order, the order of non-overlapping pushes, and the order of each operation before its
+//!   children must have no cycle. The check then replays all operations in one common order, comparing every value seen
+//!   by an operation and every final value.
 //!
-//! The arithmetic is not commutative, so a different order yields different values. Nothing here depends on a test
-//! harness, and [`Program::generate`] takes its choices from any [`Source`], so a fuzzer can use this module unchanged.
+//! The arithmetic is not commutative, so a different order yields different values. Since this module needs no test
+//! harness, and [`Program::generate`] accepts any [`Source`] of choices, a fuzzer can use it unchanged.
 
 use crate::shapes::*;
 use std::{
@@ -33,8 +33,8 @@ use raddle::{Completion, Engine, OpBuilder, Operator, PushError, Token, Var, Wai
 
 use crate::block_on;
 
-/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. This is for
-/// numbers that are large only to increase the coverage of a test.
+/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. For numbers
+/// that are large only to increase test coverage.
 pub const fn fewer(count: usize) -> usize {
     if cfg!(miri) {
         count.div_ceil(100)
@@ -69,11 +69,11 @@ pub enum How {
     Submit,
     /// `push_async` over tokens.
     Async(Finish),
-    /// A run of the operator with this number.
+    /// A run of the operator of this number.
     Operator(usize),
 }
 
-/// Where an asynchronous operation is completed.
+/// The place where an asynchronous operation is completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     Inside,
@@ -95,18 +95,18 @@ pub enum Ends {
 pub struct Operation {
     /// The accesses, each to a different variable.
     pub accesses: Vec<(usize, Access)>,
-    /// Variables of `accesses` that are declared a second time, for reading.
+    /// Variables of `accesses` declared a second time, for reading.
     pub repeats: Vec<usize>,
     pub how: How,
     pub ends: Ends,
     pub priority: i32,
     pub property: Property,
     pub no_skip: bool,
-    /// Operations that this one pushes.
+    /// Operations pushed by this one.
     pub children: Vec<Id>,
 }
 
-/// An operator and the operations that are its runs, in the order in which one thread pushes them.
+/// An operator and its runs, in the order in which one thread pushes them.
 #[derive(Clone, Debug)]
 pub struct OperatorPlan {
     pub like: Operation,
@@ -137,13 +137,13 @@ pub struct Program {
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub variables: usize,
-    /// The number of operations of all threads together, including children. The children of the last operation may
-    /// exceed this number.
+    /// The number of operations of all threads together, including children. The last operation's children may exceed
+    /// this number.
     pub operations: usize,
     pub threads: usize,
-    /// The maximum number of variables of an operation.
+    /// The maximum number of variables per operation.
     pub accesses: usize,
-    /// Whether operations may fail. This requires one thread and no children, and such a program has no operators.
+    /// Whether operations may fail. This requires one thread and no children, and excludes operators.
     pub failures: bool,
     /// Whether operations may push operations.
     pub children: bool,
@@ -174,7 +174,7 @@ pub trait Source {
         self.below(n) == 0
     }
 
-    /// Returns whether the choices are exhausted. If so, every further number is 0, and the program ends even if its
+    /// Returns whether the choices are exhausted. If so, all further numbers are 0, and the program ends even if its
     /// shape asks for more steps.
     fn is_exhausted(&self) -> bool {
         false
@@ -226,7 +226,7 @@ impl Program {
             operators: Vec::new(),
             threads: vec![Vec::new(); shape.threads],
         };
-        // Each thread has a few operators of its own.
+        // Each thread has its own few operators.
         let mut operators = vec![Vec::new(); shape.threads];
         if !shape.failures {
             for own in &mut operators {
@@ -251,7 +251,7 @@ impl Program {
         program
     }
 
-    /// Repeats every thread's steps `times` times, with new operations each time.
+    /// Repeats every thread's steps `times` times, each time with new operations.
     pub fn repeated(mut self, times: usize) -> Self {
         let (once, count) = (self.clone(), self.operations.len() as Id);
         for round in 1..times as Id {
@@ -273,7 +273,7 @@ impl Program {
         self
     }
 
-    /// Adds an operation, and perhaps children that it pushes.
+    /// Adds an operation and perhaps children for it to push.
     fn add(&mut self, shape: &Shape, operators: &[usize], source: &mut impl Source) -> Id {
         let id = self.operations.len() as Id;
         if !operators.is_empty() && source.one_in(5) {
@@ -284,7 +284,7 @@ impl Program {
             self.operations.push(Operation { how: How::Operator(number), priority, ..plan.like.clone() });
         } else {
             let operation = Operation::generate(shape, source);
-            // The function of a typed operation has no handle to the engine, so it cannot push.
+            // A typed operation's function has no handle to the engine, so it cannot push.
             let may_push = matches!(operation.how, How::Sync | How::Async(_));
             self.operations.push(operation);
             if shape.children && may_push && !source.is_exhausted() && source.one_in(4) {
@@ -312,17 +312,17 @@ impl Program {
         }
     }
 
-    /// Returns how many operations may be pending after a push on an engine with this limit, or `None` if that is not
-    /// limited: operations that others push are not held back, and while all pending operations wait for their
-    /// completions to be used, no push is.
+    /// Returns the maximum number of pending operations after a push on an engine with this limit. Returns `None` if it
+    /// is unbounded: operations pushed by others are not held back, nor is any push while all pending operations wait
+    /// for their completions to be used.
     fn most_pending(&self, limit: usize) -> Option<u64> {
         let is_elsewhere = |how: How| how == How::Async(Finish::Elsewhere);
         let is_exempt = |operation: &Operation| is_elsewhere(operation.how) || !operation.children.is_empty();
         if self.operations.iter().any(is_exempt) || self.operators.iter().any(|plan| is_elsewhere(plan.how)) {
             return None;
         }
-        // One thread does not exceed the limit; each of several may exceed it by half of a small limit, and by one. Each
-        // may also have a wait, which is never held back.
+        // A single thread does not exceed the limit; each of several may exceed it by half of a small limit, plus one.
+        // Each may also have a wait, which is never held back.
         let excess = if self.threads.len() > 1 { self.threads.len() * (2 + limit / 2) } else { 1 };
         Some((limit + excess) as u64)
     }
@@ -387,7 +387,7 @@ impl Operation {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
     }
 
-    /// Returns whether the operation only overwrites the variable: `access` is the variable's only declaration.
+    /// Returns whether the operation only overwrites the variable: it declares the variable only by `access`.
     fn overwrites(&self, variable: usize, access: Access) -> bool {
         access == Access::Overwrite && !self.repeats.contains(&variable)
     }
@@ -403,7 +403,7 @@ impl Operation {
 impl OperatorPlan {
     fn generate(shape: &Shape, source: &mut impl Source) -> Self {
         let mut like = Operation::generate(shape, source);
-        // A run finds its number by counting. The count is exclusive only if the operation mutates a variable.
+        // A run determines its number by counting, exclusively only if the operation mutates a variable.
         like.accesses[0].1 = Access::Write;
         let how = match source.below(3) {
             0 => How::Sync,
@@ -418,13 +418,13 @@ impl OperatorPlan {
 
 const FACTOR: u64 = 6_364_136_223_846_793_005;
 
-/// Folds the values that an operation sees into one number.
+/// Folds the values seen by an operation into one number.
 fn seen(id: Id, values: impl Iterator<Item = u64>) -> u64 {
     values.fold(u64::from(id) + 1, |sum, value| sum.wrapping_mul(FACTOR).wrapping_add(value))
 }
 
-/// Returns the value that an operation writes through its access `index` after it has seen `seen`. `old` is the
-/// previous value, or `None` for an overwrite.
+/// Returns the value written through access `index` by an operation that has seen `seen`. `old` is the previous value,
+/// or `None` for an overwrite.
 fn written(seen: u64, old: Option<u64>, index: usize) -> u64 {
     old.unwrap_or(7).wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
 }
@@ -441,19 +441,18 @@ const TYPED: u64 = 0x5555_5555;
 /// The expected results of a serial run.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Values outside the engine, which every operation uses.
+    /// Values outside the engine, used by every operation.
     slots: Vec<u64>,
-    /// Values of the typed variables, which typed operations use as well.
+    /// Values of the typed variables, also used by typed operations.
     typed: Vec<u64>,
     versions: Vec<u64>,
-    /// Per variable: the operations whose failure it may have; empty if it has not failed.
+    /// For each variable, the operations that may have caused its failure; empty if it has not failed.
     failed: Vec<Vec<Id>>,
-    /// Operations whose failure no wait has returned.
+    /// Operations whose failure has not been returned by a wait.
     unreported: BTreeSet<Id>,
-    /// Operations whose failure may already count as reported: it was one of the possible failures of a variable that
-    /// was cleared.
+    /// Operations whose failure may already count as reported, as a possible failure of a cleared variable.
     maybe_unreported: BTreeSet<Id>,
-    /// The values that each operation has seen, if it ran.
+    /// The values seen by each operation that ran.
     seen: Vec<Option<u64>>,
 }
 
@@ -518,7 +517,7 @@ impl Model {
         }
     }
 
-    /// Clears the failure of a variable: it counts as reported, or as perhaps reported if several are possible.
+    /// Clears a variable's failure, which then counts as reported, or as perhaps reported if several are possible.
     fn clear(&mut self, variable: usize) {
         let cleared = std::mem::take(&mut self.failed[variable]);
         match cleared[..] {
@@ -527,7 +526,7 @@ impl Model {
         }
     }
 
-    /// Records that a wait has returned a failure.
+    /// Records that a wait returned a failure.
     fn mark_reported(&mut self, failure: Id) {
         self.unreported.remove(&failure);
         self.maybe_unreported.remove(&failure);
@@ -536,7 +535,7 @@ impl Model {
     fn fail(&mut self, operation: &Operation, causes: &[Id]) {
         for &(variable, access) in &operation.accesses {
             if access != Access::Read {
-                // A variable that had already failed may keep its failure or take the new one.
+                // An already failed variable may keep its failure or adopt the new one.
                 let failed = &mut self.failed[variable];
                 if operation.overwrites(variable, access) {
                     failed.clear();
@@ -570,16 +569,16 @@ pub enum Answer {
 /// The results of a run of a program.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// Per variable: the log, the final values and the final version.
+    /// Each variable's log, final values and final version.
     logs: Vec<Vec<Group>>,
     slots: Vec<u64>,
     typed: Vec<Answer>,
     versions: Vec<u64>,
-    /// Per operation: how often it ran, what it saw, and the times at which its push began and ended.
+    /// For each operation, how often it ran, what it saw, and when its push began and ended.
     runs: Vec<u32>,
     seen: Vec<u64>,
     times: Vec<(u64, u64)>,
-    /// Per thread and step: the result, if the step waits.
+    /// For each thread and step, the result if the step waits.
     answers: Vec<Vec<Option<Answer>>>,
     last: Answer,
     /// Descriptions of accesses that overlapped a conflicting access.
@@ -605,36 +604,36 @@ struct Record {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The state that the operations of a run share.
+/// The state shared by a run's operations.
 struct World {
     program: Arc<Program>,
     slots: Vec<Slot>,
     records: Vec<Record>,
-    /// Per operator: the number of runs so far. It is only loaded and stored.
+    /// The number of each operator's runs so far, only loaded and stored.
     operator_runs: Vec<AtomicU32>,
     clock: Option<AtomicU64>,
     logs: bool,
-    /// The limit on pending operations, and the most that may be pending after a push, if that is known.
+    /// The limit on pending operations, and the maximum pending after a push, if known.
     limit: Option<(usize, Option<u64>)>,
-    /// The number of pushes that have returned.
+    /// The number of completed pushes.
     pushed: AtomicUsize,
-    /// Per thread: its current step.
+    /// The current step of each thread.
     at: Vec<AtomicUsize>,
     violations: Mutex<Vec<String>>,
     completer: Mutex<Option<mpsc::Sender<Job>>>,
     variables: Vec<Var<u64>>,
 }
 
-/// What a run records besides the values. Both kinds of records synchronize threads to some extent, so runs without
-/// them find more bugs.
+/// What a run records besides the values. Both logs and clock synchronize threads to some extent, so runs without them
+/// find more bugs.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     /// The order in which operations hold each variable.
     pub logs: bool,
     /// When each push begins and ends.
     pub clock: bool,
-    /// The limit on pending operations that the engine was built with. Pushes then use all calls that respect it, and
-    /// the number of pending operations is compared with it.
+    /// The engine's limit on pending operations. If set, pushes use all calls that respect it, and the number of
+    /// pending operations is checked against it.
     pub limit: Option<usize>,
 }
 
@@ -653,8 +652,7 @@ pub fn run(program: &Arc<Program>, engine: &Engine, watch: Watch) -> History {
     run_observed(program, engine, watch, |_| ())
 }
 
-/// Runs a program as [`run`] does. Before the first push, passes `observer` a function that describes the progress of
-/// the run at any time.
+/// Like [`run`], but before the first push, passes `observer` a function that describes the run's progress at any time.
 pub fn run_observed(
     program: &Arc<Program>,
     engine: &Engine,
@@ -720,7 +718,7 @@ pub fn run_observed(
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|payload| resume_unwind(payload))).collect()
     });
     let last = loop {
-        // A wait does not cover operations that are pushed after it has begun.
+        // A wait does not cover operations pushed after it began.
         let pushed = world.pushed.load(SeqCst);
         let last = answer(engine.wait_for_all().map(|()| Answer::Done));
         if world.pushed.load(SeqCst) == pushed {
@@ -809,7 +807,7 @@ impl World {
         operation.names(access).map(|variable| self.token(variable))
     }
 
-    /// Declares the part of an operation that all kinds share.
+    /// Declares the part of an operation common to all kinds.
     fn describe<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
         let builder = engine
             .op(name)
@@ -826,8 +824,8 @@ impl World {
             .overwrites(self.tokens(operation, Access::Overwrite))
     }
 
-    /// Returns a builder that `describe` has made. If there is a limit, one in four has waited for room, and another has
-    /// found room or been refused.
+    /// Returns a builder from `describe`. If there is a limit, one in four has waited for room, and another has found
+    /// room or been refused.
     fn admitted<'e>(is_limited: bool, id: Id, describe: impl Fn() -> OpBuilder<'e>) -> OpBuilder<'e> {
         match id % 4 {
             2 if is_limited => match describe().if_room() {
@@ -909,7 +907,7 @@ impl World {
         operator.expect("the program declares variables of the engine without aliases")
     }
 
-    /// Returns the operation that stands for the next run of an operator.
+    /// Returns the operation representing an operator's next run.
     fn next_run(&self, number: usize) -> Id {
         let count = &self.operator_runs[number];
         let run = count.load(Relaxed);
@@ -925,8 +923,8 @@ impl World {
 
     // ------------------------------------------------------------------- what operations do ----
 
-    /// Begins the operation's accesses to its variables, and folds the values that it sees into one number. `typed` has
-    /// the values of its typed variables.
+    /// Begins the operation's accesses and folds the values that it sees into one number. `typed` yields its typed
+    /// variables' values.
     fn enter(&self, id: Id, mut typed: Option<impl Iterator<Item = u64>>) -> u64 {
         let operation = self.program.operation(id);
         for &(variable, access) in &operation.accesses {
@@ -962,7 +960,7 @@ impl World {
         seen
     }
 
-    /// Writes the operation's values and ends its access to its variables.
+    /// Writes the operation's values and ends its accesses.
     fn leave(&self, id: Id, seen: u64) {
         for (index, &(variable, access)) in self.program.operation(id).accesses.iter().enumerate() {
             let slot = &self.slots[variable];
@@ -1064,8 +1062,8 @@ impl History {
         (self.slots.clone(), self.typed.clone(), self.versions.clone())
     }
 
-    /// Returns wrong histories, each of which differs from this history in one point. This history must be correct and
-    /// have logs.
+    /// Returns wrong histories that each differ from this one in a single point. This history must be correct and have
+    /// logs.
     pub fn tampered(&self) -> Vec<(&'static str, Self)> {
         let mut all = Vec::new();
         let mut tamper = |what, f: &dyn Fn(&mut Self)| {
@@ -1207,7 +1205,7 @@ pub fn check_some_order(program: &Program, history: &History) -> Result<(), Stri
     history.check_end(program, &model)
 }
 
-/// Checks that every operation is exactly once in the log of each of its variables, and in no other log.
+/// Checks that every operation appears exactly once in the log of each of its variables, and in no other log.
 fn check_logs(program: &Program, history: &History) -> Result<(), String> {
     let mut found = 0;
     for (variable, log) in history.logs.iter().enumerate() {

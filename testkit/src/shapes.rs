@@ -1,5 +1,5 @@
-//! Extension traits for forms of pushes that tests need and the library does not offer: the function may come before
-//! the variables, may take only the context, and may return nothing or an error of any type.
+//! Extension traits for push forms that tests need and the library lacks: the function may precede the variables, take
+//! only the context, and return nothing or an error of any type.
 
 use raddle::{
     Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Refs,
@@ -23,7 +23,7 @@ impl<E: Into<BoxError>> Report for Result<(), E> {
     }
 }
 
-/// The return type of a function type, which lets this file name the type `!`.
+/// The return type of a function type; it lets this file name the type `!`.
 pub trait Returns {
     type Type;
 }
@@ -40,7 +40,7 @@ impl Report for <fn() -> ! as Returns>::Type {
 
 /// Additional methods of a builder.
 pub trait DescriptionShapes: Sized {
-    /// Sets the property, or calls the builder method that stands for it.
+    /// Sets the property or calls the builder method that represents it.
     fn kind(self, property: Property) -> Self;
 
     /// Pushes a function that takes the context, over the untyped variables declared so far.

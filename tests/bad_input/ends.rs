@@ -79,7 +79,7 @@ fn a_push_from_outside_during_a_shutdown_runs_or_is_refused() {
     }
 }
 
-/// Operations push further operations, which do the same, while the engine shuts down.
+/// While the engine shuts down, operations push further operations, which do the same.
 #[test]
 fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
     fn spread(engine: &Engine, drops: &Drops, ran: &Arc<AtomicUsize>, refused: &Arc<AtomicUsize>, depth: usize) {
@@ -98,7 +98,7 @@ fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
             }
         }
     }
-    /// Returns the number of operations in a tree of this depth.
+    /// Returns the number of operations in a tree of the given depth.
     fn size(depth: usize) -> usize {
         1 + depth * if depth == 0 { 0 } else { size(depth - 1) }
     }
@@ -126,8 +126,8 @@ fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
     }
 }
 
-/// Each operation of a chain pushes the next one to another lane, so few are pending at a time. A shutdown must miss
-/// none of them, however often it checks.
+/// Each operation of a chain pushes the next one to another lane, so only a few are pending at any time. A shutdown
+/// must not miss any, however often it checks.
 #[test]
 fn a_drain_sees_a_single_pending_operation() {
     const LENGTH: usize = 2000;
@@ -148,7 +148,7 @@ fn a_drain_sees_a_single_pending_operation() {
             let inner = Arc::clone(&ran);
             engine.push_sync(move |cx| next(&cx.engine(), &inner), [], []).unwrap();
             thread::scope(|scope| {
-                // Several threads shut the engine down at the same time, and interrupt each other's checks.
+                // Several threads shut the engine down at once, interrupting each other's checks.
                 for _ in 0..4 {
                     scope.spawn(|| {
                         let result = engine.shutdown(Shutdown::Drain, Some(Duration::from_secs(20)));
@@ -161,7 +161,7 @@ fn a_drain_sees_a_single_pending_operation() {
     });
 }
 
-/// During a drain, an operation may wait for an operation that it has pushed.
+/// During a drain, an operation may wait for one that it has pushed.
 #[test]
 fn an_operation_may_wait_during_a_drain() {
     on_kinds(&KINDS, 1, |engine| {
@@ -210,7 +210,7 @@ fn an_engine_may_be_shut_down_twice_and_from_many_threads() {
     });
 }
 
-/// Returns a handle that does not keep the engine open. A test can use it to see when the engine has ended.
+/// Returns a handle that does not keep the engine open. Tests use it to detect that the engine has ended.
 fn observer(engine: &Engine) -> Engine {
     let (sender, receiver) = mpsc::channel();
     engine.push_sync(move |cx| sender.send(cx.engine()).unwrap(), [], []).unwrap();
@@ -226,7 +226,7 @@ fn assert_ends(observer: &Engine) {
     observer.shutdown(Shutdown::Drain, Some(Duration::from_secs(30))).expect("the engine ends");
 }
 
-/// In each case, the last handle is dropped by a thread that runs operations of the engine.
+/// The last handle is always dropped by a thread that runs the engine's operations.
 #[test]
 fn an_operation_may_drop_the_last_handle_to_the_engine() {
     on_kinds(&KINDS, 1, |engine| {
@@ -253,7 +253,7 @@ fn an_operation_may_drop_the_last_handle_to_the_engine() {
                 };
                 engine.push_sync(f, [token], []).unwrap();
             }),
-            ("the result that no handle receives", |engine, token, own| {
+            ("the result without a handle", |engine, token, own| {
                 drop(engine.op("").reads([token]).submit((), move |()| own).unwrap());
             }),
             ("captured by an operator", |engine, token, own| {
@@ -345,7 +345,7 @@ fn a_handle_may_own_a_result_that_is_the_engine() {
     });
 }
 
-/// A waker owns the last handle to the engine, and the engine decides when to drop the waker.
+/// A waker owns the last handle to the engine, so the engine decides when that handle is dropped.
 #[test]
 fn a_waker_may_own_the_last_handle_to_the_engine() {
     struct Keeps(Mutex<Option<Engine>>);
@@ -402,7 +402,7 @@ fn a_completion_may_be_used_after_the_drop_of_the_engine() {
                 .unwrap();
             let done = receive(&receiver);
             drop(value);
-            // The drop of the engine waits for the completion.
+            // Dropping the engine waits for the completion.
             let ended = Gate::new();
             let inner = ended.clone();
             let dropper = thread::spawn(move || {

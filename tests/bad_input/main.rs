@@ -1,4 +1,4 @@
-//! Misuse by a program, and calls at the worst moment, have defined results: nothing is lost, and nothing hangs.
+//! Misuse, and calls at the worst moment, have defined results: nothing is lost and nothing hangs.
 
 #![forbid(unsafe_code)]
 
@@ -36,7 +36,7 @@ fn receive<T>(receiver: &mpsc::Receiver<T>) -> T {
     receiver.recv_timeout(PATIENCE).expect("an operation sends a message")
 }
 
-/// Panics without a message from the panic hook.
+/// Panics without invoking the panic hook.
 fn quiet_panic(message: &'static str) -> ! {
     resume_unwind(Box::new(message))
 }

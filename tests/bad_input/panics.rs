@@ -57,11 +57,11 @@ fn the_drop_of_captures_may_panic() {
         engine.op("runs").writes([&ran]).push_sync(move |_| _ = &capture).unwrap();
         let error = failure(engine.wait_for_var(&ran));
         assert!(panicked_with(&error, "captured by an operation that runs"));
-        // The function of a skipped operation is dropped, and the drop of its captures panics.
+        // A skipped operation's function is dropped, and dropping its captures panics.
         let capture = PanicsOnDrop("captured by a skipped operation");
         engine.op("is skipped").reads([&ran]).writes([&skipped]).push_sync(move |_| _ = &capture).unwrap();
         assert!(failure(engine.wait_for_var(&skipped)).ptr_eq(&error));
-        // The failure of the drop is returned by a later wait.
+        // A later wait returns the drop's failure.
         engine.clear_error(&ran).unwrap();
         engine.clear_error(&skipped).unwrap();
         engine.wait_for_var(&skipped).unwrap();
@@ -71,7 +71,7 @@ fn the_drop_of_captures_may_panic() {
     });
 }
 
-/// Makes a call that is refused, with a function that captures the given value.
+/// Makes a refused call with a function that captures the given value.
 type Call = fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>;
 
 /// A refused push drops the function on the pushing thread, so the panic may reach the caller.
@@ -116,7 +116,7 @@ fn the_drop_of_a_value_may_panic() {
     });
 }
 
-/// The function of a deletion may release something, so it runs even if the drop of the value panics.
+/// A deletion's function may release something, so it runs even if dropping the value panics.
 #[test]
 fn the_function_of_a_deletion_runs_even_if_the_drop_of_the_value_panics() {
     on_kinds(&KINDS, 1, |engine| {
@@ -257,7 +257,7 @@ impl fmt::Display for Unspeakable {
 }
 impl std::error::Error for Unspeakable {}
 
-/// An engine that ends logs the failures that were never reported, which formats them.
+/// When an engine ends, it formats and logs the failures that were never reported.
 #[test]
 fn the_display_of_an_error_may_panic_during_the_shutdown() {
     // The logger formats every record and discards it.

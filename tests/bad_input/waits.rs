@@ -83,7 +83,7 @@ fn a_wait_after_the_shutdown_returns() {
     });
 }
 
-/// Many waits for a pending operation, each with a timeout of zero, must not use up what other waits need.
+/// Many waits for a pending operation, each with a timeout of zero, must not exhaust the resources of other waits.
 #[test]
 fn a_program_may_poll_with_timeouts_of_zero() {
     on_kinds(&KINDS, 1, |engine| {

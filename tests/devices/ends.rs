@@ -94,7 +94,7 @@ fn a_wait_to_read_does_not_wait_for_kernels_that_read() {
     }
 }
 
-/// The function of a device operation runs on the thread that all other operations of the lane need.
+/// A device operation's function runs on the thread needed by the lane's other operations.
 #[test]
 fn the_function_of_a_device_operation_cannot_wait() {
     for kind in THREADED {
@@ -148,8 +148,8 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
     }
 }
 
-/// If a function fails after it has issued work, its variables fail, dependent operations are skipped, and an operation
-/// that overwrites a variable clears the variable's failure.
+/// If a function fails after it has issued work, its variables fail, dependent operations are skipped, and overwriting
+/// a variable clears its failure.
 #[test]
 fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
     for kind in KINDS {
@@ -193,7 +193,7 @@ fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
     }
 }
 
-/// One failure passes from the CPU to the device and back.
+/// A failure propagates from the CPU to the device and back.
 #[test]
 fn a_failure_passes_through_device_and_cpu_operations() {
     for kind in KINDS {
@@ -239,7 +239,7 @@ fn a_lost_device_fails_later_operations_on_it_and_no_others() {
             assert!(matches!(failed.cause(), Cause::Device(_) | Cause::Error(_)), "{kind}: {failed:?}");
             assert_eq!(engine.get(&cpu).unwrap(), 1);
             assert!(engine.device_var::<u64>(GPU, 1).unwrap_err().is_lost());
-            // An operation on the CPU that overwrites the token clears its failure.
+            // A CPU operation that overwrites the token clears its failure.
             let token = engine.token();
             let push = engine.op("token").on(GPU).writes([&token]).push_sync(|_| {});
             push.unwrap();
@@ -275,7 +275,7 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
                 "{failed:?}"
             );
             assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed));
-            // The failure is that of either operation, depending on which lane found the loss first.
+            // Either operation's failure is reported, depending on which lane found the loss first.
             let reported = failure(cpu.wait());
             assert!(["under way", "out"].contains(&reported.name()), "{reported}");
             assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "it depends on the kernel");
@@ -289,8 +289,8 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
     }
 }
 
-/// Memory is returned to the host only when no command uses it any more. A kernel that is running when the device is
-/// lost must finish first, whichever thread runs it, and whichever lane finds the loss.
+/// Memory is returned to the host only once no command uses it. A kernel running when the device is lost must finish
+/// first, whichever thread runs it and whichever lane finds the loss.
 #[test]
 fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     watched_for(AWHILE, || {
@@ -307,7 +307,7 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
         });
         let mut handle = launch.unwrap();
         issued(&gpu, 1, 0);
-        // The device must be polled so that the first kernel starts. Otherwise the kernel below could start first.
+        // The first kernel starts only when the device is polled. Without a poll, the kernel below could start first.
         let polls = gpu.counts().polls;
         eventually("the kernel is started", || gpu.counts().polls > polls);
         // The lane of the kernel is busy, so the thread of another lane runs the kernel.
@@ -318,7 +318,7 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
         running.pass();
         gpu.lose();
         // A third lane learns of the loss from its own call to the driver: it puts a mark behind the operation's
-        // function, even though that function has issued no work.
+        // function even though the function has issued no work.
         let token = engine.token();
         let reported = engine.op("reported").on(GPU).kind(Property::CopyToGpu).writes([&token]);
         let mut reported = reported.submit_launch_any((), |_: &mut GpuStream, ()| Ok::<_, DeviceError>(())).unwrap();
@@ -333,8 +333,8 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     });
 }
 
-/// On the naive engine, an operation does not complete before its work on the device has ended, even if the device
-/// refuses a call.
+/// On the naive engine, an operation completes only after its work on the device has ended, even if the device refuses
+/// a call.
 #[test]
 fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
     // The refused call is the launch, or a call after it.
@@ -352,7 +352,7 @@ fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
             let result = handle.wait();
             assert_eq!(result.is_ok(), ran, "call {n}: {result:?}");
             gpu.refuse_at(0);
-            // The device completes all earlier kernels before this one, since it runs one kernel at a time.
+            // The device completes all earlier kernels before this one, since kernels run one at a time.
             let other = device(&engine, 1);
             kernel(&engine, "another", &other, |_| {});
             let _ = engine.wait_for_all();
@@ -430,7 +430,7 @@ fn the_drop_of_an_engine_waits_for_work_in_flight() {
             }
             drop(engine);
             assert_eq!(journal.take(), (0..50).collect::<Vec<_>>(), "{kind}");
-            // The variables are allowed to outlive the engine.
+            // Variables may outlive the engine.
             drop((host, var));
         });
     }

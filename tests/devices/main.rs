@@ -1,7 +1,6 @@
 //! Tests of device operations, on the simulated device: order, completion, failure.
 //!
-//! No test infers from elapsed time what a device has done. Most tests use a manual clock, or a stalled device that
-//! they resume.
+//! No test infers from elapsed time what a device has done. Most tests use a manual clock or resume a stalled device.
 
 #![forbid(unsafe_code)]
 
@@ -39,8 +38,7 @@ fn engine(kind: EngineKind, gpu: &SimulatedGpu) -> Engine {
     builder(kind).gpu(gpu.clone()).build().expect("the engine is built")
 }
 
-/// Returns a GPU with a manual clock and no latency, whose kernels take a millisecond, and whose copies take a
-/// millisecond per 1,000 bytes.
+/// Returns a GPU with a manual clock and no latency. A kernel takes a millisecond, as does a copy per 1,000 bytes.
 fn manual() -> SimulatedGpu {
     SimulatedGpu::builder()
         .copy_in_bandwidth(1_000_000)

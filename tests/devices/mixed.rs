@@ -1,9 +1,9 @@
-//! Random programs of CPU and device operations, compared with a serial model; and one such program with a fault at
+//! Random programs of CPU and device operations, compared with a serial model, and one such program with a fault at
 //! each point in turn.
 //!
-//! A program runs on two GPUs that pick their commands at random. Without faults there is one correct result: what
-//! each operation saw, and every value, version and failure. With a fault, operations that do not fail must still be
-//! correct, and operations that do not depend on the faulty GPU must not fail.
+//! A program runs on two GPUs that pick their commands at random. Without faults, only one result is correct: what each
+//! operation saw, and all values, versions and failures. With a fault, operations that succeed must still be correct,
+//! and those independent of the faulty GPU must not fail.
 
 use crate::common::shapes::*;
 use std::{
@@ -27,7 +27,7 @@ use crate::common::{
 
 // ----------------------------------------------------------------------------------------------------- programs ----
 
-/// Where the value of a variable is.
+/// The place of a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Cpu,
@@ -54,10 +54,9 @@ const PLACES: [Place; 14] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// An operation on the CPU, which uses values on the host. It declares variables of devices without using their
-    /// values.
+    /// A CPU operation, which uses values on the host. It declares device variables without using their values.
     Cpu,
-    /// Like `Cpu`, but in the function of a device operation.
+    /// Like `Cpu`, but in a device operation's function.
     Function(u32),
     /// An asynchronous device operation, which declares its variables without using their values.
     Asynchronous(u32),
@@ -70,9 +69,9 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Well,
-    /// The function returns an error before it has done anything.
+    /// The function returns an error before doing anything.
     FailsBefore,
-    /// The function returns an error after it has done its work.
+    /// The function returns an error after doing its work.
     FailsAfter,
     Panics,
 }
@@ -80,7 +79,7 @@ enum Ends {
 #[derive(Clone, Debug)]
 struct Operation {
     kind: Kind,
-    /// Each variable is named once. The variables that are read come first, in the order in which they are folded.
+    /// Each variable appears once. Those read come first, in folding order.
     accesses: Vec<(usize, Access)>,
     ends: Ends,
     property: Property,
@@ -219,7 +218,7 @@ impl Operation {
         matches!(self.kind, Kind::CopyIn(_) | Kind::CopyOut(_) | Kind::Peer(_))
     }
 
-    /// Returns whether the operation uses the value of a variable at `place`, instead of only naming the variable.
+    /// Returns whether the operation uses the value of a variable at `place` instead of only declaring the variable.
     fn uses(&self, place: Place) -> bool {
         match self.kind {
             Kind::Cpu | Kind::Function(_) => !matches!(place, Place::Gpu(_)),
@@ -258,11 +257,11 @@ fn begin(id: usize) -> u64 {
 struct Model {
     values: Vec<u64>,
     versions: Vec<u64>,
-    /// For each variable, the operation whose failure it has, if it has failed.
+    /// For each failed variable, the operation that caused its failure.
     failed: Vec<Option<usize>>,
-    /// What each operation saw, or the operation whose failure it has.
+    /// What each operation saw, or the operation that caused its failure.
     results: Vec<Result<u64, usize>>,
-    /// The failures that have not been reported.
+    /// The failures not yet reported.
     unknown: BTreeSet<usize>,
 }
 
@@ -445,7 +444,7 @@ impl Runner {
         if let Some(gpu) = operation.gpu() {
             op = op.on(Device::Gpu(gpu));
         }
-        // Copies have lanes of their own unless another property is set.
+        // Copies have their own lanes unless another property is set.
         if !operation.is_copy() || operation.property != Property::Normal {
             op = op.kind(operation.property);
         }
@@ -545,7 +544,7 @@ impl Runner {
             let seen = if access == Access::Write { fold(seen, target[0]) } else { seen };
             target[0] = fold(seen, 1);
         };
-        // When the function is called, the value for the handle is known, but not what the kernel will see.
+        // When the function is called, the handle's value is known, but what the kernel will see is not.
         let end = move || {
             life.touch();
             match ends {
@@ -554,7 +553,7 @@ impl Runner {
                 _ => Ok(begin(id)),
             }
         };
-        // Issues a kernel and calls `end`, on the lane's stream or on one of the program's own.
+        // Issues a kernel and calls `end`, on the lane's stream or on one of the program's streams.
         let own = operation.gpu().filter(|_| operation.imported).map(|gpu| Arc::clone(&self.own[gpu as usize]));
         let issue = move |stream: &mut GpuStream, kernel: Issue<'_>| {
             let issue = |stream: &mut GpuStream| {
@@ -587,7 +586,7 @@ impl Runner {
         pushed.expect("the engine is open")
     }
 
-    /// Reads the value of a variable with further operations.
+    /// Reads a variable's value by further operations.
     fn value(&self, variable: usize) -> Result<u64, WaitError> {
         let of_host = |host: &Var<PinnedVec<u64>>| {
             self.engine.op("look").submit(host.read(), |host| host[0]).expect("the engine is open").wait()
@@ -616,7 +615,7 @@ impl Runner {
     }
 }
 
-/// Returns the number of the operation that has caused a failure.
+/// Returns the number of the operation that caused a failure.
 fn origin(error: &OpError) -> usize {
     let number = error.name().strip_prefix('#').and_then(|number| number.parse().ok());
     number.unwrap_or_else(|| panic!("not a failure of the program's operations: {error}"))
@@ -646,8 +645,8 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         }
     };
     for (index, &step) in program.steps.iter().enumerate() {
-        // From time to time the devices are stalled, so that more operations are in flight at the same time. The naive
-        // engine would hang, since it waits for each operation.
+        // Occasionally the devices are stalled, so that more operations are in flight at once. The naive engine would
+        // hang, since it waits for each operation.
         if kind != EngineKind::Naive {
             match (index % 24, step) {
                 (0, Step::Push(_)) => runner.gpus.iter().for_each(SimulatedGpu::stall),
@@ -694,7 +693,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
         let expected = model.failed[variable].map_or(Ok(model.values[variable]), Err);
         assert_eq!(shown(runner.value(variable)), expected, "{}", at(&format!("variable {variable}")));
         let token = runner.variables[variable].token();
-        // A copy on another stream may have read the value before the lane of the mutation has counted it.
+        // A copy on another stream may have read the value before the mutation's lane has counted the mutation.
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         assert_eq!(shown(waited), expected.map(|_| 0), "{}", at(&format!("a wait for variable {variable}")));
         let version = token.version();
@@ -726,7 +725,7 @@ fn programs_of_cpu_and_device_operations_that_fail_equal_the_serial_run() {
 
 // ------------------------------------------------------------------------------------------------ with a fault ----
 
-/// Asserts that a fault of GPU 0 can have caused this failure: it is a device error, in an operation of GPU 0.
+/// Asserts that a fault of GPU 0 can have caused this failure: it is a device error in an operation of GPU 0.
 fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
     let WaitError::Failed(error) = error else { panic!("{error}") };
     let is_device = match error.cause() {
@@ -814,7 +813,7 @@ fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -
         let waited = runner.engine.wait_for_var(token).map(|()| 0);
         let is_well = waited.is_ok();
         check(waited, 0, exposed.contains(&variable), format!("a wait for variable {variable}"));
-        // After a fault of GPU 0, its values may be unreadable.
+        // After a fault, the values on GPU 0 may be unreadable.
         let unknown = place == Place::Gpu(0) && fault != Fault::None;
         match runner.value(variable) {
             Ok(u64::MAX) | Err(_) if unknown => {}

@@ -1,6 +1,6 @@
-//! Tests of the events, waits and marks with which the engine orders the commands of a device, and of their number.
+//! Tests of the events, waits and marks by which the engine orders a device's commands, and of how many it uses.
 //!
-//! Most tests use a stalled device, on which nothing completes, so that only streams and events can order the commands.
+//! Most tests use a stalled device: nothing completes on it, so only streams and events can order the commands.
 
 use crate::common::shapes::*;
 use std::{thread, time::Duration};
@@ -22,8 +22,8 @@ fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
 /// The maximum number of operations in flight on one stream.
 const IN_FLIGHT: u64 = 128;
 
-/// Pushes a chain of `count` kernels on one stream of a stalled device, passes the device to `check`, and waits for
-/// the end of the chain. Asserts that nothing is recorded or waited for.
+/// Pushes a chain of `count` kernels on one stream of a stalled device, passes the device to `check`, and waits for the
+/// chain to end. Asserts that nothing is recorded or waited for.
 fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
     for kind in THREADED {
         watched(move || {
@@ -44,12 +44,12 @@ fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
 
 #[test]
 fn a_chain_on_one_stream_has_no_events_and_two_marks() {
-    // There is one mark behind the first operation and, once that mark has passed, one behind the rest. Longer chains
-    // have more marks in between.
+    // There is one mark behind the first operation and, once that has passed, one behind the rest. Longer chains have
+    // more in between.
     chain_on_one_stream(IN_FLIGHT / 2, |gpu| assert_eq!(gpu.counts().marks, 2));
 }
 
-/// A stream first receives a limited number of operations, and the others once the first ones are done.
+/// A stream receives a limited number of operations at first, and the rest once those are done.
 #[test]
 fn a_longer_chain_on_one_stream_has_no_events() {
     chain_on_one_stream(1000, |_| ());
@@ -70,7 +70,7 @@ fn a_chain_that_runs_while_it_is_pushed_has_no_events() {
     }
 }
 
-/// All operations share the one stream, which orders them without events.
+/// All operations share one stream, which orders them without events.
 #[test]
 fn an_engine_with_one_stream_never_records() {
     watched(|| {
@@ -86,7 +86,7 @@ fn an_engine_with_one_stream_never_records() {
     });
 }
 
-/// The two copies and the kernel between them have different lanes, so each step needs one event and one wait.
+/// The two copies and the kernel between them are on different lanes, so each step needs one event and one wait.
 #[test]
 fn a_chain_over_three_streams_has_an_event_and_a_wait_at_each_step() {
     watched(|| {
@@ -144,7 +144,7 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
         // `join`.
         assert_eq!(edges(&gpu), (3, 4));
 
-        // A stream does not wait again for an event that it has waited for, directly or through another stream.
+        // A stream does not wait twice for an event, even if its first wait was through another stream.
         kernel_from(&engine, "again", Property::Normal, &a, &b, |a, b| b[0] = a[0]);
         kernel_from(&engine, "again", Property::Normal, &c, &b, |c, b| b[0] += c[0]);
         issued(&gpu, 5, 2);
@@ -166,7 +166,7 @@ fn a_diamond_over_streams_has_the_fewest_events_and_waits() {
     });
 }
 
-/// The copy in must not overwrite what the copy out still reads.
+/// The copy in must not overwrite data that the copy out is still reading.
 #[test]
 fn a_copy_in_waits_on_the_device_for_the_readers_of_its_target() {
     watched(|| {
@@ -191,7 +191,7 @@ fn a_copy_in_waits_on_the_device_for_the_readers_of_its_target() {
     });
 }
 
-/// A dependent operation that is pushed later requests the event. A second dependent operation uses the same event.
+/// A dependent operation pushed later requests the event. A second one uses the same event.
 #[test]
 fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
     watched(|| {
@@ -216,7 +216,7 @@ fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
 }
 
 /// The event for a known dependent operation is recorded directly behind its dependency, before later commands of the
-/// stream. The same is true of the mark for a CPU operation.
+/// stream. So is the mark for a CPU operation.
 #[test]
 fn a_known_dependent_operation_does_not_wait_for_later_commands() {
     watched_for(AWHILE, || {
@@ -232,8 +232,7 @@ fn a_known_dependent_operation_does_not_wait_for_later_commands() {
             let gate = hold_lane(&engine, Property::Normal);
             let urgent_gate = hold_lane(&engine, Property::GpuPrioritized);
             let (on_stream, on_cpu) = (journal.clone(), journal.clone());
-            // The mark behind this operation is in flight, so the next operation is followed by a mark only if it needs
-            // one.
+            // The mark behind this operation is in flight, so a mark follows the next operation only if needed.
             kernel(&engine, "first", &first, |_| {});
             kernel(&engine, "second", &var, |_| {});
             kernel_from(&engine, "urgent", Property::GpuPrioritized, &var, &out, move |_, _| on_stream.add("urgent"));
@@ -274,7 +273,7 @@ fn nothing_is_recorded_for_complete_operations() {
     });
 }
 
-/// A writer waits for the readers on several streams and for nothing else.
+/// A writer waits only for the readers, which are on several streams.
 #[test]
 fn a_writer_waits_for_the_readers_of_all_streams() {
     watched_for(AWHILE, || {
@@ -306,7 +305,7 @@ fn a_writer_waits_for_the_readers_of_all_streams() {
 }
 
 /// Ten pieces are copied in, processed and copied out, and each stage of a piece takes a millisecond. On the device's
-/// clock, all of this takes twelve milliseconds instead of thirty.
+/// clock, this takes twelve milliseconds in total instead of thirty.
 #[test]
 fn copies_in_kernels_and_copies_out_overlap() {
     const PIECES: u64 = 10;
@@ -328,7 +327,7 @@ fn copies_in_kernels_and_copies_out_overlap() {
             engine.op("out").on(GPU).copy_from_device(&var, back).unwrap();
         }
         gate.open();
-        // No operation has completed so far, so none can have waited for the host.
+        // No operation has completed yet, so none can have waited for the host.
         issued(&gpu, PIECES, 2 * PIECES);
         gpu.advance(ms(100));
         engine.wait_for_all().unwrap();
@@ -362,7 +361,8 @@ fn urgent_kernels_start_before_others() {
         }
         issued(&gpu, 6, 0);
         gpu.resume();
-        // The clock advances one kernel at a time, since threads that find two commands due may run them in parallel.
+        // The clock advances one kernel at a time, since two commands due at once may run in parallel on different
+        // threads.
         for done in 1..=6 {
             gpu.advance(ms(1));
             eventually("a kernel runs", || journal.len() == done);
@@ -393,7 +393,7 @@ fn ready_operations_are_issued_by_priority() {
     }
 }
 
-/// Each lane has a thread of its own, so a slow function delays no other lane.
+/// Each lane has its own thread, so a slow function delays no other lane.
 #[test]
 fn lanes_of_a_device_do_not_wait_for_each_other() {
     watched(|| {

@@ -37,7 +37,7 @@ fn values_are_copied_to_a_device_and_back() {
     }
 }
 
-/// A version counts mutations that the device has completed, not those that were only issued.
+/// A version counts mutations completed by the device, not those merely issued.
 #[test]
 fn a_version_rises_when_the_device_completes_the_mutation() {
     for kind in THREADED {
@@ -60,7 +60,7 @@ fn a_version_rises_when_the_device_completes_the_mutation() {
     }
 }
 
-/// Tokens order kernels as well, for instance kernels that share state of the device itself.
+/// Tokens order kernels as well, for example kernels that share state of the device itself.
 #[test]
 fn tokens_and_values_on_the_host_order_device_operations() {
     for kind in KINDS {
@@ -251,8 +251,8 @@ fn sixteen_threads_push_on_one_device() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// The memory of a variable that is dropped while work on it is in flight is freed only when the device has finished
-/// with it.
+/// If a variable is dropped while work on it is in flight, its memory is freed only when the device has finished with
+/// it.
 #[test]
 fn a_variable_dropped_in_flight_is_freed_when_the_device_is_done() {
     for kind in THREADED {
@@ -336,7 +336,7 @@ fn a_full_device_refuses_a_variable_and_stays_sound() {
     engine.wait_for_all().unwrap();
 }
 
-/// Functions, captures of kernels, and results are dropped once, whether the operations run, fail or are skipped.
+/// Functions, kernels' captures and results are dropped once, whether the operations run, fail or are skipped.
 #[test]
 fn everything_captured_by_device_operations_is_dropped_once() {
     for kind in KINDS {
@@ -414,7 +414,7 @@ fn an_asynchronous_device_operation_ends_with_its_completion() {
     }
 }
 
-/// The engines' work on the shared device is not ordered, and no engine disturbs another.
+/// The engines' work on the shared device is unordered, and no engine disturbs another.
 #[test]
 fn several_engines_share_a_device() {
     watched(|| {
@@ -570,8 +570,8 @@ fn operations_that_a_kernel_pushes_run() {
     }
 }
 
-/// A call that finds the device's queue full blocks. This must not happen to the lane's thread, since it also polls the
-/// stream.
+/// A call that finds the device's queue full blocks. The lane's thread must not block in this way, since it also polls
+/// the stream.
 #[test]
 fn completions_are_noticed_however_many_operations_are_pushed() {
     for kind in THREADED {
@@ -587,7 +587,7 @@ fn completions_are_noticed_however_many_operations_are_pushed() {
             let launch = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
                 simulated(stream).launch(Duration::ZERO, var, |_| {})
             };
-            // All operations are ready when the lane begins.
+            // All operations are ready when the lane starts.
             let gate = hold_lane(&engine, Property::Normal);
             let first = engine.op("first").on(GPU).submit_launch_any(var.write(), launch).unwrap();
             for _ in 0..2000 {
@@ -625,7 +625,7 @@ fn a_full_stream_receives_further_operations_before_it_is_empty() {
             thread::sleep(MOMENT);
             let (full, marks) = (gpu.counts().launches, gpu.counts().marks);
             assert!(marks <= 4, "{marks} marks for {full} operations");
-            // Three quarters of the commands are now done.
+            // Three quarters of the commands are done now.
             gpu.advance(ms(full * 3 / 4));
             eventually("more is issued", || gpu.counts().launches >= full + full / 2);
             while engine.wait_for_all_timeout(ms(1)).is_err() {
@@ -635,8 +635,7 @@ fn a_full_stream_receives_further_operations_before_it_is_empty() {
     }
 }
 
-/// Between two polls of its stream, a lane's thread sleeps for a short time, so it sets a timer slack smaller than the
-/// default.
+/// A lane's thread sleeps briefly between polls of its stream, so it sets its timer slack below the default.
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
 fn the_thread_of_a_lane_sleeps_for_a_short_time() {
@@ -664,7 +663,7 @@ fn marks_that_are_refused_from_time_to_time_do_not_lose_the_device() {
             upload(&engine, &var, vec![0]);
             engine.wait_for_var(&var).unwrap();
             for _ in 0..8 {
-                // The first call launches the kernel, and the second one makes the mark behind it.
+                // The first call launches the kernel, and the second creates the mark behind it.
                 gpu.refuse_at(2);
                 let launch = engine.op("kernel").on(GPU).submit_launch_any(var.write(), |stream, var| {
                     simulated(stream).launch(Duration::ZERO, var, |values| values[0] += 1)

@@ -1,4 +1,4 @@
-//! Engines with devices that are stopped and started.
+//! Stopping and starting engines with devices.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -70,7 +70,7 @@ fn a_stop_waits_for_what_is_in_flight_and_issues_nothing_more() {
                 let stop = threads.spawn(|| engine.stop(None));
                 thread::sleep(MOMENT);
                 assert!(!stop.is_finished(), "a kernel is in flight");
-                // The lane's thread has nothing more to do once this kernel is complete.
+                // The lane's thread has nothing left to do once this kernel is complete.
                 kernel(&engine, "stays", &var, |values| values[0] *= 10);
                 gpu.advance(ms(1));
                 stop.join().unwrap().unwrap();
@@ -165,8 +165,8 @@ fn a_wait_for_what_is_in_flight_returns_without_a_start() {
     }
 }
 
-/// The function waits for one of two operations that are in flight on the same lane, and the other one completes only
-/// after the wait.
+/// Two operations are in flight on the same lane. The function waits for one of them; the other completes only after
+/// the wait.
 #[test]
 fn a_lane_that_is_to_stop_serves_a_function_that_begins_to_wait() {
     for kind in THREADED {
@@ -279,7 +279,7 @@ fn a_shutdown_cancels_all_urgent_operations_of_a_stopped_engine() {
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let busy = device(&engine, 1);
-            // More than a lane takes in one round.
+            // These are more operations than a lane takes in one round.
             let vars: Vec<_> = (0..40).map(|_| device(&engine, 1)).collect();
             kernel(&engine, "in flight", &busy, |_| ());
             issued(&gpu, 1, 0);
@@ -313,7 +313,8 @@ fn a_lane_survives_stops_that_are_cancelled_at_once() {
             for _ in 0..3_000 {
                 kernel(&engine, "add", &var, |_| ());
                 engine.wait_for_var_timeout(&var, PATIENCE / 2).expect("the lane has a thread");
-                // The lane's thread is recalled while it looks for work, and told to go on some microseconds later.
+                // The lane's thread is recalled while it looks for work, and its recall is undone some microseconds
+                // later.
                 let _ = engine.stop(Some(Duration::ZERO));
                 if engine.is_stopped() {
                     engine.start().unwrap();

@@ -1,4 +1,4 @@
-//! Tests of streams that the program creates, and on which operations issue work.
+//! Tests of streams created by the program and used by operations.
 
 use crate::common::shapes::*;
 use std::{
@@ -28,7 +28,7 @@ fn fold(stream: &mut GpuStream, values: &mut DeviceVec<u64>, term: u64) -> Resul
     })
 }
 
-/// Returns the value that results if the terms are folded into 1.
+/// Returns the result of folding the terms into 1.
 fn folded(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(1, |value: u64, term| value.wrapping_mul(7).wrapping_add(term))
 }
@@ -103,8 +103,8 @@ fn imported_streams_can_be_nested() {
 }
 
 /// The host never waits: on a stalled device, all operations of two lanes on one imported stream are issued. Each costs
-/// two events and two waits. A dependency between lanes costs no more than without imported streams, and a dependency
-/// inside a lane costs nothing.
+/// two events and two waits. A dependency between lanes costs no more than without imported streams; one inside a lane
+/// costs nothing.
 #[test]
 fn an_imported_stream_costs_two_events_and_two_waits() {
     watched(|| {
@@ -127,7 +127,7 @@ fn an_imported_stream_costs_two_events_and_two_waits() {
         (0..50).for_each(|term| fold_on(&engine, Property::Normal, &a, &own, term));
         issued(&gpu, 100, 0);
         cost(100);
-        // The other lane waits for an event behind the last operation, as it does after any operation.
+        // The other lane waits for an event behind the last operation, as after any operation.
         fold_on(&engine, Property::GpuPrioritized, &b, &own, 1);
         issued(&gpu, 101, 0);
         cost(103);
@@ -227,8 +227,8 @@ fn work_issued_before_a_panic_or_an_error_is_ordered() {
     }
 }
 
-/// A call to the driver that is refused before or in the included function fails the operation. One that is refused
-/// after the function has run is repeated. The device stays sound in both cases.
+/// A driver call that is refused before or in the included function fails the operation. One that is refused after the
+/// function has run is repeated. Either way, the device remains usable.
 #[test]
 fn a_refused_call_on_an_imported_stream_fails_one_operation_or_is_repeated() {
     for kind in KINDS {
@@ -279,7 +279,7 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
             let launch = engine.op("lose").on(GPU).submit_launch_any(
                 (var.write(), own.overwrite()),
                 move |stream, (values, own)| {
-                    // The function ignores the error, which changes nothing.
+                    // Ignoring the error changes nothing.
                     let _ = stream.include(own, |own| {
                         pulled.lose();
                         fold(own, values, 1)
@@ -297,8 +297,8 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
     }
 }
 
-/// A device that refuses every attempt to make the lane's stream wait for the imported one is given up: all operations
-/// on the device report its loss, and no later function is called.
+/// If a device refuses every attempt to make the lane's stream wait for the imported one, the device is given up: all
+/// its operations report its loss, and no later function is called.
 #[test]
 fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     for kind in KINDS {
@@ -313,7 +313,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
             let launch = engine.op("try").on(GPU).submit_launch_any(
                 (vars[0].write(), own.overwrite()),
                 move |stream, (values, own)| {
-                    // The function ignores the error, which does not matter.
+                    // Ignoring the error makes no difference.
                     let _ = stream.include(own, |own| {
                         fold(own, values, 1).expect("the device is sound");
                         refusing.refuse_from(1);
@@ -340,7 +340,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     }
 }
 
-/// The stream is not the value of a variable: the function owns it, and drops it on the lane's thread.
+/// The stream is not a variable's value: the function owns it and drops it on the lane's thread.
 #[test]
 fn the_drop_of_a_stream_leaves_its_work_in_flight() {
     for kind in THREADED {

@@ -1,4 +1,4 @@
-//! Tests of operations that wait at a GPU lane, and of operations that a device operation's function pushes.
+//! Tests of operations that wait at a GPU lane, and of operations pushed by a device operation's function.
 
 use crate::common::shapes::*;
 use std::{
@@ -15,7 +15,7 @@ use raddle::{Device, Engine, EngineKind, PushError, SimulatedGpu, WaitError, sim
 use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
 use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
 
-/// A wait covers the operations that were pushed before it, however many readers follow.
+/// A wait covers the operations pushed before it, however many readers follow.
 #[test]
 fn a_wait_returns_although_a_later_reader_is_always_in_flight() {
     for kind in THREADED {
@@ -30,7 +30,7 @@ fn a_wait_returns_although_a_later_reader_is_always_in_flight() {
             issued(&gpu, pushed, 0);
             let (waiting, waited) = (engine.clone(), var.clone());
             let waiter = thread::spawn(move || waiting.wait_for_var(&waited));
-            // One kernel ends in each round, while another one is in flight.
+            // In each round, one kernel ends while another is in flight.
             for _ in 0..2_000 {
                 reader();
                 pushed += 1;
@@ -81,7 +81,7 @@ impl Drop for OpensOnDrop {
     }
 }
 
-/// A cross-lane waiter is not delayed by the priorities of operations that have yet to be issued.
+/// The priorities of operations not yet issued do not delay a cross-lane waiter.
 #[test]
 fn a_wait_returns_although_operations_of_higher_priority_keep_the_lane_busy() {
     fn again(engine: &Engine, stop: &Arc<AtomicBool>) {
@@ -145,7 +145,7 @@ fn chunks_with_two_kernels_each_are_copied_in_and_out_concurrently() {
         issued(&gpu, 0, ring.len() as u64);
         gate.open();
         issued(&gpu, 2 * CHUNKS, 2 * CHUNKS);
-        // Later chunks may be issued before their dependent operations are known, which costs a little time.
+        // Issuing later chunks before their dependent operations are known may cost a little time.
         gpu.advance(ms(CHUNKS + 2 + 6));
         engine.wait_for_all().unwrap();
     });
@@ -183,7 +183,7 @@ fn a_cpu_operation_does_not_wait_for_work_issued_behind_its_dependency() {
     }
 }
 
-/// The function has references to values that its device is about to use, so no other program code may run inside it.
+/// The function holds references to values that its device is about to use, so no other program code may run inside it.
 #[test]
 fn operations_pushed_in_a_device_function_do_not_run_inside_it() {
     for kind in KINDS {
@@ -232,7 +232,7 @@ fn a_device_function_can_neither_wait_nor_push_on_another_naive_engine() {
     }
 }
 
-/// An operation that always runs, since it may release something, does so even on a lost device, whose stream refuses
+/// An operation that always runs, since it may release something, runs even on a lost device, whose stream refuses
 /// every call.
 #[test]
 fn an_operation_that_always_runs_does_so_on_a_lost_device() {

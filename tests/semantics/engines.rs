@@ -21,7 +21,7 @@ fn a_naive_engine_runs_each_operation_inside_its_push() {
     });
 }
 
-/// The pushed operation mutates the variable that the running one holds, so it cannot run inside its push.
+/// The pushed operation mutates a variable held by the running one, so it cannot run inside its push.
 #[test]
 fn a_naive_engine_defers_operations_that_conflict_with_a_running_one() {
     watched(|| {
@@ -43,7 +43,7 @@ fn a_naive_engine_defers_operations_that_conflict_with_a_running_one() {
     });
 }
 
-/// The completion of one asynchronous operation makes a long queue of operations ready, which must not run recursively.
+/// Completing one asynchronous operation readies a long queue of operations, which must not run recursively.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_long_queue_of_a_naive_engine_runs_without_recursion() {
@@ -117,7 +117,7 @@ fn in_a_child_pushes_inside_pushes() {
     let kinds = std::env::var("RADDLE_TEST_KIND").unwrap();
     let mut kinds = kinds.split(' ').map(|kind| kind.parse().unwrap());
     let here = engine(kinds.next().unwrap(), 1);
-    // The operations first run on one engine, and then alternate between two.
+    // The operations first run on one engine, then alternate between two.
     for there in [here.clone(), engine(kinds.next().unwrap(), 1)] {
         let count = Arc::new(AtomicUsize::new(0));
         descend(here.clone(), there, Arc::clone(&count));
@@ -125,7 +125,7 @@ fn in_a_child_pushes_inside_pushes() {
     }
 }
 
-/// At a nesting depth that real programs reach, each operation has run by the time its push returns.
+/// At nesting depths reached by real programs, each operation has run by the time its push returns.
 #[test]
 fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
     fn descend(engine: &Engine, depth: usize, ran: &Arc<AtomicUsize>) {
@@ -143,8 +143,7 @@ fn a_naive_engine_runs_operations_inside_deeply_nested_pushes() {
     watched(|| descend(&engine(EngineKind::Naive, 1), 200, &Arc::default()));
 }
 
-/// Where the stack has no room for another nested operation, an operation runs when the program polls its handle or
-/// waits for it.
+/// Once the stack has no room for another nested operation, an operation runs when the program polls or waits for it.
 #[test]
 #[cfg_attr(miri, ignore = "uses much of the stack")]
 fn a_naive_engine_runs_an_awaited_operation_at_any_depth() {
@@ -190,7 +189,7 @@ fn in_a_child_a_long_chain_of_variables() {
         if shut_down {
             engine.shutdown(Shutdown::Drain, None).unwrap();
         }
-        // Some threads have a small stack. Sanitizers need more stack than the library itself does.
+        // Some threads have small stacks. Sanitizers need more stack than the library itself.
         let size = if cfg!(any(raddle_unpooled, raddle_tsan)) { 2 << 20 } else { 128 << 10 };
         let small = thread::Builder::new().stack_size(size).spawn(move || drop(head)).unwrap();
         small.join().unwrap();

@@ -42,7 +42,7 @@ fn a_failure_reports_the_name_the_location_and_the_cause() {
     });
 }
 
-/// The location is the line of the push in the program.
+/// The location is the line of the program's push.
 #[test]
 fn every_form_of_push_records_its_location() {
     on_kinds(&KINDS, 1, |engine| {
@@ -96,7 +96,7 @@ fn an_operation_on_a_failed_variable_is_skipped_and_propagates_the_same_error() 
             assert_eq!(token.version(), 0);
         }
         assert_eq!(ran.load(SeqCst), 0);
-        // The captures of a skipped function are dropped after its variables are released.
+        // A skipped function's captures are dropped after its variables are released.
         engine.wait_for_all().expect("the failure was reported");
         drops.assert_all_gone();
     });
@@ -174,7 +174,7 @@ fn every_wait_returns_the_same_error() {
         assert_eq!(errors.len(), 12);
         assert!(errors.iter().all(|error| error.ptr_eq(&first) && error.name() == "fails"));
         assert!(failure(engine.wait_for_var_timeout(&value, Duration::ZERO)).ptr_eq(&first));
-        engine.wait_for_all().expect("a failure that was returned is not reported again");
+        engine.wait_for_all().expect("a returned failure is not reported again");
         block_on(engine.wait_for_all_async()).expect("nor is it reported to a future");
     });
 }
@@ -214,7 +214,7 @@ fn clear_error_clears_one_variable_only() {
         push_failing(&engine, "both", &[], &[&a, &b]);
         engine.clear_error(&a).unwrap();
         engine.wait_for_var(&a).unwrap();
-        engine.wait_for_all().expect("a failure that was cleared on one variable is not reported");
+        engine.wait_for_all().expect("a failure cleared on one variable is not reported");
         assert_eq!(failure(engine.wait_for_var(&b)).name(), "both");
         engine.clear_error(&b).unwrap();
         engine.wait_for_var(&b).unwrap();
@@ -267,7 +267,7 @@ fn a_failed_overwrite_leaves_the_variable_failed() {
     });
 }
 
-/// The operation that should have cleared the failure itself fails, and its failure must be reported too.
+/// The operation that should have cleared the failure itself fails; that failure must be reported too.
 #[test]
 fn a_failed_overwrite_of_a_failed_variable_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
@@ -288,7 +288,7 @@ fn a_failed_run_always_operation_on_a_failed_variable_is_reported() {
     });
 }
 
-/// Neither a wait nor a skipped operation may return the failure that was replaced.
+/// Neither a wait nor a skipped operation may return the replaced failure.
 #[test]
 fn a_failed_overwrite_replaces_the_failure_of_the_variable() {
     on_kinds(&KINDS, 1, |engine| {
@@ -339,7 +339,7 @@ fn an_ignored_failure_is_not_reported() {
             assert_eq!(failure(engine.wait_for_var(&value)).name(), "fails", "the variable stays failed");
             engine.clear_error(&value).unwrap();
         }
-        // The drop of a handle alone leaves the failure unreported.
+        // Merely dropping a handle leaves the failure unreported.
         drop(engine.op("dropped").try_submit(value.read(), |_| -> Result<(), _> { Err("no".into()) }).unwrap());
         assert_eq!(failure(engine.wait_for_all()).name(), "dropped");
     });
@@ -420,11 +420,11 @@ fn a_failure_without_mutated_variables_is_reported_once() {
     });
 }
 
-/// The number of failures that an engine stores. It only counts those beyond this number.
+/// The number of failures that an engine stores. Beyond it, failures are only counted.
 const STORED: usize = 4096;
 const BEYOND: usize = 904;
 
-/// Pushes `count` operations that mutate no variable and fail. All have failed when this function returns.
+/// Pushes `count` failing operations that mutate no variable. All have failed when this function returns.
 fn fail_many(engine: &Engine, count: usize) -> Vec<OpHandle<()>> {
     let submit = |_| engine.op("lonely").submit_any((), |()| Err::<(), _>("no")).unwrap();
     let handles: Vec<_> = (0..count).map(submit).collect();
@@ -479,7 +479,7 @@ fn failures_that_handles_have_reported_are_not_counted_beyond_the_stored_ones() 
     on_kinds(&KINDS, 1, |engine| {
         let stored = fail_many(&engine, STORED);
         let mut beyond = fail_many(&engine, BEYOND);
-        // A failure that is reported twice is subtracted from the count only once.
+        // A failure reported twice is subtracted from the count only once.
         for error in beyond.drain(..900).map(|handle| failure(handle.wait())) {
             drop(WaitError::from(error));
         }
@@ -559,7 +559,7 @@ fn wait_for_all_reports_the_earliest_failure_first() {
     });
 }
 
-/// The variable is dropped before any call has reported its failure.
+/// The variable is dropped before any call reports its failure.
 #[test]
 fn the_failure_of_a_dropped_variable_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
@@ -582,7 +582,7 @@ fn a_failure_that_was_reported_before_its_variable_was_dropped_is_not_reported_a
 }
 
 /// Two variables share a failure, which is reported or cleared through one of them. It is not reported again for the
-/// other one, whenever that one is freed.
+/// other, whenever that variable is freed.
 #[test]
 fn a_reported_and_cleared_failure_is_not_reported_again() {
     on_kinds(&KINDS, 2, |engine| {

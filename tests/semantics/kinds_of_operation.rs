@@ -144,8 +144,8 @@ fn an_async_function_that_panics_with_its_completion_fails_the_operation_with_th
     });
 }
 
-/// `?` in an asynchronous function drops the completion, which completes the operation immediately. The error, which
-/// the function returns only afterwards, is still reported.
+/// `?` in an asynchronous function drops the completion, which completes the operation immediately. The error, returned
+/// by the function only afterwards, is still reported.
 #[test]
 fn an_async_function_that_returns_early_loses_its_completion() {
     on_kinds(&KINDS, 1, |engine| {
@@ -174,7 +174,7 @@ fn an_async_function_that_returns_early_loses_its_completion() {
     });
 }
 
-/// The function may wait for an operation that depends on its own operation.
+/// The function may wait for an operation that depends on its own.
 #[test]
 fn an_async_operation_completes_when_its_function_drops_the_completion() {
     on_kinds(&KINDS, 2, |engine| {
@@ -256,7 +256,7 @@ fn wait_for_all_reports_an_async_function_that_fails_after_its_completion() {
     });
 }
 
-/// The function catches the panic that dropped the completion, and returns normally.
+/// The function catches the panic that dropped the completion and returns normally.
 #[test]
 fn a_completion_lost_in_a_caught_panic_fails_the_operation() {
     on_kinds(&KINDS, 1, |engine| {
@@ -280,7 +280,7 @@ fn a_completion_lost_in_a_caught_panic_fails_the_operation() {
     });
 }
 
-/// The completion is stored in the value of a variable, and the deletion of that variable drops it.
+/// The completion is stored in a variable's value, and the variable's deletion drops it.
 #[test]
 fn a_completion_dropped_with_the_value_of_a_variable_fails_the_operation() {
     on_kinds(&KINDS, 1, |engine| {
@@ -492,7 +492,7 @@ fn typed_functions_receive_references_in_the_declared_shape() {
 fn an_operation_may_be_pushed_with_an_iterator_of_accesses() {
     on_kinds(&KINDS, 2, |engine| {
         let values: Vec<Var<usize>> = (0..100).map(|n| engine.var(n)).collect();
-        // Every access takes its place behind the gate.
+        // Every access queues behind the gate.
         let gates: Vec<_> = [6, 7].map(|n| hold(&engine, values[n].token())).into();
         let even = each(values.iter().step_by(2).map(|value| value.write()));
         let write = engine.op("write").submit(even, |even| {
@@ -515,7 +515,7 @@ fn an_operation_may_be_pushed_with_an_iterator_of_accesses() {
             let mutations = usize::from(n % 2 == 0) + usize::from([6, 7].contains(&n));
             assert_eq!(value.version(), mutations as u64, "variable {n}");
         }
-        // Without an access, the operation is ready when it is pushed.
+        // Without accesses, the operation is ready when pushed.
         let no_reads = each(values[..0].iter().map(|value| value.read()));
         assert_eq!(engine.op("none").submit(no_reads, |none| none.len()).unwrap().wait().unwrap(), 0);
         let no_writes = each(values[..0].iter().map(|value| value.write()));

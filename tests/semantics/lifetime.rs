@@ -131,7 +131,7 @@ fn the_version_counts_no_failed_or_skipped_mutations() {
     on_kinds(&KINDS, 1, |engine| {
         let (failed, after) = (engine.token(), engine.token());
         engine.push_sync(|_| {}, [], [&failed, &after]).unwrap();
-        // The version counts neither the failed mutation nor the ones that are skipped because of it.
+        // The version counts neither the failed mutation nor those skipped because of it.
         push_failing(&engine, "fails", &[], &[&failed]);
         engine.push_sync(|_| {}, [], [&failed]).unwrap();
         engine.push_sync(|_| {}, [&failed], [&after]).unwrap();
@@ -283,12 +283,12 @@ fn a_cancel_fails_operations_that_have_not_started_and_ends_waits() {
             let add = |error: OpError| lock(errors).push(error);
             scope.spawn(move || add(failure(engine.wait_for_var(value))));
             scope.spawn(move || add(failure(engine.wait_to_read(value))));
-            // Whether the wait for all still finds an unreported failure depends on the timing.
+            // Whether the wait for all still finds an unreported failure depends on timing.
             scope.spawn(move || engine.wait_for_all().map_err(|error| add(failure(Err::<(), _>(error)))));
             scope.spawn(move || add(failure(block_on(engine.wait_for_var_async(value)))));
             scope.spawn(move || handles.into_iter().for_each(|handle| add(failure(handle.wait()))));
             thread::sleep(MOMENT);
-            // The operation that has started continues.
+            // The running operation continues.
             assert_eq!(engine.shutdown(Shutdown::Cancel, Some(MOMENT)), Err(ShutdownError::TimedOut));
             assert!(lock(errors).is_empty());
             gate.open();
@@ -358,13 +358,13 @@ fn a_cancel_refuses_pushes_from_operations() {
     });
 }
 
-/// Each operation pushes the next one, so the engine is never idle, although an inexact count may read zero for a
-/// moment.
+/// Each operation pushes the next one, so the engine is never idle, although an inexact count may momentarily read
+/// zero.
 #[test]
 fn a_cancel_ends_an_endless_drain() {
     on_kinds(&THREADED, 1, |engine| {
         fn again(cx: &OpContext<'_>) {
-            // The push is refused once the engine cancels.
+            // The push is refused once the engine is cancelling.
             let _ = cx.engine().push_sync(again, [], []);
         }
         let kind = engine.kind();
@@ -448,7 +448,7 @@ fn clones_of_the_handle_keep_the_engine_open() {
     });
 }
 
-/// Variables may outlive their engine, and may be created after its shutdown.
+/// Variables may outlive their engine and may be created after its shutdown.
 #[test]
 fn variables_outlive_their_engine() {
     on_kinds(&KINDS, 1, |engine| {

@@ -30,7 +30,7 @@ use raddle::{
     Shutdown, ShutdownError, Token, Var, VarWait, WaitError, each,
 };
 
-/// Pushes a named operation on tokens. The operation fails.
+/// Pushes a named operation on tokens; the operation fails.
 fn push_failing(engine: &Engine, name: &'static str, reads: &[&Token], writes: &[&Token]) {
     engine
         .op(name)

@@ -5,8 +5,8 @@ fn ready_operations_run_in_the_order_of_their_priorities() {
     on_kinds(&THREADED, 1, |engine| {
         let gate = occupy(&engine, 1);
         let journal = Journal::new();
-        // These are all priorities that have a band of their own, and some that share a band. A step that is coprime to
-        // their number shuffles them.
+        // These are all priorities with their own band and some that share a band. A step coprime to their number
+        // shuffles them.
         let mut priorities: Vec<i32> = (-7..=7).flat_map(|priority| [priority; 3]).collect();
         priorities.extend([8, 16, 32, 64, 1000, 1 << 20, i32::MAX, -8, -16, -1000, i32::MIN]);
         let count = priorities.len();
@@ -64,7 +64,7 @@ fn a_priority_given_to_the_push_of_an_operator_replaces_its_own() {
     });
 }
 
-/// One completion makes several operations ready, which the worker may queue in different places.
+/// One completion readies several operations, which the worker may queue in different places.
 #[test]
 fn successors_are_ordered_by_priority() {
     on_kinds(&THREADED, 1, |engine| {
@@ -90,7 +90,7 @@ fn successors_are_ordered_by_priority() {
     });
 }
 
-/// Between the operations of a long chain, a worker looks for more urgent ones.
+/// Between the operations of a long chain, a worker looks for more urgent operations.
 #[test]
 fn an_urgent_operation_waits_for_a_bounded_number_of_successors() {
     on_kinds(&THREADED, 1, |engine| {
@@ -124,7 +124,7 @@ fn an_urgent_operation_waits_for_a_bounded_number_of_successors() {
     });
 }
 
-/// Each of three operations pushes itself again, while others of the same priority are pushed from outside.
+/// Three operations each push themselves again while others of the same priority are pushed from outside.
 #[test]
 fn self_renewing_operations_do_not_starve_others_of_the_same_priority() {
     on_kinds(&THREADED, 1, |engine| {

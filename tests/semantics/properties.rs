@@ -139,7 +139,7 @@ fn a_ready_eager_operation_runs_on_the_pushing_thread() {
         let inner = Arc::clone(&id);
         let note = move |_: &OpContext<'_>| *lock(&inner) = Some(thread::current().id());
         engine.op("").eager().writes([&token]).push_sync(note).unwrap();
-        // The operation has run when the push returns.
+        // The operation has run by the time the push returns.
         assert_eq!(*lock(&id), Some(thread::current().id()));
         assert_eq!(token.version(), 1);
     });

@@ -53,7 +53,7 @@ fn consecutive_readers_after_a_mutation_run_concurrently() {
     });
 }
 
-/// A wait is not a mutation, so the readers before and after it are consecutive.
+/// A wait is not a mutation, so readers before and after it are consecutive.
 #[test]
 fn a_wait_does_not_separate_readers() {
     type Wait = fn(&Engine, &Token);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The first successor goes directly into the worker's slot, from which no other worker can steal it.
+/// The first successor goes directly into the worker's slot, where no other worker can steal it.
 #[test]
 fn a_short_chain_stays_on_its_worker() {
     on_kinds(&THREADED, 4, |engine| {
@@ -88,7 +88,7 @@ fn an_engine_has_one_worker_for_each_core_that_the_process_may_use() {
 mod on_linux {
     use super::*;
 
-    /// Returns the cores that each of `count` workers may use, in the order of the workers.
+    /// Returns the cores available to each of `count` workers, in worker order.
     fn cores_of_workers(engine: &Engine, count: usize) -> Vec<String> {
         let (meeting, found) = (Meeting::new(count + 1), Journal::new());
         for _ in 0..count {
@@ -183,7 +183,7 @@ mod on_linux {
         });
     }
 
-    /// The thread that takes the worker over has run a pinned worker before.
+    /// The thread that takes over the worker has run a pinned worker before.
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
     fn an_unpinned_worker_taken_over_by_another_thread_stays_unpinned() {
@@ -199,8 +199,8 @@ mod on_linux {
                 handle.submit((), |()| common::allowed_cores()).unwrap().wait().unwrap()
             };
             assert_eq!(cores(), all);
-            // The thread of the pinned worker becomes a spare thread: it hands its worker over while the operation
-            // waits, and the function ends in place of that worker, which is idle.
+            // The pinned worker's thread becomes a spare thread: it hands over its worker while the operation waits,
+            // and the function ends in place of that now idle worker.
             let token = engine.token();
             let gate = hold(&engine, &token);
             let waiting = wait_in(Property::Normal, &token);

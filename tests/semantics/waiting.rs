@@ -14,7 +14,7 @@ fn waits_for_a_new_variable_return_immediately() {
     });
 }
 
-/// Creates a variable and pushes a reader that runs until the gate is opened. The reader has started when this returns.
+/// Creates a variable and pushes a reader that runs until the gate opens. The reader is running when this returns.
 fn start_reader(engine: &Engine) -> (Var<i32>, Gate) {
     let (value, gate, started) = (engine.var(1), Gate::new(), Gate::new());
     let (inner_gate, inner_started) = (gate.clone(), started.clone());
@@ -78,7 +78,7 @@ fn later_pushes_do_not_delay_a_wait_for_a_variable() {
         let token = engine.token();
         let first = hold(&engine, &token);
         let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
-        // This operation is pushed after the waits, and does not complete before they end.
+        // This operation is pushed after the waits and completes only after they end.
         let (second, started) = (Gate::new(), Gate::new());
         let (gate, has_started) = (second.clone(), started.clone());
         engine
@@ -208,7 +208,7 @@ fn wait_for_all_covers_earlier_pushes_of_other_threads() {
     });
 }
 
-/// Another thread keeps pushing, so some of its operations are pending at any time.
+/// Another thread keeps pushing, so some of its operations are always pending.
 #[test]
 fn later_pushes_do_not_delay_wait_for_all() {
     on_kinds(&KINDS, 2, |engine| {
@@ -253,7 +253,7 @@ fn wait_for_all_does_not_cover_an_operation_pushed_after_it_began() {
     });
 }
 
-/// Many waits for all are pending, and each covers one operation more than the wait before it.
+/// Many waits for all are pending, each covering one operation more than the previous one.
 #[test]
 fn each_of_many_waits_for_all_covers_exactly_the_earlier_operations() {
     on_kinds(&KINDS, 2, |engine| {
@@ -395,7 +395,7 @@ fn futures_are_woken_from_other_threads() {
     });
 }
 
-/// A future that has been polled by several tasks wakes the one that polled it last.
+/// A future polled by several tasks wakes the one that polled it last.
 #[test]
 fn a_future_may_move_between_tasks() {
     on_kinds(&KINDS, 1, |engine| {
@@ -420,7 +420,7 @@ fn a_future_may_move_between_tasks() {
     });
 }
 
-/// Some of the futures have been polled, and some have not.
+/// Only some of the futures have been polled.
 #[test]
 fn dropped_futures_have_no_effect() {
     on_kinds(&KINDS, 1, |engine| {

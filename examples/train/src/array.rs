@@ -1,4 +1,4 @@
-//! Arrays: each is a shape, and a range of a chunk. An operation is pushed, and returns its result array immediately.
+//! Arrays: each is a shape and a range of a chunk. An operation is pushed and returns its result array immediately.
 //!
 //! | here | in the engine |
 //! |---|---|
@@ -68,7 +68,7 @@ impl Array {
         Ok(array)
     }
 
-    /// Returns an array in which all values are the same.
+    /// Returns an array whose values are all the same.
     ///
     /// # Errors
     /// The GPU is out of memory; the engine refuses a push.
@@ -104,7 +104,7 @@ impl Array {
         volume(&self.shape)
     }
 
-    /// Returns whether there are no values.
+    /// Returns whether the array is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -114,12 +114,12 @@ impl Array {
         &self.runtime
     }
 
-    /// Returns the memory that the array shares with its slices.
+    /// Returns the memory shared by the array and its slices.
     pub fn chunk(&self) -> &Arc<Chunk> {
         &self.chunk
     }
 
-    /// Returns the range of the chunk that the array occupies.
+    /// Returns the array's range of the chunk.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len()
     }
@@ -128,7 +128,7 @@ impl Array {
         self.len() == self.chunk.len()
     }
 
-    /// Returns a slice along the first axis, which shares the memory and its variable with the array.
+    /// Returns a slice along the first axis, which shares the array's memory and variable.
     ///
     /// # Errors
     /// The range is not within the first axis.
@@ -143,7 +143,7 @@ impl Array {
         Ok(Self { start: self.start + range.start * volume(rest), shape, ..self.clone() })
     }
 
-    /// Returns the same values in another shape. The result shares the memory and its variable with the array.
+    /// Returns the same values in another shape. The result shares the array's memory and variable.
     ///
     /// # Errors
     /// The shape has a different number of values.
@@ -178,7 +178,7 @@ impl Array {
         Ok(self.runtime.engine().wait_for_var(self.chunk.token())?)
     }
 
-    /// Waits for the values, and returns a copy.
+    /// Waits for the values and returns a copy.
     ///
     /// # Errors
     /// An earlier operation has failed.
@@ -187,7 +187,7 @@ impl Array {
         Ok(self.look("to_vec", [], |values| Ok(values.to_vec()))?.wait()?)
     }
 
-    /// Pushes an operation on the host that looks at the values and mutates some tokens, and returns a handle to its
+    /// Pushes an operation that inspects the values on the host and mutates some tokens. Returns a handle to its
     /// result.
     ///
     /// # Errors
@@ -289,7 +289,7 @@ impl Array {
         crate::operator::invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
     }
 
-    /// Adds another array to this one, in place.
+    /// Adds another array to this one in place.
     ///
     /// # Errors
     /// The shapes differ; the engine refuses the push.
@@ -336,7 +336,7 @@ impl Array {
         Ok(result)
     }
 
-    /// Adds up the values along the last axis, in order.
+    /// Sums the values along the last axis, in order.
     ///
     /// # Errors
     /// The last axis is missing or empty; the engine refuses the push.
@@ -363,7 +363,7 @@ impl Array {
         self.reduce("max", |row| row.iter().copied().fold(f32::NEG_INFINITY, f32::max))
     }
 
-    /// Returns the indices of the largest values along the last axis; of equal values, the first counts.
+    /// Returns the indices of the largest values along the last axis; among equal values, the first one's.
     ///
     /// # Errors
     /// The last axis is missing or empty; the engine refuses the push.

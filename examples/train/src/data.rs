@@ -1,4 +1,4 @@
-//! Data: a packed file of images, and batches that are made while earlier ones are used.
+//! Data: a packed file of images, and batches made while earlier ones are in use.
 //!
 //! | here | in the engine |
 //! |---|---|
@@ -39,7 +39,7 @@ impl Images {
     /// Reads a file.
     ///
     /// # Errors
-    /// The file cannot be read, or is not a complete packed file.
+    /// The file cannot be read or is not a complete packed file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(|error| Error::Data(format!("{}: {error}", path.display())))?;
         Self::parse(bytes).map_err(|problem| Error::Data(format!("{}: {problem}", path.display())))
@@ -86,14 +86,14 @@ impl Images {
         (example[0], &example[1..])
     }
 
-    /// Writes the class of an image, and its pixels, scaled to the range from 0 to 1.
+    /// Writes an image's class, and its pixels scaled to the range from 0 to 1.
     fn decode(&self, index: usize, pixels: &mut [f32], class: &mut f32) {
         let (label, bytes) = self.example(index);
         *class = f32::from(label);
         pixels.iter_mut().zip(bytes).for_each(|(pixel, byte)| *pixel = f32::from(*byte) / self.highest);
     }
 
-    /// Returns the indices of the images for training, and of those for testing: every fifth image.
+    /// Returns the indices of the images for training and of those for testing, which are every fifth image.
     pub fn split(&self) -> (Vec<usize>, Vec<usize>) {
         (0..self.count).partition(|index| index % 5 != 4)
     }
@@ -114,7 +114,7 @@ impl Images {
     }
 }
 
-/// A batch of images, and their classes.
+/// A batch of images and their classes.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// Pixels from 0 to 1: `[images, 1, rows, columns]`.
@@ -130,7 +130,7 @@ struct Slot {
     batch: Batch,
 }
 
-/// A source of batches of images, which are shuffled in every epoch and slightly distorted.
+/// A source of batches of images, shuffled in every epoch and slightly distorted.
 #[derive(Debug)]
 pub struct Loader {
     images: Arc<Images>,
@@ -141,18 +141,18 @@ pub struct Loader {
     batch: usize,
     per_epoch: usize,
     total: usize,
-    /// The numbers of batches that were taken and that were pushed.
+    /// The numbers of batches taken and pushed.
     taken: usize,
     pushed: usize,
 }
 
 impl Loader {
-    /// Returns a loader that makes batches of `batch` images, from those with the indices `examples`, for `epochs`
-    /// epochs. At any time, at most `ahead` batches are ready, in use, or being made. Images that do not fill a batch
-    /// are left out of the epoch.
+    /// Returns a loader that makes batches of `batch` images from those with the indices `examples`, for `epochs`
+    /// epochs. At most `ahead` batches are ready, in use or being made at any time. Images that do not fill a batch are
+    /// omitted from the epoch.
     ///
     /// # Errors
-    /// There are not enough images for a batch; the engine refuses a push.
+    /// The images do not fill a batch; the engine refuses a push.
     pub fn new(
         images: &Arc<Images>,
         runtime: &Arc<Runtime>,
@@ -197,7 +197,7 @@ impl Loader {
         self.per_epoch
     }
 
-    /// Pushes the operations that make one more batch, unless the last batch has been pushed.
+    /// Pushes the operations that make the next batch, unless the last has been pushed.
     fn push(&mut self) -> Result<(), Error> {
         if self.pushed == self.total {
             return Ok(());
@@ -229,8 +229,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Returns the next batch immediately; operations on it wait until it is made. Operations on it may be pushed until
-    /// the next call. Returns `None` after the last batch.
+    /// Returns the next batch immediately; operations on it wait until it is made, and may be pushed until the next
+    /// call. Returns `None` after the last batch.
     ///
     /// # Errors
     /// The engine refuses a push.
@@ -256,7 +256,7 @@ fn host(array: &Array) -> Result<&Var<Block>, Error> {
     }
 }
 
-/// Rotates, shears, stretches and shifts an image slightly, at random.
+/// Rotates, shears, stretches and shifts an image slightly and at random.
 fn shear(random: &mut Random, image: &[f32], out: &mut [f32], [rows, columns]: [usize; 2]) {
     let mut about = |spread: f32| (2.0 * random.uniform() - 1.0) * spread;
     let (turn, slant, tall, wide) = (about(0.15), about(0.15), 1.0 + about(0.1), 1.0 + about(0.1));

@@ -11,9 +11,9 @@ use crate::Shape;
 pub struct Misfit {
     /// The argument, such as `weight`.
     pub argument: String,
-    /// The shape that it must have.
+    /// The expected shape.
     pub expected: String,
-    /// The shape that it has.
+    /// The actual shape.
     pub found: Shape,
 }
 
@@ -30,14 +30,14 @@ pub enum Error {
     },
     /// A name is unknown, or an argument has no array.
     Key {
-        /// What is wrong with the name.
+        /// The problem with the name.
         problem: String,
         /// The name.
         key: String,
         /// The known names.
         known: Vec<String>,
     },
-    /// An operation was described in a way that cannot work.
+    /// An operation's description is invalid.
     Use(String),
     /// A file with data cannot be used.
     Data(String),

@@ -2,16 +2,16 @@
 //!
 //! | here | in the engine |
 //! |---|---|
-//! | a key | two variables: the sum of this process, and the sums of all processes |
-//! | [`push`](Processes::push) | an operation that adds up the parts of this process, and a future that passes guards for both variables to the lane and is woken when the values have arrived |
-//! | [`pull`](Processes::pull) | an operation that adds up the sums of all processes, in the order of their ranks |
-//! | the lane | a separate thread, the only one that calls MPI: it starts collectives, those with the highest priority first, and polls them |
+//! | a key | two variables: this process's sum, and all processes' sums |
+//! | [`push`](Processes::push) | an operation that sums this process's parts, and a future that passes guards for both variables to the lane and is woken when the values have arrived |
+//! | [`pull`](Processes::pull) | an operation that adds all processes' sums in rank order |
+//! | the lane | a separate thread, the only one that calls MPI: it starts collectives, highest priority first, and polls them |
 //!
 //! MPI requires all processes to start the collectives of a communicator in the same order. Each key has its own
-//! communicator, and its variables order its operations, so keys may become ready in a different order in each process.
+//! communicator, and its variables order its operations, so each process's keys may become ready in a different order.
 //!
-//! MPI may write to the memory of a collective until the collective is complete, and no collective can be cancelled. If
-//! a process dies or hangs, the lanes of the others report the failure after a time limit, and end their processes.
+//! MPI may write to a collective's memory until the collective is complete, and no collective can be cancelled. If a
+//! process dies or hangs, the other processes' lanes report the failure after a time limit and end their processes.
 
 use std::{
     cmp::Reverse,
@@ -49,7 +49,7 @@ use crate::{
     volume,
 };
 
-/// The time that the lane sleeps between two polls. Not tuned.
+/// The lane's sleep between two polls. Not tuned.
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// The lane's notification to an operation's future that the collective is complete.
@@ -81,7 +81,7 @@ impl Arrival {
     }
 }
 
-/// A collective to start. It owns the guards for its memory until it is complete.
+/// A collective to start. It owns its memory's guards until complete.
 struct Job {
     key: usize,
     priority: i32,
@@ -90,7 +90,7 @@ struct Job {
     arrival: Arc<Arrival>,
 }
 
-/// A collective that has been started.
+/// A started collective.
 struct Flight {
     job: Job,
     request: ffi::MPI_Request,
@@ -145,7 +145,7 @@ impl Exchange {
         };
         let (runtime, keys) = (Arc::clone(runtime), keys.iter().enumerate().map(key).collect::<Result<_, Error>>()?);
         let names: Vec<String> = by_index(&keys).into_iter().cloned().collect();
-        // In the order of the keys, which is the same in all processes.
+        // Key order is the same in all processes.
         let communicators = names.iter().map(|_| world.duplicate()).collect();
         let (jobs, received) = channel();
         let lane = Lane { rank, names, communicators, limit, waiting: Vec::new(), flying: Vec::new() };
@@ -213,7 +213,7 @@ impl Processes for Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        // Pending operations still use the lane.
+        // Pending operations are still using the lane.
         let _ = self.runtime.engine().wait_for_all();
         drop(self.jobs.take());
         if let Some(lane) = self.lane.take() {
@@ -222,7 +222,7 @@ impl Drop for Exchange {
     }
 }
 
-/// Returns the names of keys in the order in which `init` received them.
+/// Returns the keys' names in the order received by `init`.
 fn by_index(keys: &BTreeMap<String, Key>) -> Vec<&String> {
     let mut names: Vec<_> = keys.iter().collect();
     names.sort_by_key(|(_, key)| key.index);
@@ -278,8 +278,8 @@ impl Lane {
                 }
             }
             self.waiting.extend(jobs.try_iter());
-            // All waiting jobs are started together: a process must not wait for a key that another process has not
-            // reached.
+            // All waiting jobs are started together: a process must not wait for a key not yet reached by another
+            // process.
             let mut waiting = std::mem::take(&mut self.waiting);
             waiting.sort_by_key(|job| Reverse(job.priority));
             waiting.into_iter().for_each(|job| self.start(job));
@@ -289,7 +289,7 @@ impl Lane {
         }
     }
 
-    /// Starts the collective of a job.
+    /// Starts a job's collective.
     fn start(&mut self, mut job: Job) {
         let values = job.from.values().expect("the operation has checked the values");
         let (from, count) = (values.as_ptr(), values.len() as Count);
@@ -318,7 +318,7 @@ impl Lane {
         self.flying.push(Flight { job, request, started: Instant::now() });
     }
 
-    /// Notifies the operations whose collectives are complete, and returns whether there were any.
+    /// Notifies operations with complete collectives, and returns whether there were any.
     fn poll(&mut self) -> bool {
         let before = self.flying.len();
         let mut index = 0;
@@ -344,12 +344,12 @@ impl Lane {
         self.flying.len() < before
     }
 
-    /// Ends this process, and all others that MPI can reach.
+    /// Ends this process and all others that MPI can reach.
     fn give_up(&self, index: usize) -> ! {
         let Flight { job, started, .. } = &self.flying[index];
         let (name, seconds) = (&self.names[job.key], started.elapsed().as_secs());
         let late = format!("rank {}: `{name}` has not arrived from all processes within {seconds} s", self.rank);
-        // Written in one piece, since all processes may write at the same time.
+        // The line is written in one piece, since processes may write concurrently.
         let line = format!("raddle-train: {late}: a process has died or hangs\n");
         eprint!("{line}");
         match self.communicators.first() {

@@ -27,24 +27,24 @@ use crate::{
     volume,
 };
 
-/// Arrays, by argument name.
+/// Arrays by argument name.
 pub type Arrays = BTreeMap<String, Array>;
 
 /// The arrays that receive gradients, by argument name, and how the gradients are written.
 pub type Gradients = BTreeMap<String, (Array, Mode)>;
 
-/// The planned memory of the values that are not arguments.
+/// The planned memory of non-argument values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// The number of values.
     pub values: usize,
     /// The total size of the values, in bytes.
     pub value_bytes: usize,
-    /// The number of buffers that hold them.
+    /// The number of buffers holding them.
     pub buffers: usize,
     /// The total size of the buffers, in bytes.
     pub buffer_bytes: usize,
-    /// The number of values that are written in place of an input.
+    /// The number of values written in place of an input.
     pub in_place: usize,
 }
 
@@ -70,7 +70,7 @@ pub struct Executor {
 #[derive(Debug)]
 struct Value {
     shape: Shape,
-    /// The array, if the value is an argument or the gradient of one.
+    /// The array, if the value is an argument or an argument's gradient.
     array: Option<Array>,
 }
 
@@ -85,7 +85,7 @@ struct Step {
     request: Request,
 }
 
-/// The operations of a graph, before they have memory.
+/// A graph's operations before memory is assigned.
 #[derive(Debug, Default)]
 struct Program {
     values: Vec<Value>,
@@ -98,7 +98,7 @@ impl Program {
         self.values.len() - 1
     }
 
-    /// Adds the forward pass, and returns the values of the outputs of all nodes.
+    /// Adds the forward pass and returns the values of all nodes' outputs.
     fn forward(&mut self, graph: &Graph, shapes: &[Vec<Shape>], arguments: &Arrays) -> Result<Vec<Vec<usize>>, Error> {
         let mut ids: Vec<Vec<usize>> = Vec::new();
         for (node, shapes_of_node) in graph.nodes.iter().zip(shapes) {
@@ -130,7 +130,7 @@ impl Program {
         Ok(ids)
     }
 
-    /// Adds the backward pass, from the first output of the graph to the arguments with gradients.
+    /// Adds the backward pass, from the graph's first output to the arguments with gradients.
     fn backward(&mut self, graph: &Graph, ids: &[Vec<usize>], start: Array, gradients: &Gradients) {
         let mut needed: Vec<bool> = Vec::new();
         for node in &graph.nodes {
@@ -209,7 +209,7 @@ impl Program {
         }
     }
 
-    /// Decides which values share memory, and returns the arrays of all values.
+    /// Decides which values share memory, and returns all values' arrays.
     fn allocate(&mut self, runtime: &Arc<Runtime>, kept: &[usize]) -> Result<(Vec<Option<Array>>, MemoryUse), Error> {
         let size = |value: &Value| value.array.is_none().then(|| volume(&value.shape));
         let sizes: Vec<_> = self.values.iter().map(size).collect();
@@ -249,8 +249,8 @@ impl Program {
 }
 
 impl Executor {
-    /// Binds the graph of some symbols to the arrays of all arguments, and to the arrays that receive the gradients of
-    /// the first symbol, with [`Mode::Write`] or [`Mode::Add`]. Without gradients, the executor does not train.
+    /// Binds the graph of some symbols to arrays for all arguments, and to arrays that receive the first symbol's
+    /// gradients with [`Mode::Write`] or [`Mode::Add`]. Without gradients, the executor does not train.
     ///
     /// # Errors
     /// A name is not an argument, or an argument has no array; shapes do not match; an array is on another device.
@@ -327,12 +327,12 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the arrays that hold the values of the symbols.
+    /// Returns the arrays holding the symbols' values.
     pub fn outputs(&self) -> &[Array] {
         &self.outputs
     }
 
-    /// Returns the array of an argument.
+    /// Returns an argument's array.
     ///
     /// # Errors
     /// The graph has no such argument.
@@ -342,7 +342,7 @@ impl Executor {
         self.arguments.get(name).ok_or_else(missing)
     }
 
-    /// Returns how much memory the plan uses.
+    /// Returns the plan's memory use.
     pub fn memory(&self) -> MemoryUse {
         self.memory
     }

@@ -1,7 +1,7 @@
-//! Matrix products and the rearrangements of a convolution: plain functions on slices. Each runs on one thread, so the
-//! bits of a result do not depend on the number of threads.
+//! Matrix products and the rearrangements of a convolution: plain functions on slices. Each runs on one thread, so a
+//! result's bits do not depend on the number of threads.
 
-/// A matrix in row-major order, or the transpose of one.
+/// A matrix in row-major order, or its transpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     values: &'a [f32],
@@ -18,7 +18,7 @@ impl<'a> Matrix<'a> {
         Self { values, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// Returns the transpose, without moving any values.
+    /// Returns the transpose without moving any values.
     pub fn transposed(self) -> Self {
         let Self { values, rows, columns, row_stride, column_stride } = self;
         Self { values, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
@@ -84,15 +84,15 @@ impl Window {
         (self.channels * self.size * self.size, height * width)
     }
 
-    /// Calls `f` for each run of pixels that lies in one row of the image and in one row of the matrix, with its index
-    /// in the image, its index in the matrix, and its length.
+    /// Calls `f` for each run of pixels within one row of the image and one row of the matrix, with its index in the
+    /// image, its index in the matrix, and its length.
     fn runs(&self, mut f: impl FnMut(usize, usize, usize)) {
         let (height, width) = self.output();
         let mut row_of_matrix = 0;
         for channel in 0..self.channels {
             for dy in 0..self.size {
                 for dx in 0..self.size {
-                    // The columns of the result whose pixels lie within the image.
+                    // The result's columns whose pixels lie within the image.
                     let from = self.pad.saturating_sub(dx);
                     let to = width.min((self.width + self.pad).saturating_sub(dx)).max(from);
                     for y in (0..height).filter(|y| (self.pad..self.pad + self.height).contains(&(y + dy))) {
@@ -105,13 +105,13 @@ impl Window {
         }
     }
 
-    /// Writes the matrix of windows ("im2col"), with a column for each pixel of the result.
+    /// Writes the matrix of windows ("im2col"), with one column per pixel of the result.
     pub fn unfold(&self, image: &[f32], matrix: &mut [f32]) {
         matrix.fill(0.0);
         self.runs(|from, to, len| matrix[to..to + len].copy_from_slice(&image[from..from + len]));
     }
 
-    /// Adds each element of a matrix of windows to the pixel that it comes from ("col2im").
+    /// Adds each element of a matrix of windows to its source pixel ("col2im").
     pub fn fold(&self, matrix: &[f32], image: &mut [f32]) {
         self.runs(|to, from, len| image[to..to + len].iter_mut().zip(&matrix[from..]).for_each(|(i, m)| *i += m));
     }

@@ -1,4 +1,4 @@
-//! A small tensor library on raddle, and a net that it trains. Each part of the library is built on variables.
+//! A small tensor library on raddle, and a net trained with it. Each part of the library is built on variables.
 //!
 //! | module | holds | in the engine |
 //! |---|---|---|
@@ -45,10 +45,10 @@ pub use symbol::Symbol;
 pub use tape::Tape;
 pub use task::Mode;
 
-/// The sizes of the axes of an array.
+/// The sizes of an array's axes.
 pub type Shape = Vec<usize>;
 
-/// Returns the number of values of a shape.
+/// Returns the number of values in a shape.
 pub fn volume(shape: &[usize]) -> usize {
     shape.iter().product()
 }

@@ -128,7 +128,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns an engine, and the device for the net.
+/// Returns an engine and the device for the net.
 fn engine(
     kind: EngineKind,
     workers: Option<usize>,
@@ -211,7 +211,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the trace of an epoch, and prints how many updates overlapped with a backward pass.
+/// Writes an epoch's trace, and prints how many updates overlapped with a backward pass.
 fn write_trace(recorder: &Recorder, path: &Path) -> Result<(), Error> {
     let trace = recorder.take();
     if let Some(folder) = path.parent() {
@@ -228,7 +228,7 @@ fn write_trace(recorder: &Recorder, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Trains for one epoch on each kind of engine and on the simulated GPU, and compares the bits of the parameters.
+/// Trains for one epoch on each kind of engine and on the simulated GPU, and compares the parameters' bits.
 fn compare_engines(images: &Arc<Images>, options: Options) -> Result<(), Error> {
     let places = [
         ("naive", EngineKind::Naive, 1, Place::Cpu),

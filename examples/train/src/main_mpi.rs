@@ -1,4 +1,4 @@
-//! Trains the net for handwritten digits with several processes, each of which computes one part of each batch.
+//! Trains the net for handwritten digits with several processes, each computing one part of each batch.
 //!
 //! ```text
 //! apt-get install libopenmpi-dev openmpi-bin libclang-dev
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
     match run(&arguments, &world) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Written in one piece, since all processes may write at the same time.
+            // The line is written in one piece, since processes may write concurrently.
             let line = format!("raddle-train-mpi: rank {}: {error}\n", world.rank());
             eprint!("{line}");
             // Errors in the data and in the losses occur in all processes, and this pause gives the others time to
@@ -136,7 +136,7 @@ fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Resu
     Ok(())
 }
 
-/// Writes the trace of an epoch, and prints how many exchanges were in flight during a backward pass.
+/// Writes an epoch's trace, and prints how many exchanges were in flight during a backward pass.
 fn write_trace(recorder: &Recorder, path: &Path, rank: usize) -> Result<(), Error> {
     let trace = recorder.take();
     let mut path = path.to_owned().into_os_string();

@@ -1,4 +1,4 @@
-//! The net for handwritten digits, and the initial values of its parameters.
+//! The net for handwritten digits, and its parameters' initial values.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{
     simple, volume,
 };
 
-/// Returns the loss of a net with two convolutions and two fully connected layers. Its arguments are `data`, `label`,
+/// Returns the loss of a net with two convolutions and two fully connected layers. Its arguments are `data`, `label`
 /// and the parameters; its second output holds the probabilities. The loss is the mean over `batch` examples.
 pub fn digits(classes: usize, batch: usize, dropout: f32) -> Symbol {
     let relu = |name: &str, x: &Symbol| Symbol::apply(simple::RELU.with(0.0), name, &[x]);
@@ -32,12 +32,12 @@ pub fn digits(classes: usize, batch: usize, dropout: f32) -> Symbol {
     Symbol::apply(SoftmaxCrossEntropy { scale }, "loss", &[&x, &Symbol::variable("label")])
 }
 
-/// Returns the names of the parameters of a net, from its first layer to its last.
+/// Returns the names of a net's parameters, from the first layer to the last.
 pub fn parameters(net: &Symbol) -> Vec<String> {
     net.arguments().into_iter().filter(|name| name != "data" && name != "label").collect()
 }
 
-/// Returns arrays for the parameters of a net: normally distributed weights (He initialization), and zero biases.
+/// Returns arrays for a net's parameters: normally distributed weights (He initialization) and zero biases.
 ///
 /// # Errors
 /// The shapes do not match; the device is out of memory; the engine refuses a push.

@@ -1,9 +1,8 @@
-//! Operators: what a layer computes, and what the engine must know about it.
+//! Operators: a layer's computation, and what the engine must know about it.
 //!
 //! An [`Operator`] has no variables. It specifies which shapes are valid, what its gradients depend on, which outputs
-//! may take the place of an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe
-//! operations on arrays, each of which is pushed once. The operations that an [`Executor`](crate::Executor) creates are
-//! pushed many times.
+//! may replace an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe operations on
+//! arrays that are pushed once each. Those created by an [`Executor`](crate::Executor) are pushed many times.
 
 use std::{fmt, sync::Arc};
 
@@ -35,7 +34,7 @@ pub enum Pass {
     Backward,
 }
 
-/// The resources that an operation uses besides its arrays.
+/// The resources used by an operation besides its arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// The size of the temporary space, in values.
@@ -44,7 +43,7 @@ pub struct Request {
     pub random: bool,
 }
 
-/// The arrays that the backward pass of an operator reads, besides the gradient of its first output.
+/// The arrays read by an operator's backward pass besides the gradient of its first output.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
     /// The indices of inputs of the forward pass.
@@ -63,27 +62,27 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Returns the names of its inputs.
     fn arguments(&self) -> &'static [&'static str];
 
-    /// Returns the number of inputs that have gradients. They are the first inputs.
+    /// Returns the number of inputs with gradients, which come first.
     fn differentiable(&self) -> usize {
         self.arguments().len()
     }
 
-    /// Fills in the shapes of inputs that follow from other inputs' shapes, and returns the shapes of the outputs.
+    /// Fills in input shapes that follow from those of other inputs, and returns the output shapes.
     ///
     /// # Errors
     /// The shapes do not match.
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit>;
 
-    /// Returns the resources that a pass needs for inputs of these shapes.
+    /// Returns the resources needed by a pass for inputs of these shapes.
     fn request(&self, pass: Pass, inputs: &[Shape]) -> Request {
         let _ = (pass, inputs);
         Request::default()
     }
 
-    /// Returns the arrays that the backward pass reads.
+    /// Returns the arrays read by the backward pass.
     fn needs(&self) -> Needs;
 
-    /// Returns the pairs of values that may share memory, as indices: one that the pass reads, and one that it writes.
+    /// Returns pairs of values that may share memory: the index of one read by the pass, and of one written by it.
     fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
         let _ = pass;
         &[]
@@ -92,8 +91,8 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Computes the outputs.
     fn forward(&self, views: Views<'_>);
 
-    /// Computes the gradients of the inputs that have gradients. The inputs of this pass are the gradient of the first
-    /// output, followed by what the operator [needs](Self::needs).
+    /// Computes the gradients of the differentiable inputs. This pass's inputs are the gradient of the first output,
+    /// followed by the arrays that the operator [needs](Self::needs).
     fn backward(&self, views: Views<'_>);
 }
 
@@ -108,7 +107,7 @@ pub fn misfit(argument: &str, expected: impl Into<String>, found: &[usize]) -> M
     Misfit { argument: argument.into(), expected: expected.into(), found: found.into() }
 }
 
-/// Describes the forward pass of an operator.
+/// Describes an operator's forward pass.
 pub fn forward_task<'a>(
     name: impl Into<raddle::Name>,
     operator: &dyn Operator,
@@ -121,7 +120,7 @@ pub fn forward_task<'a>(
     Task { outs, temporary, random, training, ..Task::new(name, ins) }
 }
 
-/// Returns the inputs of the backward pass of an operator: the gradient, and the inputs and outputs that it needs.
+/// Returns the inputs of an operator's backward pass: the gradient, and the inputs and outputs that it needs.
 pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], outs: &[Option<T>]) -> Vec<T> {
     let Needs { inputs, outputs } = operator.needs();
     let inputs = inputs.iter().map(|&index| ins[index]);
@@ -129,8 +128,8 @@ pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], 
     [gradient].into_iter().chain(inputs).chain(outputs).collect()
 }
 
-/// Describes the backward pass of an operator: `ins` and `outs` are the arrays of the forward pass, `gradient` belongs
-/// to its first output, and `gradients` belong to the inputs.
+/// Describes an operator's backward pass: `ins` and `outs` are the arrays of the forward pass, `gradient` is the
+/// gradient of its first output, and `gradients` are those of the inputs.
 pub fn backward_task<'a>(
     name: impl Into<raddle::Name>,
     operator: &dyn Operator,
@@ -145,7 +144,7 @@ pub fn backward_task<'a>(
     Task { outs: gradients, temporary, random, training: true, ..Task::new(name, reads) }
 }
 
-/// Returns the shapes of the outputs of an operator that is applied to arrays.
+/// Returns the output shapes of an operator applied to arrays.
 fn infer(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, Error> {
     let (count, name) = (operator.arguments().len(), operator.name());
     if ins.len() != count {
@@ -155,7 +154,7 @@ fn infer(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, Error> {
     operator.infer(&mut shapes).map_err(|misfit| Error::Shape { operator: name.into(), misfit })
 }
 
-/// Applies an operator to arrays, and returns new arrays immediately.
+/// Applies an operator to arrays and returns new arrays immediately.
 ///
 /// # Errors
 /// The shapes do not match; the engine refuses the push.
@@ -168,7 +167,7 @@ pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> R
     Ok(outs)
 }
 
-/// Applies an operator to arrays, and writes the results to existing arrays. With [`Mode::InPlace`], an output must be
+/// Applies an operator to arrays and writes the results to existing arrays. With [`Mode::InPlace`], an output must be
 /// an input that the operator [may overwrite](Operator::in_place) with it.
 ///
 /// # Errors
@@ -201,7 +200,7 @@ pub fn invoke_into(
     task.push(ins[0].runtime(), move |views| run.forward(views))
 }
 
-/// Pushes the backward pass of an operator that was applied to arrays.
+/// Pushes the backward pass of an operator applied to arrays.
 ///
 /// # Errors
 /// The engine refuses the push.

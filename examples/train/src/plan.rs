@@ -1,33 +1,33 @@
-//! Decides which values of a graph share memory: a value takes the buffer of another one that is no longer needed, or
+//! Decides which values of a graph share memory: a value takes the buffer of another that is no longer needed, or
 //! overwrites an input in place.
 //!
 //! The plan is made before anything runs. Values that share a buffer share its variable, so the engine preserves the
-//! order: an operation that writes a buffer runs after all operations that read its previous value, including
-//! operations of the previous training step.
+//! order: an operation that writes a buffer runs after all readers of its previous value, including those of the
+//! previous training step.
 
-/// The values that an operation of a graph uses, by number.
+/// The values used by an operation of a graph, by number.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) reads: Vec<usize>,
-    /// The values that the operation writes, each with a flag: whether this is the first write of the value.
+    /// The values that the operation writes, each flagged if this is its first write.
     pub(crate) writes: Vec<(usize, bool)>,
-    /// The pairs of an index into `reads` and an index into `writes` whose values may share memory.
+    /// Pairs of an index into `reads` and an index into `writes` whose values may share memory.
     pub(crate) in_place: Vec<(usize, usize)>,
 }
 
 /// The memory of the values.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// The buffer of each value, or `None` for a value that is stored elsewhere.
+    /// Each value's buffer, or `None` if it is stored elsewhere.
     pub(crate) buffer_of: Vec<Option<usize>>,
     /// The sizes of the buffers.
     pub(crate) buffers: Vec<usize>,
-    /// The pairs of an operation and a value that it writes in place of an input.
+    /// Pairs of an operation and a value that it writes in place of an input.
     pub(crate) in_place: Vec<(usize, usize)>,
 }
 
-/// Plans the memory of the values with these sizes; a value without a size is stored elsewhere. The values in `kept`
-/// are needed at the end.
+/// Plans the memory of values with these sizes; those without a size are stored elsewhere. The values in `kept` are
+/// needed at the end.
 pub(crate) fn plan(sizes: &[Option<usize>], uses: &[Use], kept: &[usize]) -> Plan {
     let mut last_use = vec![0; sizes.len()];
     for (step, operation) in uses.iter().enumerate() {
@@ -58,7 +58,7 @@ pub(crate) fn plan(sizes: &[Option<usize>], uses: &[Use], kept: &[usize]) -> Pla
                 passed_on.push(input);
                 continue;
             }
-            // The free buffer whose size is closest. It grows if it is too small.
+            // The free buffer of the closest size. It grows if too small.
             let closest = (0..free.len()).min_by_key(|&place| plan.buffers[free[place]].abs_diff(size));
             let buffer = match closest {
                 Some(place) => free.swap_remove(place),
@@ -105,7 +105,7 @@ mod tests {
         uses.insert(0, Use { reads: vec![], writes: vec![(0, true)], in_place: vec![] });
         uses.push(Use { reads: vec![0, 2], writes: vec![(3, true)], in_place: vec![(0, 0)] });
         let planned = plan(&sizes, &uses, &[3]);
-        // Value 1 must not take the place of value 0, which value 3 takes.
+        // Value 1 must not replace value 0, which value 3 replaces.
         assert_eq!(planned.in_place, [(2, 2), (3, 3)]);
         assert_ne!(planned.buffer_of[1], planned.buffer_of[0]);
         assert_eq!(planned.buffers, [10, 10]);

@@ -1,5 +1,4 @@
-//! Reports on a training run: losses, a confusion matrix, a picture of the mistakes, and what a trace says about
-//! overlap.
+//! Reports on a training run: losses, a confusion matrix, a picture of the mistakes, and the overlap shown by a trace.
 
 use std::{fmt::Write as _, fs, fs::File, io::BufWriter, path::Path};
 
@@ -7,7 +6,7 @@ use raddle::{Trace, TracedOp};
 
 use crate::{data::Images, error::Error};
 
-/// Returns a bar whose length shows `value` as a fraction of `most`.
+/// Returns a bar that shows `value` as a fraction of `most`.
 pub fn bar(value: f32, most: f32) -> String {
     "█".repeat((30.0 * (value / most).clamp(0.0, 1.0)).round() as usize)
 }
@@ -37,7 +36,7 @@ pub fn confusion(answers: &[(usize, usize, usize)], classes: usize) -> String {
 /// The digits from 0 to 9, each with five rows of three pixels.
 const GLYPHS: [u16; 10] = [31599, 11415, 29671, 29647, 23497, 31183, 31215, 29257, 31727, 31695];
 
-/// Writes a picture of the misclassified images, each with its true class and its predicted class below it.
+/// Writes a picture of the misclassified images, each above its true and predicted class.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -79,19 +78,19 @@ pub fn picture(path: &Path, images: &Images, wrong: &[(usize, usize, usize)]) ->
     written.map_err(|error| Error::Data(format!("{}: {error}", path.display())))
 }
 
-/// The overlap of operations with the backward pass, according to a trace.
+/// The overlap of operations with the backward pass in a trace.
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
-    /// The number of operations that were examined.
+    /// The number of operations examined.
     pub count: usize,
-    /// How many of them ran, or were in flight, during the backward pass of a layer.
+    /// How many of them ran or were in flight during a layer's backward pass.
     pub overlapping: usize,
-    /// The names of one pair of operations that overlapped.
+    /// The names of one pair of overlapping operations.
     pub example: Option<(String, String)>,
 }
 
-/// Counts the operations that `is_counted` selects by name, and how many of them ran while an operation of a backward
-/// pass ran elsewhere. The time of a future includes the time for which it waits.
+/// Counts the operations selected by name by `is_counted`, and those of them that ran while a backward pass's operation
+/// ran elsewhere. A future's time includes its waits.
 pub fn overlap(trace: &Trace, is_counted: impl Fn(&str) -> bool) -> Overlap {
     let backward: Vec<_> = trace.ops().iter().filter(|op| op.label().ends_with(" backward")).collect();
     let meet = |op: &TracedOp, other: &TracedOp| {

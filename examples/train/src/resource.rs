@@ -1,8 +1,8 @@
-//! Random generators and temporary space: what operations need besides arrays.
+//! Random generators and temporary space: the needs of operations besides arrays.
 //!
-//! Each of these resources is a variable that operations *mutate*. So two operations never use the same one at the same
-//! time, and push order decides which numbers each operation draws: results do not depend on the number of workers.
-//! There are several of each kind, which are handed out in turn, so that operations need not wait for each other.
+//! Each of these resources is a variable that operations *mutate*. So two operations never use one concurrently, and
+//! push order decides which numbers each operation draws: results do not depend on the number of workers. Several of
+//! each kind are handed out in turn, so that operations need not wait for each other.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -16,7 +16,7 @@ use crate::{
     storage::{Chunk, Pool},
 };
 
-/// The number of generators, and of temporary spaces, of a runtime. Not tuned.
+/// The number of a runtime's generators, and of its temporary spaces. Not tuned.
 const COPIES: usize = 4;
 
 /// A random generator: `SplitMix64`, by Steele, Lea and Flood.
@@ -37,7 +37,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a new generator for one operation, whose kernel on a GPU may run after the next operation has begun.
+    /// Returns a new generator for one operation, whose GPU kernel may run after the next operation has begun.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
@@ -68,7 +68,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Creates resources, with generators whose numbers are determined by `seed`.
+    /// Creates resources, with generators seeded from `seed`.
     pub fn new(engine: &Engine, seed: u64) -> Self {
         let mut seeds = Random::new(seed);
         let generators = (0..COPIES).map(|_| engine.var(seeds.fork()).named("random")).collect();
@@ -77,8 +77,8 @@ impl Resources {
 
     /// Returns the next generator, for an operation to mutate.
     pub fn random(&self) -> Var<Random> {
-        // Relaxed: the numbers only need to be distinct; a program that pushes from one thread gets the same ones in
-        // every run.
+        // Relaxed: the numbers only need to be distinct; a program pushing from one thread gets the same ones in every
+        // run.
         self.generators[self.next_generator.fetch_add(1, Relaxed) % COPIES].clone()
     }
 
@@ -98,7 +98,7 @@ impl Resources {
         *next = (*next + 1) % COPIES;
         match &spaces[*next] {
             Some(space) if space.len() >= len => Ok(Arc::clone(space)),
-            // A smaller space is replaced, and deleted after the operations that use it.
+            // A smaller space is replaced and is deleted after the operations that use it.
             _ => Ok(Arc::clone(spaces[*next].insert(Arc::new(Chunk::new(engine, device, pool, len)?)))),
         }
     }

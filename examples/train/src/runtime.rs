@@ -1,4 +1,4 @@
-//! A device with its memory and its resources: where arrays live.
+//! A device with its memory and resources: where arrays live.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     storage::{Chunk, Pool, Statistics},
 };
 
-/// A device of an engine, its memory, its random generators and its temporary space.
+/// An engine's device, with its memory, random generators and temporary space.
 ///
 /// A device may have several runtimes, each with its own generators.
 #[derive(Debug)]
@@ -19,19 +19,19 @@ pub struct Runtime {
     device: Device,
     pool: Arc<Pool>,
     resources: Resources,
-    /// The runtime of the host through which values move to and from a GPU.
+    /// The host's runtime, through which values move to and from a GPU.
     host: Option<Arc<Self>>,
 }
 
 impl Runtime {
-    /// Creates a runtime for a device of the engine.
+    /// Creates a runtime for one of the engine's devices.
     pub fn new(engine: &Engine, device: Device, seed: u64) -> Arc<Self> {
         let resources = Resources::new(engine, seed);
         let host = (device != Device::Cpu).then(|| Self::new(engine, Device::Cpu, seed));
         Arc::new(Self { engine: engine.clone(), device, pool: Arc::default(), resources, host })
     }
 
-    /// Returns a runtime of the host: this one, or the one that it owns.
+    /// Returns a runtime of the host: this one or the one that it owns.
     pub fn host(self: &Arc<Self>) -> Arc<Self> {
         Arc::clone(self.host.as_ref().unwrap_or(self))
     }
@@ -51,7 +51,7 @@ impl Runtime {
         &self.resources
     }
 
-    /// Returns the statistics of the memory pool.
+    /// Returns the memory pool's statistics.
     pub fn statistics(&self) -> Statistics {
         self.pool.statistics()
     }
@@ -64,7 +64,7 @@ impl Runtime {
         Ok(Arc::new(Chunk::new(&self.engine, self.device, &self.pool, len)?))
     }
 
-    /// Returns temporary space for at least `len` values, which an operation mutates.
+    /// Returns temporary space for at least `len` values, for an operation to mutate.
     ///
     /// # Errors
     /// The GPU is out of memory.

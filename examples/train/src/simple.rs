@@ -1,5 +1,5 @@
-//! Simple operators: functions of one or two values, with their derivatives. Each is registered in a few lines, and is
-//! then an operator like any other, for arrays and for graphs.
+//! Simple operators: functions of one or two values, with their derivatives. Each is registered in a few lines and is
+//! then an operator like any other, for arrays and graphs.
 //!
 //! ```
 //! use raddle::{Device, Engine};
@@ -22,7 +22,7 @@ use crate::{
     task::{Out, View, Views},
 };
 
-/// A function of one value, and of a scalar that is the same for all values.
+/// A function of one value and a scalar common to all values.
 #[derive(Debug)]
 pub struct Unary {
     name: &'static str,
@@ -44,8 +44,8 @@ impl Unary {
     }
 }
 
-/// Registers a function of one value `x` and a scalar. Its derivative is a function of `x`, or of the result `y`; in
-/// the latter case, the input need not be kept.
+/// Registers a function of one value `x` and a scalar. Its derivative is a function of `x` or of the result `y`; for
+/// `y`, the input need not be kept.
 macro_rules! unary {
     ($($(#[$doc:meta])* $id:ident = $name:literal, |$x:ident, $s:ident| $f:expr, from $from:ident |$v:ident, $t:ident| $derivative:expr;)+) => {
         $($(#[$doc])*
@@ -125,7 +125,7 @@ impl Operator for UnaryOperator {
 pub struct Binary {
     name: &'static str,
     apply: fn(&mut Out<'_>, View<'_>, View<'_>),
-    /// Functions that store `gradient * derivative`, for the left and for the right value.
+    /// Functions that store `gradient * derivative`, for the left and right value.
     derive: [fn(&mut Out<'_>, [View<'_>; 3]); 2],
 }
 

@@ -6,7 +6,7 @@
 //! | freeing | once the last handle has been dropped and every operation on the variable is complete, the value is dropped, which returns the memory |
 //! | GPU memory | a variable with a [`DeviceVec`]; the engine's driver has the pool, and a deletion updates the statistics |
 //!
-//! Nothing waits: a program may drop an array right after it has pushed an operation on it.
+//! Nothing waits: a program may drop an array right after pushing an operation on it.
 
 use std::{
     collections::BTreeMap,
@@ -25,11 +25,11 @@ pub struct Statistics {
     pub live: usize,
     /// The maximum number of bytes in use at any time.
     pub peak: usize,
-    /// Bytes that are kept for reuse.
+    /// Bytes kept for reuse.
     pub kept: usize,
-    /// The number of pieces of host memory that were allocated. The driver of a GPU has its own counts.
+    /// The number of pieces of host memory allocated. A GPU's driver has its own counts.
     pub allocated: u64,
-    /// The number of pieces of host memory that were reused.
+    /// The number of pieces of host memory reused.
     pub reused: u64,
 }
 
@@ -39,7 +39,7 @@ struct State {
     free: BTreeMap<usize, Vec<Box<[f32]>>>,
 }
 
-/// The memory pool of one runtime.
+/// A runtime's memory pool.
 #[derive(Debug, Default)]
 pub struct Pool(Mutex<State>);
 
@@ -89,7 +89,7 @@ impl Pool {
 }
 
 /// Host memory, as the value of a variable. The first operation that mutates the block takes the memory from the pool,
-/// so a program that is far ahead of its operations does not use up memory.
+/// so a program far ahead of its operations does not exhaust memory.
 pub struct Block {
     piece: Option<Box<[f32]>>,
     len: usize,
@@ -100,12 +100,12 @@ impl Block {
     /// Returns the values.
     ///
     /// # Errors
-    /// No operation has mutated the values yet.
+    /// No operation has yet mutated the values.
     pub fn values(&self) -> Result<&[f32], String> {
         self.piece.as_ref().map(|piece| &piece[..self.len]).ok_or_else(|| "an array without values is read".into())
     }
 
-    /// Returns the values, which are unspecified the first time.
+    /// Returns the values, which are initially unspecified.
     pub fn values_mut(&mut self) -> &mut [f32] {
         let Self { piece, len, pool } = self;
         &mut piece.get_or_insert_with(|| pool.take(*len))[..*len]
@@ -126,7 +126,7 @@ impl fmt::Debug for Block {
     }
 }
 
-/// The variable that holds a piece of memory.
+/// The variable holding a piece of memory.
 #[derive(Debug)]
 pub enum Memory {
     /// Host memory.
@@ -135,7 +135,7 @@ pub enum Memory {
     Gpu(Var<DeviceVec<f32>>),
 }
 
-/// A piece of memory, which arrays may share. Operations on all of these arrays are ordered by its variable.
+/// A piece of memory, which arrays may share. Its variable orders the operations on all of these arrays.
 #[derive(Debug)]
 pub struct Chunk {
     memory: Memory,
@@ -161,7 +161,7 @@ impl Chunk {
         Ok(Self { memory, len, engine: engine.downgrade(), pool: Arc::clone(pool) })
     }
 
-    /// Returns the variable that holds the memory.
+    /// Returns the variable holding the memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -171,7 +171,7 @@ impl Chunk {
         self.len
     }
 
-    /// Returns whether there are no values.
+    /// Returns whether the chunk is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -187,13 +187,13 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // The drop of a `Block` returns host memory. A `DeviceVec` returns to the pool of the engine's driver, so the
+        // Dropping a `Block` returns host memory. A `DeviceVec` returns to the pool of the engine's driver, so the
         // deletion updates the statistics. The deletion runs after all operations on the variable, and nothing waits
         // for it.
         if let Memory::Gpu(values) = &self.memory {
             let (pool, bytes) = (Arc::clone(&self.pool), 4 * self.len);
             let counted = move || pool.update(|State { statistics, .. }| statistics.live -= bytes);
-            // An error means that the variable was already deleted, or that this is a forked child.
+            // An error means that the variable is already deleted, or that this is a forked child.
             let _ = self.engine.delete_variable(values, move |_| counted());
         }
     }

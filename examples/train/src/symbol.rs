@@ -1,4 +1,4 @@
-//! Symbols: graphs of operators that have no values yet.
+//! Symbols: graphs of operators without values.
 //!
 //! ```
 //! use raddle_train::{Symbol, operator::FullyConnected, simple};
@@ -28,12 +28,12 @@ use crate::{
 #[derive(Debug)]
 struct Node {
     name: String,
-    /// `None` for a variable of the graph, which is a placeholder for an array.
+    /// `None` for a variable of the graph, a placeholder for an array.
     operator: Option<Arc<dyn Operator>>,
     ins: Vec<Symbol>,
 }
 
-/// An output of a node, together with the graph that it depends on.
+/// An output of a node, with the graph on which it depends.
 #[derive(Clone, Debug)]
 pub struct Symbol {
     node: Arc<Node>,
@@ -59,7 +59,7 @@ impl Symbol {
         Self { output, ..self.clone() }
     }
 
-    /// Returns the names of all variables, in the order of their first use.
+    /// Returns the names of all variables in the order of first use.
     pub fn arguments(&self) -> Vec<String> {
         Graph::of(&[self]).variables().map(|(_, name)| name.into()).collect()
     }
@@ -89,7 +89,7 @@ pub(crate) struct GraphNode {
     pub(crate) ins: Vec<Entry>,
 }
 
-/// The nodes that some symbols depend on, each after its inputs.
+/// The nodes on which some symbols depend, each after its inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<GraphNode>,
@@ -114,13 +114,13 @@ impl Graph {
         Self { nodes, heads }
     }
 
-    /// Returns the variables, with their names.
+    /// Returns the variables with their names.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (usize, &str)> {
         let variables = self.nodes.iter().enumerate().filter(|(_, node)| node.operator.is_none());
         variables.map(|(index, node)| (index, node.name.as_str()))
     }
 
-    /// Returns an error if a name does not belong to a variable.
+    /// Returns an error if a name is not that of a variable.
     pub(crate) fn check_names<'n>(&self, names: impl IntoIterator<Item = &'n String>) -> Result<(), Error> {
         let known: Vec<String> = self.variables().map(|(_, name)| name.into()).collect();
         match names.into_iter().find(|name| !known.contains(name)) {
@@ -129,7 +129,7 @@ impl Graph {
         }
     }
 
-    /// Returns the shapes of the outputs of all nodes.
+    /// Returns the shapes of all nodes' outputs.
     pub(crate) fn infer(&self, known: &BTreeMap<String, Shape>) -> Result<Vec<Vec<Shape>>, Error> {
         self.check_names(known.keys())?;
         let mut shapes: Vec<Vec<Option<Shape>>> = Vec::new();

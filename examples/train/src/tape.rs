@@ -1,7 +1,7 @@
-//! Gradients without a graph: a tape records which operators were applied to which arrays, and is read backwards.
+//! Gradients without a graph: a tape records the operators applied and their arrays, and is read backwards.
 //!
-//! Each application is one push, and allocates memory for its results. An [`Executor`](crate::Executor) does the same
-//! work with operators that are created once, in planned memory.
+//! Each application is one push and allocates memory for its results. An [`Executor`](crate::Executor) does the same
+//! work in planned memory, with operators created once.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,7 +26,7 @@ struct Record {
     outs: Vec<Array>,
 }
 
-/// A record of the operators that have been applied.
+/// A record of applied operators.
 #[derive(Debug, Default)]
 pub struct Tape(Vec<Record>);
 
@@ -41,7 +41,7 @@ impl Tape {
         Self::default()
     }
 
-    /// Applies an operator, and returns its outputs immediately.
+    /// Applies an operator and returns its outputs immediately.
     ///
     /// # Errors
     /// The shapes do not match; the engine refuses the push.
@@ -53,7 +53,7 @@ impl Tape {
         Ok(self.0.last().map_or(&[], |record| &record.outs))
     }
 
-    /// Applies the operators of a graph to arrays, one after the other.
+    /// Applies a graph's operators to arrays, one after the other.
     ///
     /// # Errors
     /// An argument has no array; the shapes do not match; the engine refuses a push.
@@ -127,7 +127,7 @@ impl Tape {
         Ok(())
     }
 
-    /// Waits for the results, and returns the name of the first operator whose result is not finite.
+    /// Waits for the results and returns the name of the first operator with a non-finite result.
     ///
     /// # Errors
     /// An operation has failed.

@@ -1,8 +1,8 @@
-//! Turns arrays into an operation of the engine: the variables that it names, and the slices that its function
+//! Turns arrays into an operation of the engine: the variables that it declares, and the slices that its function
 //! receives.
 //!
-//! Arrays may share a chunk, and so a variable. A [`Task`] names each variable once: as mutated if an output lies in
-//! it, and as read otherwise. The function receives one slice for each array, even if arrays share a chunk.
+//! Arrays may share a chunk, and thus a variable. A [`Task`] declares each variable once: as mutated if an output lies
+//! in it, and otherwise as read. The function receives one slice per array, even if arrays share a chunk.
 //!
 //! | array | the variable is declared by | the function receives |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | input in the same chunk as an output | `write()` | `&[f32]`: a copy, made when the operation runs |
 //! | temporary space, random generator | `overwrite()` | `&mut [f32]`, [`Random`] |
 //!
-//! The same function runs on a worker, and as a kernel of the simulated GPU.
+//! The same function runs on a worker and as a kernel of the simulated GPU.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -30,17 +30,17 @@ use crate::{
 /// How an operation writes an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The output is not needed, and not written.
+    /// The output is neither needed nor written.
     Null,
     /// The result replaces the old values.
     Write,
-    /// The memory holds an input, or values that are to be changed; the result replaces them.
+    /// The memory holds an input or values to be changed; the result replaces them.
     InPlace,
     /// The result is added to the old values.
     Add,
 }
 
-/// An input, as the function of an operation receives it.
+/// An input, as received by an operation's function.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The values; empty if an output with [`Mode::InPlace`] holds them.
@@ -49,7 +49,7 @@ pub struct View<'a> {
     pub shape: &'a [usize],
 }
 
-/// An output, as the function of an operation receives it.
+/// An output, as received by an operation's function.
 #[derive(Debug)]
 pub struct Out<'a> {
     /// The values; empty with [`Mode::Null`].
@@ -91,7 +91,7 @@ impl Out<'_> {
         }
     }
 
-    /// Prepares the values for a sum: sets them to zero with [`Mode::Write`], so that results can be added as with
+    /// Prepares the values for a sum: zeroes them with [`Mode::Write`], so that results can be added as with
     /// [`Mode::Add`].
     pub fn begin_sum(&mut self) {
         if self.mode == Mode::Write {
@@ -105,7 +105,7 @@ impl Out<'_> {
     }
 }
 
-/// The arguments of the function of an operation.
+/// The arguments of an operation's function.
 #[derive(Debug)]
 pub struct Views<'a> {
     /// The inputs.
@@ -116,7 +116,7 @@ pub struct Views<'a> {
     pub temporary: &'a mut [f32],
     /// A generator for this run. Its seed is fixed unless the operation has requested a generator.
     pub random: Random,
-    /// Whether the operation is a part of training.
+    /// Whether the operation is part of training.
     pub training: bool,
 }
 
@@ -133,16 +133,16 @@ pub struct Task<'a> {
     pub temporary: usize,
     /// Whether it needs a random generator.
     pub random: bool,
-    /// Whether it is a part of training.
+    /// Whether it is part of training.
     pub training: bool,
     /// The operation's priority in the engine.
     pub priority: i32,
-    /// Tokens that it reads: earlier operations that mutate them run first. If a token has failed, this operation does
+    /// Tokens that it reads: earlier operations that mutate them run first. If a token has failed, the operation does
     /// not run.
     pub after: Vec<&'a Token>,
 }
 
-/// Where the values of an input are.
+/// The place of an input's values.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Read(usize),
@@ -156,14 +156,14 @@ enum Place {
 struct Layout {
     ins: Vec<(Place, Range<usize>, Shape)>,
     outs: Vec<(Mode, Shape)>,
-    /// For each chunk that is mutated, the outputs in it, in the order of their positions. The index after the last
-    /// output's stands for the temporary space.
+    /// For each mutated chunk, its outputs in the order of their positions. The index after the last output's denotes
+    /// the temporary space.
     cuts: Vec<Vec<(usize, Range<usize>)>>,
     training: bool,
 }
 
 impl Layout {
-    /// Calls `f` with an operation's slices of the chunks that it reads and of the chunks that it mutates.
+    /// Calls `f` with an operation's slices of the chunks that it reads and mutates.
     fn call(&self, reads: &[&[f32]], writes: Vec<&mut [f32]>, random: Random, f: &impl Fn(Views<'_>)) {
         let copies: Vec<Vec<f32>> = (self.ins.iter())
             .map(|(place, range, _)| match *place {
@@ -255,16 +255,16 @@ fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
     Ok(())
 }
 
-/// The variables of an operation, each once, and its layout in them.
+/// An operation's distinct variables, and its layout in them.
 struct Plan {
     layout: Layout,
     reads: Vec<Arc<Chunk>>,
-    /// The chunks that are mutated, each with a flag: whether its old contents can be overwritten.
+    /// The mutated chunks, each with a flag that tells whether its old contents can be overwritten.
     writes: Vec<(Arc<Chunk>, bool)>,
     random: Option<Var<Random>>,
 }
 
-/// Returns the index of an item in a list, after adding the item if it is missing.
+/// Returns the index of an item in a list, first adding the item if missing.
 fn index_of<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
     list.iter().position(is_it).unwrap_or_else(|| {
         list.push(new());
@@ -364,7 +364,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Returns handles to the variables of chunks in host memory.
+/// Returns handles to the variables of host-memory chunks.
 fn host<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<Block>> {
     chunks.into_iter().filter_map(|chunk| match chunk.memory() {
         Memory::Host(block) => Some(block),
@@ -372,7 +372,7 @@ fn host<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<I
     })
 }
 
-/// Returns handles to the variables of chunks in GPU memory.
+/// Returns handles to the variables of GPU-memory chunks.
 fn gpu<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<DeviceVec<f32>>> {
     chunks.into_iter().filter_map(|chunk| match chunk.memory() {
         Memory::Gpu(values) => Some(values),
@@ -380,7 +380,7 @@ fn gpu<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<It
     })
 }
 
-/// Pushes an operation, or creates an operator of the engine: both are described in the same way.
+/// Pushes an operation or creates an operator of the engine, both described in the same way.
 macro_rules! describe {
     ($task:ident, $plan:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
         let Plan { layout, reads, writes, random } = $plan;
@@ -438,8 +438,8 @@ impl Task<'_> {
 #[derive(Debug)]
 pub struct Prepared {
     operator: raddle::Operator,
-    /// Keeps the chunks alive: an operator of the engine keeps its variables, but the drop of a [`Chunk`] deletes a
-    /// variable in GPU memory explicitly.
+    /// Keeps the chunks alive: an operator of the engine keeps its variables, but dropping a [`Chunk`] explicitly
+    /// deletes a variable in GPU memory.
     _chunks: Vec<Arc<Chunk>>,
 }
 

@@ -1,4 +1,4 @@
-//! Training: each batch is split among several executors, whose gradients are added up in a fixed order.
+//! Training: each batch is split among several executors, whose gradients are summed in a fixed order.
 //!
 //! A step is pushed as a whole, without a wait:
 //!
@@ -11,9 +11,9 @@
 //! | here | in the engine |
 //! |---|---|
 //! | an update during the backward pass of other layers | operations on different variables |
-//! | a parameter that is updated after its gradients, and before the next forward pass | operations on its variables |
+//! | a parameter updated after its gradients and before the next forward pass | operations on its variables |
 //! | the first layers first | priorities of the updates: the next forward pass needs these parameters first |
-//! | a loss that is not finite changes no parameter | `check` fails, and with it a token that the updates read |
+//! | a non-finite loss changes no parameter | `check` fails, and with it a token that the updates read |
 //! | the same bits with any number of workers | each sum has a fixed order, and each generator is a variable |
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
@@ -31,16 +31,16 @@ use crate::{
     task::{Prepared, Task},
 };
 
-/// The number of steps that are pushed before the trainer waits for the first of them. Not tuned.
+/// The number of steps pushed before the trainer waits for the first of them. Not tuned.
 const WINDOW: usize = 4;
 
-/// The name of the operation that looks at the losses.
+/// The name of the operation that checks the losses.
 const CHECK: &str = "check";
 
 /// The key under which processes exchange the loss.
 const LOSS: &str = "loss";
 
-/// The number of batches that are made in advance. Not tuned.
+/// The number of batches made in advance. Not tuned.
 const AHEAD: usize = 4;
 
 /// The options of a training run.
@@ -50,11 +50,11 @@ pub struct Options {
     pub epochs: usize,
     /// The number of images in a step.
     pub batch: usize,
-    /// The number of executors that share a batch. The result depends on it, but not on the number of workers.
+    /// The number of executors sharing a batch. It affects the result; the number of workers does not.
     pub shards: usize,
     /// The learning rate in the first epoch. It decreases from epoch to epoch.
     pub rate: f32,
-    /// The fraction of values that are dropped.
+    /// The fraction of values dropped.
     pub dropout: f32,
     /// The seed of all random numbers.
     pub seed: u64,
@@ -66,7 +66,7 @@ impl Default for Options {
     }
 }
 
-/// Processes that train one net together: each computes some of the parts of a batch.
+/// Processes training one net together: each computes some parts of a batch.
 pub trait Processes: fmt::Debug + Send + Sync {
     /// Returns the rank of this process.
     fn rank(&self) -> usize;
@@ -74,20 +74,20 @@ pub trait Processes: fmt::Debug + Send + Sync {
     /// Returns the number of processes.
     fn count(&self) -> usize;
 
-    /// Pushes the operations that add up the arrays of this process, in order, and send the sum to all processes.
+    /// Pushes the operations that sum this process's arrays in order and send the result to all processes.
     ///
     /// # Errors
     /// The key is unknown, or an array has a different shape; the engine refuses a push.
     fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error>;
 
-    /// Pushes the operation that adds up the sums of all processes, in the order of their ranks.
+    /// Pushes the operation that adds all processes' sums in rank order.
     ///
     /// # Errors
     /// The key is unknown, or the array has a different shape; the engine refuses the push.
     fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error>;
 }
 
-/// The executor that computes the gradients of one part of each batch, and its arrays.
+/// The executor that computes the gradients for one part of each batch, and its arrays.
 #[derive(Debug)]
 struct Shard {
     executor: Executor,
@@ -101,7 +101,7 @@ struct Update {
     name: String,
     priority: i32,
     operator: Prepared,
-    /// The sum of the gradients of all processes.
+    /// The sum of all processes' gradients.
     sum: Option<Array>,
 }
 
@@ -118,12 +118,12 @@ pub struct Trainer {
     shards: Vec<Shard>,
     rate: Array,
     updates: Vec<Update>,
-    /// The losses of all shards, in host memory.
+    /// All shards' losses, in host memory.
     losses: Array,
     processes: Option<Arc<dyn Processes>>,
-    /// The sum of the losses of all processes.
+    /// The sum of all processes' losses.
     total: Option<Array>,
-    /// A token that fails with the first loss that is not finite.
+    /// A token that fails with the first non-finite loss.
     sound: Token,
     test: (Executor, Vec<usize>),
 }
@@ -137,7 +137,7 @@ impl Trainer {
         Self::with_processes(engine, device, images, options, None)
     }
 
-    /// Returns the keys that processes exchange, with the shapes of their arrays.
+    /// Returns the keys exchanged by processes, with their arrays' shapes.
     ///
     /// # Errors
     /// The shapes of the net do not match.
@@ -182,8 +182,7 @@ impl Trainer {
         let parameters = net::initial(&net, &runtime, &part)?;
 
         let shard = |index: usize| {
-            // Each shard has its own generators, so that a part of a batch gets the same numbers wherever it is
-            // computed.
+            // Each shard has its own generators, so that part of a batch gets the same numbers wherever it is computed.
             let own = Runtime::new(engine, device, seed.wrapping_add(2 + index as u64));
             let mut arguments = parameters.clone();
             arguments.insert("data".into(), Array::new(&own, &part)?);
@@ -260,12 +259,12 @@ impl Trainer {
         self.loader.per_epoch()
     }
 
-    /// Returns how much memory the plan of each shard uses.
+    /// Returns the memory use of each shard's plan.
     pub fn memory(&self) -> MemoryUse {
         self.shards[0].executor.memory()
     }
 
-    /// Returns the runtime of the parameters, and the runtime in which batches are made.
+    /// Returns the parameters' runtime and the one in which batches are made.
     pub fn runtimes(&self) -> [&Arc<Runtime>; 2] {
         [&self.runtime, &self.host]
     }
@@ -282,7 +281,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Pushes the forward pass, the backward pass and the updates, and returns a handle to the loss.
+    /// Pushes the forward pass, backward pass and updates, and returns a handle to the loss.
     fn push_step(&self) -> Result<OpHandle<f32>, Error> {
         for (index, shard) in self.shards.iter().enumerate() {
             shard.executor.forward()?;
@@ -294,8 +293,7 @@ impl Trainer {
         self.finish_step()
     }
 
-    /// Pushes the exchange with other processes, the check of the losses, and the updates, and returns a handle to the
-    /// loss.
+    /// Pushes the exchange with other processes, the loss check and the updates, and returns a handle to the loss.
     fn finish_step(&self) -> Result<OpHandle<f32>, Error> {
         let mut losses = &self.losses;
         if let (Some(processes), Some(total)) = (&self.processes, &self.total) {
@@ -320,7 +318,7 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// Trains for one epoch, and returns the mean loss. Calls `done` after each step, with its number and its loss.
+    /// Trains for one epoch and returns the mean loss. Calls `done` after each step with its number and loss.
     ///
     /// # Errors
     /// A loss is not finite (the error names the step, and the first layer whose result is not finite); an operation
@@ -345,14 +343,14 @@ impl Trainer {
         Ok(sum / self.steps() as f32)
     }
 
-    /// Returns the error for a failed step. For a loss that is not finite, finds the first layer whose result is not
-    /// finite. The updates of the step did not run, so the loss was computed from the present parameters.
+    /// Returns the error for a failed step. For a non-finite loss, finds the first layer with a non-finite result. The
+    /// step's updates did not run, so the loss was computed from the present parameters.
     fn explain(&self, epoch: usize, step: usize, error: WaitError) -> Error {
         if !matches!(&error, WaitError::Failed(failed) if failed.name() == CHECK) {
             return Error::Wait(error);
         }
         let look = || {
-            // Everything that was pushed in the meantime is skipped.
+            // Everything pushed in the meantime is skipped.
             let _ = self.runtime.engine().wait_for_all();
             let arrays = self.parameters.values().chain(self.shards.iter().flat_map(|shard| shard.arguments.values()));
             for array in arrays {
@@ -375,7 +373,7 @@ impl Trainer {
         ))
     }
 
-    /// Returns the number, the true class and the predicted class of each test image.
+    /// Returns the number, true class and predicted class of each test image.
     ///
     /// # Errors
     /// An operation has failed.
@@ -399,15 +397,15 @@ impl Trainer {
         Ok(bits)
     }
 
-    /// Returns the time that a step takes with the executors, and with a tape, in seconds. The steps are real: they
-    /// change the parameters.
+    /// Returns the duration of a step in seconds, with the executors and with a tape. The steps are real: they change
+    /// the parameters.
     ///
     /// # Errors
     /// An operation has failed.
     pub fn compare(&self, steps: u32) -> Result<[f64; 2], Error> {
         let mut seconds = [0.0; 2];
         for (kind, seconds) in seconds.iter_mut().enumerate() {
-            // The first step allocates memory that the others reuse.
+            // The first step allocates memory reused by the others.
             for step in 0..=steps {
                 let start = Instant::now();
                 let loss = if kind == 0 { self.push_step()? } else { self.push_imperative_step()? };
@@ -419,7 +417,7 @@ impl Trainer {
         Ok(seconds)
     }
 
-    /// Does the same as [`push_step`](Self::push_step), but with arrays and a tape.
+    /// Like [`push_step`](Self::push_step), but with arrays and a tape.
     fn push_imperative_step(&self) -> Result<OpHandle<f32>, Error> {
         for (index, shard) in self.shards.iter().enumerate() {
             let mut tape = Tape::new();

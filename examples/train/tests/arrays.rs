@@ -43,7 +43,7 @@ fn slices_share_the_variable() {
         let array = iota(runtime, &[4, 2])?;
         let (front, back) = (array.slice(0..2)?, array.slice(2..4)?);
         assert_eq!(front.chunk().token(), back.chunk().token());
-        // Each operation names the variable once, although it reads and mutates parts of it.
+        // Each operation declares the variable once, although it reads and mutates parts of it.
         front.add_assign(&back)?;
         assert_eq!(array.to_vec()?, [4.0, 6.0, 8.0, 10.0, 4.0, 5.0, 6.0, 7.0]);
         back.copy_from(&front)?;
@@ -65,7 +65,7 @@ fn modes_of_writing() {
         invoke_into(&operator, &[&y], &[(Some(&y), Mode::InPlace)], false)?;
         assert_eq!(y.to_vec()?, [0.0, 1.0, 16.0]);
         invoke_into(&operator, &[&x], &[(None, Mode::Null)], false)?;
-        // The result may take the place of the left input, but not that of the right one.
+        // The result may replace the left input, but not the right one.
         let add: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
         let error = invoke_into(&add, &[&x, &y], &[(Some(&y), Mode::InPlace)], false).unwrap_err();
         assert_eq!(error.to_string(), "`add` cannot write output 0 in place of an input");
@@ -73,7 +73,7 @@ fn modes_of_writing() {
     });
 }
 
-/// Copies from and into slices, in both directions.
+/// Copies from and into slices in both directions.
 #[test]
 fn copies_between_devices() {
     test_everywhere(|runtime| {
@@ -104,7 +104,7 @@ fn operations_return_before_they_run() {
     assert_eq!(sum.to_vec().expect("no operation fails"), [8.0]);
 }
 
-/// A program that drops its arrays at once needs little memory, and waits for nothing.
+/// A program that drops its arrays at once needs little memory and waits for nothing.
 #[test]
 fn memory_is_freed_in_order_and_used_again() {
     test_everywhere(|runtime| {
@@ -120,7 +120,7 @@ fn memory_is_freed_in_order_and_used_again() {
         assert_eq!(statistics.live, 0, "all memory is free: {statistics:?}");
         if runtime.device() == Device::Cpu {
             assert_eq!(statistics.allocated + statistics.reused, 201, "{statistics:?}");
-            // Where operations run when they are pushed, three pieces are in use at a time.
+            // If operations run when pushed, three pieces are in use at a time.
             assert!(runtime.engine().kind() != EngineKind::Naive || statistics.allocated == 3, "{statistics:?}");
             assert_eq!(statistics.kept, 4096 * statistics.allocated as usize);
         }
@@ -140,8 +140,8 @@ fn random_numbers_depend_on_the_seed_alone() {
     everywhere(|runtime| assert_eq!(numbers(runtime), expected));
 }
 
-/// Four convolutions use four temporary spaces. The fifth one needs a larger space, which replaces the first, and the
-/// sixth reuses the second.
+/// Four convolutions use four temporary spaces. The fifth needs a larger space, which replaces the first; the sixth
+/// reuses the second.
 #[test]
 fn temporary_space_is_shared_and_grows() {
     test_everywhere(|runtime| {

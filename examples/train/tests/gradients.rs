@@ -1,4 +1,4 @@
-//! The gradients of each operator match finite differences, in each mode of writing.
+//! Each operator's gradients match finite differences in each mode of writing.
 
 mod support;
 
@@ -14,7 +14,7 @@ use raddle_train::{
 };
 use support::{everywhere, numbers};
 
-/// Computes the weighted sum of the values of the first output. The engine computes the output, but not the sum.
+/// Computes the weighted sum of the first output's values. The engine computes the output, but not the sum.
 fn weighted(operator: &Arc<dyn Operator>, runtime: &Arc<Runtime>, ins: &[(Shape, Vec<f32>)], weights: &[f32]) -> f64 {
     let arrays: Vec<_> = ins.iter().map(|(shape, values)| array(runtime, shape, values)).collect();
     let outs = invoke(operator, &arrays.iter().collect::<Vec<_>>(), true).expect("the shapes match");
@@ -26,7 +26,7 @@ fn array(runtime: &Arc<Runtime>, shape: &[usize], values: &[f32]) -> Array {
     Array::from_vec(runtime, shape, values.to_vec()).expect("the shape matches")
 }
 
-/// Compares gradients with finite differences of `step`, for inputs with these shapes. `fixed` holds the values of the
+/// Compares gradients with finite differences of `step` for inputs of these shapes. `fixed` holds the values of the
 /// last inputs.
 fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixed: &[Vec<f32>], step: f32) {
     let operator: Arc<dyn Operator> = Arc::new(operator);

@@ -28,8 +28,7 @@ fn net() -> Symbol {
     Symbol::apply(SoftmaxCrossEntropy { scale: 0.5 }, "loss", &[&out, &label])
 }
 
-/// Returns arrays for all arguments of a graph, and arrays for the gradients of the arguments with a `_` in their
-/// names.
+/// Returns arrays for all arguments of a graph, and for the gradients of those with a `_` in their names.
 fn arrays(net: &Symbol, runtime: &Arc<Runtime>) -> Result<(Arrays, Gradients), Error> {
     let shapes = net.infer_shapes(&[("data".into(), vec![2, 2, 4, 6])].into())?;
     let mut arguments = Arrays::new();
@@ -52,7 +51,7 @@ fn a_graph_and_a_tape_compute_the_same_bits() {
         let net = net();
         let (arguments, gradients) = arrays(&net, runtime).expect("the shapes match");
         let executor = Executor::bind(&[&net], runtime, &arguments, &gradients).expect("the shapes match");
-        // Two steps without a wait between them: the second one runs after the first.
+        // Two steps without a wait between them: the second runs after the first.
         for _ in 0..2 {
             executor.forward().and_then(|()| executor.backward()).expect("the pushes succeed");
         }
@@ -119,7 +118,7 @@ fn values_share_memory_where_they_can() {
     gradient.fill(1.0).expect("the push succeeds");
     let train = Executor::bind(&[&net], &runtime, &arguments, &gradients).expect("the shapes match");
     let memory = train.memory();
-    // Six results are needed later; the gradients need one more buffer, since each takes the place of the one before.
+    // Six results are needed later; the gradients need one more buffer, since each replaces the previous one.
     assert_eq!((memory.values, memory.buffers, memory.in_place), (11, 7, 4), "{memory}");
     train.forward().and_then(|()| train.backward()).expect("the pushes succeed");
     let (mut y, mut slope) = (0.5f32, 1.0f32);
@@ -134,7 +133,7 @@ fn values_share_memory_where_they_can() {
     assert!(values.iter().all(|value| (value - y).abs() < 1e-5));
 }
 
-/// Outside training, nothing reads the factors of a dropout, and a graph of probabilities does not need the loss.
+/// Outside training, nothing reads a dropout's factors, and a graph of probabilities does not need the loss.
 #[test]
 fn outputs_that_nothing_needs_get_no_memory() {
     everywhere(|runtime| {

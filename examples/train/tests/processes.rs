@@ -1,4 +1,4 @@
-//! Training with several processes. Each test starts four processes with `mpirun`, which run the program or one of the
+//! Training with several processes. Each test starts four processes with `mpirun`; they run the program or one of the
 //! workers below.
 
 use std::{
@@ -23,7 +23,7 @@ fn train(arguments: &[&str]) -> Output {
     mpirun(env!("CARGO_BIN_EXE_raddle-train-mpi"), arguments).0
 }
 
-/// Runs a worker in four processes. Returns whether all succeeded, their output, and the time that they took.
+/// Runs a worker in four processes. Returns whether all succeeded, their output, and the time taken.
 fn workers(name: &str) -> (bool, String, Duration) {
     let this = std::env::current_exe().expect("a path");
     let arguments = ["--ignored", "--exact", name, "--nocapture", "--test-threads=1"];
@@ -35,7 +35,7 @@ fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
 }
 
-/// The MPI library and the engine of a worker. The engine is dropped first.
+/// A worker's MPI library and engine. The engine is dropped first.
 struct Worker {
     exchange: Option<Exchange>,
     runtime: std::sync::Arc<Runtime>,
@@ -54,7 +54,7 @@ fn worker(keys: impl FnOnce(usize) -> Vec<(String, Shape)>, limit: u64) -> Resul
     Ok(Worker { exchange: Some(exchange?), runtime, rank, _universe: universe })
 }
 
-/// Writes a line in one piece, since all processes may write at the same time.
+/// Writes a line in one piece, since processes may write concurrently.
 fn say(text: &str) {
     let line = format!("{text}\n");
     eprint!("{line}");
@@ -108,13 +108,13 @@ fn sums_are_in_the_order_of_ranks() {
 fn worker_sums() {
     let worker = worker(keys, 20).expect("the keys are the same");
     let (exchange, runtime) = (worker.exchange.as_ref().expect("the exchange exists"), &worker.runtime);
-    // The sum of these values depends on the order in which they are added.
+    // The sum of these values depends on the order of addition.
     let value = |rank: usize, step: usize| [1e8f32, 1.0, -1e8, 0.5][rank] * (1 + step % 3) as f32;
     let array = |shape: &[usize], value: f32| Array::full(runtime, shape, value).expect("enough memory");
     let sums = array(&[2, 3], 0.0);
     let mut all = Vec::new();
     for step in 0..50 {
-        // The keys are pushed in a different order in half of the processes.
+        // Half of the processes push the keys in a different order.
         let parts = [("weight", array(&[2, 3], value(worker.rank, step))), ("bias", array(&[3], 1.0))];
         for key in 0..2 {
             let (name, part) = &parts[(key + worker.rank) % 2];
@@ -166,7 +166,7 @@ fn worker_with_an_unknown_key() {
     }
 }
 
-/// One process is killed by a signal, and then one hangs.
+/// First a process is killed by a signal, then one hangs.
 #[test]
 fn a_process_that_dies_ends_the_others() {
     let (success, text, time) = workers("worker_dies");
@@ -177,7 +177,7 @@ fn a_process_that_dies_ends_the_others() {
     assert!(text.contains("`weight` has not arrived from all processes within "), "{text}");
 }
 
-/// Exchanges values, and calls `end` after some steps in the process of rank 2.
+/// Exchanges values and, after some steps, calls `end` in the process of rank 2.
 fn exchange_until(end: fn()) {
     let worker = worker(keys, 3).expect("the keys are the same");
     let exchange = worker.exchange.as_ref().expect("the exchange exists");

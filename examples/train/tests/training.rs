@@ -1,4 +1,4 @@
-//! Batches, and the training of the net.
+//! Batches and the training of the net.
 
 mod support;
 
@@ -50,7 +50,7 @@ fn the_split_is_fixed() {
     assert_eq!((learn.len(), test.len(), &test[..3]), (1438, 359, &[4, 9, 14][..]));
 }
 
-/// Each epoch has the same images in a different order, and the bits of all batches depend only on the seed.
+/// Each epoch has the same images in a different order, and all batches' bits depend only on the seed.
 #[test]
 fn batches_depend_on_the_seed_alone() {
     let images = images();
@@ -76,7 +76,7 @@ fn batches_depend_on_the_seed_alone() {
     assert_eq!(classes, second);
 }
 
-/// A batch that is still being read is not overwritten, and the loader does not wait for its reader.
+/// A batch still being read is not overwritten, and the loader does not wait for its reader.
 #[test]
 fn batches_are_made_in_advance_up_to_the_bound() {
     let recorder = Recorder::new();
@@ -98,7 +98,7 @@ fn batches_are_made_in_advance_up_to_the_bound() {
         made.push(loader.next().expect("the push succeeds").expect("there are ten batches"));
     }
     made[1].images.wait_to_read().expect("no operation fails");
-    // The fourth batch was pushed, and needs the slot of the first.
+    // The fourth batch was pushed and needs the first one's slot.
     assert_eq!(made[2].images.chunk().token(), first.images.chunk().token());
     assert_eq!(versions(&first), 1, "the reader has not finished");
     go.send(()).expect("the reader waits");
@@ -107,7 +107,7 @@ fn batches_are_made_in_advance_up_to_the_bound() {
     assert!(versions(&first) > 1);
 }
 
-/// The same bits on every kind of engine, for any number of workers, and on the simulated GPU.
+/// The bits are the same on every kind of engine, for any number of workers, and on the simulated GPU.
 #[test]
 fn the_bits_of_the_parameters_do_not_depend_on_the_engine() {
     let images = images();
@@ -150,7 +150,7 @@ fn a_loss_that_is_not_finite_ends_the_training_and_changes_nothing() {
         let text = error.to_string();
         assert!(text.starts_with("epoch 1, step ") && text.contains("`check`"), "{text}");
         assert!(text.contains("the loss is NaN; the first result that is not finite is that of `"), "{text}");
-        // The gradients of that step are NaN, and were not applied.
+        // That step's gradients are NaN and were not applied.
         let bits = trainer.bits().expect("the errors were cleared");
         assert!(bits.iter().all(|bits| !f32::from_bits(*bits).is_nan()), "{text}");
     }

@@ -7,7 +7,7 @@ use crate::{
     weaken::Rule,
 };
 
-/// A move from an access to the next one in its queue.
+/// A move from an access to its successor in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Passing {
     from: Access,
@@ -15,7 +15,7 @@ pub(crate) struct Passing {
     linked: u8,
     /// The flags to set on the next access.
     add: u8,
-    /// An operation whose access is satisfied, but not yet subtracted from its `wait`.
+    /// An operation whose access is satisfied but not yet subtracted from its `wait`.
     owed: Option<OpId>,
     /// Whether `from` has already been retired, which happens only without [`Rule::PassBeforeRetire`].
     is_retired: bool,
@@ -31,7 +31,7 @@ pub(crate) enum Then {
 /// The next step of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum At {
-    /// The operation is not ready, or no thread has found yet that it is.
+    /// The operation is not ready, or no thread has yet found it ready.
     Waiting,
     /// `leave_to_access`: loads `live`. The operation's function runs until this step.
     LoadLive,
@@ -42,7 +42,7 @@ pub(crate) enum At {
     Done { variable: u8 },
     /// `advance_tail`: loads `registered` of the next operation (edge `register`).
     LoadNextRegistered(Passing),
-    /// `advance_tail`: adds to the deferred flags of the next access those that were grantable when it was linked.
+    /// `advance_tail`: adds to the next access's deferred flags those that were grantable when it was linked.
     DeferNext(Passing),
     /// `advance_tail`: moves the tail (edge `swing`).
     Pass(Passing),
@@ -60,15 +60,15 @@ pub(crate) enum At {
     Over,
 }
 
-/// The completion of an operation, which any thread may perform.
+/// An operation's completion, which any thread may perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Completion {
     pub(crate) at: At,
     /// The variable whose access is being completed.
     variable: u8,
-    /// How many of the operation's accesses are spent. This thread must end their shares.
+    /// The number of the operation's spent accesses, whose shares this thread must end.
     spent: u8,
-    /// Whether the function has returned, and the first access is done.
+    /// Whether the function has returned and the first access is done.
     begun: bool,
     /// A postponed move of the tail, which happens only without [`Rule::PassBeforeHandOn`].
     pass_later: Option<Passing>,
@@ -77,7 +77,7 @@ pub(crate) struct Completion {
 impl Completion {
     pub(crate) const WAITING: Self = Self { at: At::Waiting, variable: 0, spent: 0, begun: false, pass_later: None };
 
-    /// Returns the completion of an operation that has just become ready.
+    /// Returns the completion of a newly ready operation.
     pub(crate) fn ready(shape: &Shape) -> Self {
         let variable = shape.variable(0).expect("an operation has an access");
         let at = if shape.arity() == 1 { At::LoadLive } else { At::Done { variable } };
@@ -94,7 +94,7 @@ impl Completion {
         self.begun && self.at != At::Over
     }
 
-    /// Returns the next step, if there is one.
+    /// Returns the next step, if any.
     pub(crate) fn next_step(&self) -> Option<Step> {
         Some(match self.at {
             At::Waiting | At::Over => return None,
@@ -131,17 +131,17 @@ impl Completion {
         matches!(self.at, At::AddFlags { .. })
     }
 
-    /// Returns whether the order of the next step relative to the steps of other threads does not matter: the step
-    /// reads nothing that they may still change and changes nothing that they may still read, or taking it early hides
-    /// no error.
+    /// Returns whether the order of the next step relative to other threads' steps is irrelevant: the step reads
+    /// nothing that they may still change and changes nothing that they may still read, or taking it early hides no
+    /// error.
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         match self.at {
             At::LoadLive | At::LeaveToAccess => true,
             At::LoadNextRegistered(step) => {
                 op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
             }
-            // If other parts of `wait` are left, the next step subtracts, and sees which of them have been subtracted
-            // by then. If only this thread's part is left, the operation may run, and running it early hides no error.
+            // If other parts of `wait` are left, the next step subtracts and sees which of them have been subtracted by
+            // then. If only this thread's part is left, the operation may run, and running it early hides no error.
             At::LoadWait { .. } => true,
             At::RetireShare(share, _) | At::End(share) => share.is_alone(),
             _ => false,
@@ -241,8 +241,8 @@ impl Completion {
         }
     }
 
-    /// Continues once the tail is past `step.from`. If that access belongs to another operation, this thread ends the
-    /// access's share of that operation's record now; the shares of the completed operation end later.
+    /// Continues once the tail is past `step.from`. If that is another operation's access, this thread now ends the
+    /// access's share of that operation's record; the completed operation's shares end later.
     fn passed(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
         let is_own = op_of(step.from) == Some(op);
         if is_own && self.pass_later.take().is_some() {
@@ -313,7 +313,7 @@ impl Completion {
         }
     }
 
-    /// Continues after an access is complete. `spent` tells whether this thread must end the share of the access.
+    /// Continues after an access is complete. `spent` tells whether this thread must end the access's share.
     fn completed(&mut self, spent: bool, op: OpId, world: &mut World<'_>) -> At {
         if let Some(step) = self.pass_later {
             return self.pass(step, op, world);

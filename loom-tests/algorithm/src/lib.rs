@@ -1,43 +1,42 @@
-//! A model of raddle's tracker (push, help, complete and retire) with one action for each atomic access of
-//! `src/tracker`. [stateright](https://www.stateright.rs) explores it.
+//! A model of raddle's tracker (push, help, complete and retire) with one action for each atomic access in
+//! `src/tracker`, explored by [stateright](https://www.stateright.rs).
 //!
-//! The models for loom and shuttle run the library's own code, with few operations. This model is a separate
-//! implementation of the module docs of `src/tracker/mod.rs`, small enough to explore four threads. [`Step`] lists the
-//! actions, and [`Rule`] the rules of the algorithm, each of which can be removed. A change to the tracker's steps must
-//! be made here as well.
+//! The models for loom and shuttle run the library's own code with few operations. This model implements the module
+//! docs of `src/tracker/mod.rs` separately and is small enough to explore four threads. [`Step`] lists the actions, and
+//! [`Rule`] the removable rules of the algorithm. A change to the tracker's steps must be made here as well.
 //!
 //! # What it covers
 //!
-//! Threads push operations over up to three variables, and help each other. In the tracker, any thread may run a ready
+//! Threads push operations over up to three variables, helping each other. In the tracker, any thread may run a ready
 //! operation; here, a separate thread completes each operation at any time after it is ready, so completions run
 //! concurrently with each other and with all pushes. Once a record is retired, only threads that were pinned at that
 //! time and have not unpinned since may use it; any other use is an error.
 //!
-//! The model has no deletions, and the only holder of a record is the thread that runs the operation. The model's
-//! memory is sequentially consistent; loom checks the orderings.
+//! The model has no deletions, and only the thread that runs an operation holds its record. The model's memory is
+//! sequentially consistent; loom checks the orderings.
 //!
 //! # What is checked
 //!
 //! The properties of [`Tracker`] are checked in each state of each execution:
 //!
 //! - *linearizable*: the last access of an operation is linked during its push, and all queues hold the operations in
-//!   the order of these links. In smaller programs, the order of the queues is also compared with the times at which
-//!   pushes began and returned;
-//! - *no deadlock*: in a state without further steps, all operations are complete, and all records are retired except
-//!   those that are last in a queue;
-//! - *no livelock*: every execution ends, since there is no cycle of states;
+//!   the order of these links. In smaller programs, this order is also compared with the times at which pushes began
+//!   and returned;
+//! - *no deadlock*: in a state without further steps, all operations are complete, and all records but the last in each
+//!   queue are retired;
+//! - *no livelock*: every execution ends, since no cycle of states exists;
 //! - *nothing retired early*: no thread uses a reclaimed record, and no record is retired twice or reachable from a
 //!   tail after it is retired;
-//! - *every operation runs once*, after the operations that it must wait for, and waits for no others;
-//! - in smaller programs, a push returns even if all other threads stall, at any point, and a thread that stalls inside
+//! - *every operation runs once*, after those for which it must wait, and waits for no others;
+//! - in smaller programs, a push returns even if all other threads stall at any point, and a thread that stalls inside
 //!   a push delays only the operations behind its own.
 //!
 //! # Reduction
 //!
-//! Some steps are taken as soon as a thread reaches them, because their order relative to the steps of other threads
-//! does not matter: a load of a value that no longer changes, a CAS that can only fail, or a step whose earliest time
-//! is the worst case, such as the retirement of a record. A test compares the final states of all executions with and
-//! without this reduction.
+//! Some steps are taken as soon as a thread reaches them, because their order relative to other threads' steps is
+//! irrelevant: a load of a value that no longer changes, a CAS that can only fail, or a step whose earliest time is the
+//! worst case, such as the retirement of a record. A test compares the final states of all executions with and without
+//! this reduction.
 
 mod complete;
 mod model;

@@ -1,4 +1,4 @@
-//! The model for stateright: the actions that are possible in a state, and the properties that must hold in each state.
+//! The model for stateright: the actions possible in a state, and the properties required in each state.
 
 use std::{
     collections::HashSet,
@@ -18,10 +18,10 @@ use crate::{
     weaken::Rule,
 };
 
-/// The maximum number of steps that a thread takes alone before its push returns: about twenty for each access of its
-/// own operation and of those that it helps.
+/// The maximum number of steps that a thread takes alone before its push returns: about twenty per access of its own
+/// operation and of those that it helps.
 const ALONE: usize = 300;
-/// The maximum number of steps that all threads take until they come to rest.
+/// The maximum total number of steps until all threads come to rest.
 const ALL: usize = 2000;
 
 /// An atomic access by a thread.
@@ -34,7 +34,7 @@ pub struct Action {
 /// A thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Who {
-    /// A thread that pushes.
+    /// A pushing thread.
     Pusher(usize),
     /// The thread that runs and completes this operation.
     Runner(OpId),
@@ -49,7 +49,7 @@ impl fmt::Debug for Action {
     }
 }
 
-/// A model of the tracker that runs some programs.
+/// A model of the tracker, running some programs.
 #[derive(Debug, Default)]
 pub struct Tracker {
     programs: Vec<Program>,
@@ -83,7 +83,7 @@ impl Tracker {
         self
     }
 
-    /// Also records which pushes were over when another began, and checks in each state what happens if threads stall.
+    /// Also records which pushes were over when another began, and checks the effects of stalled threads in each state.
     #[must_use]
     pub fn thorough(mut self) -> Self {
         self.is_thorough = true;
@@ -104,10 +104,10 @@ impl Tracker {
         Step::ALL.into_iter().filter(|&step| taken & 1 << step as u32 == 0).collect()
     }
 
-    /// Returns the final states, in which no step is left.
+    /// Returns the final states, which have no next step.
     ///
     /// # Panics
-    /// If a thread has panicked while it held the lock.
+    /// If a thread has panicked while holding the lock.
     pub fn ends(&self) -> HashSet<State> {
         self.ends.lock().expect("no thread panics while it holds this lock").clone()
     }
@@ -132,7 +132,7 @@ impl Tracker {
         }
     }
 
-    /// Returns the next step of a thread, if it has one.
+    /// Returns a thread's next step, if any.
     fn next_step(state: &State, who: Who) -> Option<Step> {
         match who {
             Who::Pusher(thread) => state.pushes[thread].next_step(),
@@ -145,8 +145,8 @@ impl Tracker {
         (0..OPS as OpId).map(Who::Runner).chain((0..crate::program::THREADS).map(Who::Pusher))
     }
 
-    /// Returns a thread whose next step may be taken immediately, since the order of the step relative to the steps of
-    /// other threads does not matter.
+    /// Returns a thread whose next step may be taken immediately, since its order relative to other threads' steps is
+    /// irrelevant.
     fn alone(&self, state: &State) -> Option<Who> {
         let program = self.program(state);
         let is_alone = |who: &Who| match *who {
@@ -165,7 +165,7 @@ impl Tracker {
         }
     }
 
-    /// Returns whether all queues agree on one order of the pushes that respects real time.
+    /// Returns whether all queues agree on one order of pushes that respects real time.
     fn agrees(&self, state: &State) -> bool {
         let before = state.order(|op| state.record(op).after);
         state.wrong != Some(Wrong::ReturnedTooEarly)
@@ -173,7 +173,7 @@ impl Tracker {
     }
 
     /// Returns whether accesses are appended only behind operations that are in all their queues. If so, a push takes
-    /// effect in all queues at the moment when its last access is linked.
+    /// effect in all queues the moment its last access is linked.
     fn takes_effect_at_once(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_in_all = |op: OpId| {
@@ -192,7 +192,7 @@ impl Tracker {
         holds
     }
 
-    /// Returns whether a thread that is not pinned yet could reach a retired record from a tail.
+    /// Returns whether a thread not yet pinned could reach a retired record from a tail.
     fn reaches_retired(state: &State) -> bool {
         state.tail.iter().any(|&tail| {
             let (mut at, mut left) = (tail, OPS + 1);
@@ -206,14 +206,14 @@ impl Tracker {
         })
     }
 
-    /// Returns whether all operations are complete and their records are retired, except records with accesses that are
-    /// last in a queue; these accesses have the only shares left.
+    /// Returns whether all operations are complete and their records retired, except for accesses that are last in a
+    /// queue and hold the only remaining shares of their records.
     fn is_complete(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_complete = |op: OpId| {
             let last = state.tail.iter().filter(|&&tail| op_of(tail) == Some(op)).count() as u8;
             let record = state.record(op);
-            // A record that was left to its only access no longer counts shares.
+            // A record left to its only access no longer counts shares.
             let shares = if program.ops[usize::from(op)].arity() == 1 { 2 } else { last };
             state.completions[usize::from(op)].is_over()
                 && record.retired == (last == 0)
@@ -222,7 +222,7 @@ impl Tracker {
         (0..program.ops.len() as OpId).all(is_complete)
     }
 
-    /// Returns whether all threads are at rest although an operation whose turn has come is not ready.
+    /// Returns whether all threads are at rest although an operation is not ready when its turn has come.
     fn waits_without_need(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_at_rest = !state.pushes.iter().any(|push| push.is_under_way())
@@ -244,11 +244,11 @@ impl Tracker {
             })
     }
 
-    /// Returns whether each thread at the head of a loop, if it runs alone, changes shared memory or finishes.
+    /// Returns whether each thread at the head of a loop, if run alone, changes shared memory or finishes.
     ///
     /// Shared memory never returns to an earlier value, so it is the same in all states of a cycle. In such a cycle,
-    /// each thread reads the same values repeatedly, whatever the others do, so it would also loop forever alone. If no
-    /// thread loops forever alone, there is no cycle, and every execution of a program ends.
+    /// each thread reads the same values repeatedly, whatever the others do, so it would also loop forever if run
+    /// alone. If no thread loops forever alone, no cycle exists, and every execution of a program ends.
     fn gets_on(&self, state: &State) -> bool {
         Self::all().all(|who| {
             let is_at_head = match who {
@@ -289,7 +289,7 @@ impl Tracker {
     }
 
     /// Returns whether, if one thread stalls inside a push, all other threads come to rest and all operations run
-    /// except those behind the one that it pushes.
+    /// except those behind the one being pushed.
     fn delays_only_followers(&self, state: &State) -> bool {
         (0..state.pushes.len()).all(|stopped| {
             if !state.pushes[stopped].is_under_way() {
@@ -328,7 +328,7 @@ impl Model for Tracker {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        // Nothing that happens after an error matters.
+        // Events after an error are irrelevant.
         if state.wrong.is_some() {
             return;
         }

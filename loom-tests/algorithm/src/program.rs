@@ -1,20 +1,20 @@
-//! The operations that the threads of a model push.
+//! The operations pushed by a model's threads.
 
 use std::fmt;
 
 /// The number of variables.
 pub const VARIABLES: usize = 3;
-/// The maximum number of threads that push.
+/// The maximum number of pushing threads.
 pub const THREADS: usize = 4;
 /// The maximum number of operations.
 pub const OPS: usize = 4;
 
-/// How an operation uses a variable: the tracker's `Mode`, without the distinction between `Write` and `Overwrite`.
+/// How an operation uses a variable: the tracker's `Mode`, with `Write` and `Overwrite` merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Reads the variable.
     Read,
-    /// Waits for all earlier accesses, and makes only later writers wait.
+    /// Waits for all earlier accesses; only later writers wait for it.
     Await,
     /// Mutates the variable.
     Write,
@@ -22,15 +22,15 @@ pub enum Mode {
 
 use Mode::{Await, Read, Write};
 
-/// An operation, given by how it uses each variable.
+/// An operation, given by its use of each variable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape(pub [Option<Mode>; VARIABLES]);
 
 impl Shape {
-    /// Parses a shape such as `W-R`: for each variable `R`, `A` or `W`, or `-` if the operation does not use it.
+    /// Parses a shape such as `W-R`: `R`, `A` or `W` for each variable, or `-` if the operation does not use it.
     ///
     /// # Panics
-    /// If the text is not a shape.
+    /// If the text is not a valid shape.
     pub fn new(text: &str) -> Self {
         let mut modes = [None; VARIABLES];
         assert_eq!(text.len(), VARIABLES, "{text}");
@@ -91,11 +91,11 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// The operations that the threads push. They are numbered thread by thread, in push order within each thread.
+/// The operations pushed by the threads, numbered thread by thread and, within each thread, in push order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Program {
     pub(crate) ops: Vec<Shape>,
-    /// The number of the first operation of each thread, followed by the total number of operations.
+    /// The number of each thread's first operation, followed by the total number of operations.
     pub(crate) first: Vec<u8>,
 }
 
@@ -103,7 +103,7 @@ impl Program {
     /// Creates a program from one list of shapes for each thread.
     ///
     /// # Panics
-    /// If there are too many threads or operations.
+    /// If `threads` has too many threads or operations.
     pub fn new(threads: &[Vec<Shape>]) -> Self {
         let ops: Vec<_> = threads.iter().flatten().copied().collect();
         assert!(threads.len() <= THREADS && ops.len() <= OPS);
@@ -114,18 +114,18 @@ impl Program {
         Self { ops, first }
     }
 
-    /// Parses a program such as `WW- -WW, W-W`: the operations of each thread, with commas between the threads.
+    /// Parses a program such as `WW- -WW, W-W`: each thread's operations, with commas between threads.
     ///
     /// # Panics
-    /// If the text is not a program.
+    /// If the text is not a valid program.
     pub fn parse(text: &str) -> Self {
         let threads: Vec<Vec<_>> =
             text.split(',').map(|thread| thread.split_whitespace().map(Shape::new).collect()).collect();
         Self::new(&threads)
     }
 
-    /// Returns all programs in which each of `threads` threads pushes one of `shapes`. Of programs that differ only in
-    /// the order of the threads, only one is returned.
+    /// Returns all programs in which each of `threads` threads pushes one of `shapes`. Of those that differ only in
+    /// thread order, only one is returned.
     pub fn one_each(threads: usize, shapes: &[Shape]) -> Vec<Self> {
         fn choose(left: usize, shapes: &[Shape], chosen: &mut Vec<Vec<Shape>>, programs: &mut Vec<Program>) {
             if left == 0 {

@@ -7,7 +7,7 @@ use crate::{
     weaken::Rule,
 };
 
-/// The next step of a thread that pushes.
+/// The next step of a pushing thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum At {
     /// All pushes of the thread are over.
@@ -16,7 +16,7 @@ pub(crate) enum At {
     Pin,
     /// `insert`: loads the tail (edge `swing`).
     LoadTail,
-    /// `insert`: loads the word of the tail (edges `link`, `complete`).
+    /// `insert`: loads the tail's word (edges `link`, `complete`).
     LoadWord { tail: Access },
     /// `swing`: defers the flags of the access behind the tail.
     DeferNext { tail: Access, next: Access, linked: u8 },
@@ -32,9 +32,9 @@ pub(crate) enum At {
     StoreWord { tail: Access, flags: u8, grantable: u8 },
     /// `insert`: the linking CAS (edge `link`).
     Link { tail: Access, flags: u8, grantable: u8 },
-    /// `insert`, by the pusher: sets the flags that were grantable.
+    /// `insert`, by the pusher: sets the flags found grantable.
     Grant { tail: Access, grantable: u8 },
-    /// `insert`, by a helper: defers the flags that were grantable.
+    /// `insert`, by a helper: defers the flags found grantable.
     Defer { tail: Access, grantable: u8 },
     /// `insert`: moves the tail (edge `swing`).
     Swing { tail: Access, grantable: u8 },
@@ -58,27 +58,27 @@ pub(crate) enum At {
     Unpin { ready: bool },
 }
 
-/// A thread that pushes.
+/// A pushing thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Push {
     pub(crate) at: At,
-    /// The operation that the thread pushes.
+    /// The operation being pushed.
     own: OpId,
-    /// The index of the access of `own` that the thread inserts.
+    /// The index of the access of `own` being inserted.
     index: u8,
-    /// The operation whose access the thread inserts, `own` or one that it helps, and the index of that access.
+    /// The operation, `own` or one being helped, whose access the thread inserts, and the index of that access.
     target: OpId,
     target_index: u8,
     /// Whether the thread inserts on behalf of another thread.
     helping: bool,
-    /// How many accesses this thread has satisfied.
+    /// The number of accesses satisfied by this thread.
     satisfied: u8,
-    /// Whether another thread has linked one of the accesses of `own`.
+    /// Whether another thread has linked an access of `own`.
     helped: bool,
 }
 
 impl Push {
-    /// A thread that has nothing left to push.
+    /// A thread with nothing left to push.
     pub(crate) const OVER: Self = Self {
         at: At::Over,
         own: 0,
@@ -90,7 +90,7 @@ impl Push {
         helped: false,
     };
 
-    /// Returns a thread that is about to push `op`.
+    /// Returns a thread about to push `op`.
     pub(crate) fn begin(op: OpId) -> Self {
         Self { at: At::Pin, own: op, target: op, ..Self::OVER }
     }
@@ -100,7 +100,7 @@ impl Push {
         !matches!(self.at, At::Over | At::Pin)
     }
 
-    /// Returns the next step, if there is one.
+    /// Returns the next step, if any.
     pub(crate) fn next_step(&self) -> Option<Step> {
         Some(match self.at {
             At::Over => return None,
@@ -129,20 +129,20 @@ impl Push {
         })
     }
 
-    /// Returns whether the thread is at the head of a loop, to which it returns for another attempt.
+    /// Returns whether the thread is at the head of a loop, where it returns for another attempt.
     pub(crate) fn is_at_the_head_of_a_loop(&self) -> bool {
         matches!(self.at, At::LoadTail | At::HelpNext | At::LoadRegistered)
     }
 
-    /// Returns whether the order of the next step relative to the steps of other threads does not matter: the step
-    /// reads nothing that they may still change and changes nothing that they may still read, or taking it early hides
-    /// no error. The thread is pinned, so a record that it may use now stays valid until its push is over.
+    /// Returns whether the order of the next step relative to other threads' steps is irrelevant: the step reads
+    /// nothing that they may still change and changes nothing that they may still read, or taking it early hides no
+    /// error. The thread is pinned, so records that it may use now stay valid until its push is over.
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         let is_counted = |op: OpId| state.record(op).registered == program.ops[op as usize].arity();
         // The linking CAS fails now and later, since flags and links are never removed.
         let is_late = |tail, flags| (state.word(tail).next, state.word(tail).flags) != (NONE, flags);
         match self.at {
-            // A word keeps its next access, and the `linked` flags that were stored with it.
+            // A word keeps its next access and the `linked` flags stored with it.
             At::LoadWord { tail } => state.word(tail).next != NONE,
             // Flags are never cleared.
             At::DeferNext { next, linked, .. } => state.word(next).deferred & linked == linked,
@@ -163,15 +163,15 @@ impl Push {
                 state.word(access).deferred & grantable == grantable
             }
             At::RetireShare(share) => share.is_alone(),
-            // If the access is not counted yet, the CAS comes next, and fails if another thread has counted it by then.
+            // If the access is not counted yet, the CAS comes next and fails if another thread has counted it by then.
             At::LoadRegistered => true,
             At::Register => state.record(self.target).registered > self.target_index,
             At::EndRegistration => is_counted(self.own),
             At::LoadAdopted { index } => program.ops[self.own as usize]
                 .variable(index)
                 .is_some_and(|variable| state.has_settled(access_of(self.own, variable), program)),
-            // The earlier the thread unpins, the fewer records are kept, the more pushes come after this one, and the
-            // earlier its operation may run.
+            // Unpinning earlier keeps fewer records, lets more pushes follow this one, and lets its operation run
+            // earlier.
             At::Unpin { .. } => true,
             _ => false,
         }
@@ -192,7 +192,7 @@ impl Push {
     }
 
     /// Returns whether the thread is about to change the deferred flags of `access`, whose predecessor is `before`, or
-    /// to find out whether it must.
+    /// to check whether it must.
     pub(crate) fn may_defer(&self, access: Access, before: Access, program: &Program) -> bool {
         match self.at {
             At::LoadWord { tail } => tail == before,
@@ -222,7 +222,7 @@ impl Push {
         }
     }
 
-    /// Continues after the access has been linked, by this thread or by another one.
+    /// Continues after this thread or another has linked the access.
     fn inserted(&mut self, by_this: bool, world: &World<'_>) -> At {
         if self.helping {
             self.target_index = 0;
@@ -258,7 +258,7 @@ impl Push {
         access_of(self.own, world.shape(self.own).variable(index).expect("an access of the operation"))
     }
 
-    /// Sets flags as the pusher does, and counts the access if they satisfy it.
+    /// Sets flags as the pusher does, and counts the access if the flags satisfy it.
     fn grant(&mut self, access: Access, flags: u8, world: &mut World<'_>) {
         let was = world.add_flags(access, flags).flags;
         let mode = world.mode(access);
@@ -291,8 +291,8 @@ impl Push {
                     world.record(self.own).registered = arity;
                 }
                 self.go_on_with(0, world);
-                // The tail is loaded in the same step. If the thread pinned earlier, more records would be kept, and
-                // fewer pushes would come before this one.
+                // The tail is loaded in the same step. Pinning earlier would keep more records, and fewer pushes would
+                // precede this one.
                 self.load_tail(sole, world)
             }
             At::LoadTail => self.load_tail(sole, world),
@@ -481,7 +481,7 @@ impl Push {
 
     /// Continues once the operation at the tail is registered or needs no help.
     fn after_help(&mut self, sole: bool, tail: Access, flags: u8, world: &World<'_>) -> At {
-        // A pusher that has counted all accesses in advance cannot tell whether one is in its queue.
+        // A pusher that counted all accesses in advance cannot tell whether an access is in its queue.
         if !sole && world.has(Rule::Reread) && (self.helping || world.has(Rule::RegisterWhenAllAreIn)) {
             At::RereadRegistered { tail, flags }
         } else {
@@ -503,7 +503,7 @@ impl World<'_> {
         push.at == At::Over || op < push.own()
     }
 
-    /// Returns whether the push of `op` has steps left in which it uses the operation.
+    /// Returns whether the push of `op` has steps left that use the operation.
     pub(crate) fn has_steps_for(&self, op: OpId) -> bool {
         !self.has_returned(op)
             && !self
@@ -513,7 +513,7 @@ impl World<'_> {
                 .any(|push| push.own == op && matches!(push.at, At::Decrement | At::Unpin { .. }))
     }
 
-    /// Checks, when the push of `op` returns, that the operation is in all its queues.
+    /// Checks, when the push of `op` returns, that all the operation's queues contain it.
     fn returns(&mut self, op: OpId) {
         for variable in 0..crate::program::VARIABLES as u8 {
             if self.shape(op).0[variable as usize].is_some() && self.state.before(op, variable).is_none() {

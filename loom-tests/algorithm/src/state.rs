@@ -1,4 +1,4 @@
-//! The shared memory of the tracker, and the next step of each thread.
+//! The tracker's shared memory, and each thread's next step.
 
 use std::hash::{Hash, Hasher};
 
@@ -10,19 +10,19 @@ use crate::{
     weaken::Rule,
 };
 
-/// Every earlier writer of the variable is done.
+/// All earlier writers of the variable are done.
 pub(crate) const READ_OK: u8 = 1;
-/// Every earlier access of the variable is done.
+/// All earlier accesses to the variable are done.
 pub(crate) const WRITE_OK: u8 = 2;
-/// The operation of the access is done.
+/// The access's operation is done.
 pub(crate) const DONE: u8 = 4;
 
-/// The access of an operation to a variable: `VARIABLES * (operation + 1) + variable`. A number below `VARIABLES` is
-/// the access that the variable with this number starts with.
+/// An operation's access to a variable: `VARIABLES * (operation + 1) + variable`. A number below `VARIABLES` is the
+/// initial access of the variable with this number.
 pub(crate) type Access = u8;
 /// No access.
 pub(crate) const NONE: Access = u8::MAX;
-/// The number of an operation.
+/// An operation's number.
 pub(crate) type OpId = u8;
 
 const ACCESSES: usize = VARIABLES * (OPS + 1);
@@ -32,7 +32,7 @@ pub(crate) fn access_of(op: OpId, variable: u8) -> Access {
     VARIABLES as u8 * (op + 1) + variable
 }
 
-/// Returns the operation of an access, or `None` for the access that a variable starts with.
+/// Returns the operation of an access, or `None` for a variable's initial access.
 pub(crate) fn op_of(access: Access) -> Option<OpId> {
     (access / VARIABLES as u8).checked_sub(1)
 }
@@ -42,7 +42,7 @@ pub(crate) fn variable_of(access: Access) -> u8 {
     access % VARIABLES as u8
 }
 
-/// Returns the flags that are grantable behind an access of `mode` with `flags`.
+/// Returns the flags grantable behind an access of `mode` with `flags`.
 pub(crate) fn grantable(mode: Mode, flags: u8, without: Option<Rule>) -> u8 {
     let spent = if without == Some(Rule::GrantWhenDone) { WRITE_OK } else { WRITE_OK | DONE };
     if flags & spent == spent {
@@ -84,9 +84,9 @@ pub(crate) struct Record {
     /// Whether the record has been left to its only access.
     pub(crate) last_share: bool,
     pub(crate) retired: bool,
-    /// The threads that were pinned when the record was retired and have not unpinned since, as bits.
+    /// As bits, the threads that were pinned when the record was retired and have not unpinned since.
     pub(crate) pinned: u8,
-    /// The operations whose pushes were over when the push of this one began, as bits.
+    /// As bits, the operations whose pushes were over when this one's push began.
     pub(crate) after: u8,
 }
 
@@ -107,7 +107,7 @@ pub enum Wrong {
     RetiredTwice,
     /// An operation became ready twice.
     ReadyTwice,
-    /// An operation became ready before it was in all its queues, or before the operations ahead of it were done.
+    /// An operation became ready before it was in all its queues or before the operations ahead of it were done.
     ReadyTooEarly,
     /// A push returned before all its accesses were in their queues.
     ReturnedTooEarly,
@@ -130,14 +130,14 @@ pub struct State {
     pub(crate) wrong: Option<Wrong>,
 }
 
-/// A state, together with the parts of the model that do not change.
+/// A state, together with the model's unchanging parts.
 pub(crate) struct World<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) program: &'a Program,
     pub(crate) without: Option<Rule>,
-    /// Whether records note which pushes were over when theirs began.
+    /// Whether records note which pushes were over when their own began.
     pub(crate) remembers_times: bool,
-    /// The thread that takes the step, if it is a pusher.
+    /// The thread taking the step, if it is a pusher.
     pub(crate) pinned_thread: Option<usize>,
 }
 
@@ -187,7 +187,7 @@ impl State {
                 && self.completions.iter().all(|completion| !completion.may_defer(access))
     }
 
-    /// Calls `look` with each access of a variable's queue, in order. Returns `false` if the queue has a cycle.
+    /// Calls `look` with each access of a variable's queue, in order. Returns `false` if the queue is cyclic.
     pub(crate) fn each_in_queue(&self, variable: u8, mut look: impl FnMut(Access)) -> bool {
         let (mut at, mut left) = (variable, OPS + 1);
         while at != NONE && left > 0 {
@@ -197,8 +197,8 @@ impl State {
         at == NONE
     }
 
-    /// Returns the operations that come before each operation, as bits: those before it in a queue, those that `also`
-    /// returns, and, transitively, those before any of these. Returns `None` if a queue has a cycle.
+    /// Returns each operation's predecessors as bits: those before it in a queue, those that `also` returns, and,
+    /// transitively, their predecessors. Returns `None` if a queue is cyclic.
     pub(crate) fn order(&self, also: impl Fn(OpId) -> u8) -> Option<[u8; OPS]> {
         let mut before: [u8; OPS] = std::array::from_fn(|op| also(op as OpId));
         for variable in 0..VARIABLES as u8 {
@@ -223,7 +223,7 @@ impl State {
         Some(before)
     }
 
-    /// Returns the operations before `op` in the queue of `variable`, as bits, or `None` if `op` is not in that queue.
+    /// Returns, as bits, the operations before `op` in the queue of `variable`, or `None` if `op` is not in that queue.
     pub(crate) fn before(&self, op: OpId, variable: u8) -> Option<u8> {
         let (mut bits, mut found) = (0, None);
         self.each_in_queue(variable, |access| {
@@ -244,12 +244,12 @@ impl State {
 }
 
 impl State {
-    /// Records an error, unless an earlier one was recorded.
+    /// Records an error unless one is already recorded.
     pub(crate) fn goes_wrong(&mut self, wrong: Wrong) {
         self.wrong = self.wrong.or(Some(wrong));
     }
 
-    /// Returns whether any thread has something left to push.
+    /// Returns whether any thread has operations left to push.
     pub(crate) fn is_pushing(&self) -> bool {
         self.pushes.iter().any(|push| push.next_step().is_some())
     }
@@ -261,7 +261,7 @@ impl State {
 
     /// Returns whether shared memory has only moved forward since the state `before`.
     pub(crate) fn is_ahead_of(&self, before: &Self) -> bool {
-        // The word of an access that is not linked yet is private to its pusher.
+        // The word of an unlinked access is private to its pusher.
         let is_linked = |access| before.words.iter().any(|word| word.next == access);
         let mut words = (0..).zip(self.words.iter().zip(&before.words));
         let mut records = self.records.iter().zip(&before.records);
@@ -290,7 +290,7 @@ impl World<'_> {
         &self.program.ops[op as usize]
     }
 
-    /// Returns the mode of an access, which is `Read` for the access that a variable starts with.
+    /// Returns the mode of an access, which is `Read` for a variable's initial access.
     pub(crate) fn mode(&self, access: Access) -> Mode {
         op_of(access).and_then(|op| self.shape(op).0[variable_of(access) as usize]).unwrap_or(Mode::Read)
     }
@@ -311,8 +311,8 @@ impl World<'_> {
     }
 
     /// Notes that a thread uses a record. A record is reclaimed once all threads that were pinned when it was retired
-    /// have unpinned. Every push returns eventually, so a thread that was not pinned at that time cannot keep the
-    /// record from being reclaimed, and must not use it at all.
+    /// have unpinned. Every push returns eventually, so a thread not pinned at that time cannot prevent the
+    /// reclamation, and must not use the record at all.
     pub(crate) fn touch_op(&mut self, op: OpId) {
         let record = self.state.record(op);
         let is_kept = self.pinned_thread.is_some_and(|thread| record.pinned & 1 << thread != 0);
@@ -331,7 +331,7 @@ impl World<'_> {
         &mut self.state.records[op as usize]
     }
 
-    /// Sets flags on an access, and returns the old word.
+    /// Sets flags on an access and returns the old word.
     pub(crate) fn add_flags(&mut self, access: Access, flags: u8) -> Word {
         let word = self.word(access);
         let old = *word;
@@ -344,7 +344,7 @@ impl World<'_> {
         self.word(access).deferred |= flags;
     }
 
-    /// Moves the tail of the variable of `from` to `to`, if it is at `from`.
+    /// Moves the tail of `from`'s variable to `to` if it is at `from`.
     pub(crate) fn swing(&mut self, from: Access, to: Access) {
         let by_cas = self.has(Rule::SwingByCas);
         let tail = &mut self.state.tail[variable_of(from) as usize];
@@ -353,7 +353,7 @@ impl World<'_> {
         }
     }
 
-    /// Subtracts `count` from the `wait` of `op`, and returns the old value.
+    /// Subtracts `count` from the `wait` of `op` and returns the old value.
     pub(crate) fn count_down(&mut self, op: OpId, count: u8) -> u8 {
         let wait = &mut self.record(op).wait;
         let was = *wait;
@@ -364,7 +364,7 @@ impl World<'_> {
         was
     }
 
-    /// Notes that `op` has become ready: from now on a thread owns it and may run it.
+    /// Notes that `op` has become ready: from now on, a thread owns it and may run it.
     pub(crate) fn becomes_ready(&mut self, op: OpId) {
         if self.state.completions[op as usize] != Completion::WAITING {
             self.goes_wrong(Wrong::ReadyTwice);
@@ -387,7 +387,7 @@ impl World<'_> {
             }
         }
         self.state.completions[op as usize] = Completion::ready(self.shape(op));
-        // The library leaves the old value in `wait`, which no thread reads any more.
+        // The library leaves the old value in `wait`, which is no longer read.
         self.state.records[op as usize].wait = 0;
     }
 
@@ -406,7 +406,7 @@ impl World<'_> {
         }
         let record = &mut self.state.records[op as usize];
         record.retired = true;
-        // No thread reads `live` any more.
+        // `live` is no longer read.
         record.live = 0;
         record.pinned = pinned;
     }
@@ -415,7 +415,7 @@ impl World<'_> {
 /// The steps that end shares of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Share {
-    /// `Access::share`: loads whether the record was left to this spent access.
+    /// `Access::share`: loads whether this spent access was left the record.
     LoadLast(Access),
     /// `end_shares`: loads `live`, to end this number of shares.
     LoadLive(OpId, u8),
@@ -436,12 +436,12 @@ impl Share {
         }
     }
 
-    /// Returns whether the order of the next step relative to the steps of other threads does not matter.
+    /// Returns whether the order of the next step relative to other threads' steps is irrelevant.
     pub(crate) fn is_alone(self) -> bool {
         match self {
             // `last_share` was stored before the access was done.
             Self::LoadLast(_) => true,
-            // If other shares are left and end before the next step, that step finds them ended.
+            // If other shares are left and end before the next step, that step observes it.
             Self::LoadLive(..) => true,
             Self::Release(..) => false,
             // Retiring immediately is the worst case: a thread that pins later is not protected from the reclamation.

@@ -1,5 +1,5 @@
-//! The names of the actions, one for each atomic access of the tracker. Each doc comment names the function that makes
-//! the access and, if the access is a side of one of the edges listed in `src/tracker/mod.rs`, that edge.
+//! The names of the actions, one for each atomic access of the tracker. Each doc comment names the accessing function
+//! and, if the access is a side of an edge listed in `src/tracker/mod.rs`, that edge.
 
 /// An atomic access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +16,7 @@ pub enum Step {
     SwingForAnother,
     /// Edge `register`: `insert` loads `registered` of the operation at the tail.
     LoadTheirRegistered,
-    /// Edge `register`: `insert` loads `registered` of the operation that it inserts.
+    /// Edge `register`: `insert` loads `registered` of the operation being inserted.
     RereadRegistered,
     /// `insert` loads the deferred flags of the tail.
     LoadDeferred,
@@ -24,9 +24,9 @@ pub enum Step {
     StoreWord,
     /// Edge `link`: the CAS in `insert`.
     Link,
-    /// `insert` sets the flags of an access that its pusher has linked.
+    /// `insert` sets the flags of an access linked by its pusher.
     Grant,
-    /// `insert` defers the flags of an access that a helper has linked.
+    /// `insert` defers the flags of an access linked by a helper.
     Defer,
     /// Edge `swing`: the CAS of the tail in `insert`.
     Swing,
@@ -40,7 +40,7 @@ pub enum Step {
     EndRegistration,
     /// `adopt_deferred` loads the deferred flags.
     LoadAdopted,
-    /// `adopt_deferred` sets the flags that were deferred.
+    /// `adopt_deferred` sets the deferred flags.
     Adopt,
     /// Edge `ready`: the pusher subtracts its part from `wait`.
     Decrement,

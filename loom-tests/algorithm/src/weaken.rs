@@ -1,44 +1,44 @@
-//! The steps and rules of the tracker that can be removed from a model, to show that it then fails.
+//! The steps and rules of the tracker that can be removed from a model to show that it then fails.
 
-/// A rule of the tracker, or a step of it.
+/// A rule or a step of the tracker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// `insert` helps the operation at the tail before it appends behind it.
+    /// `insert` helps the operation at the tail before appending behind it.
     Help,
     /// A helper that finds another half-pushed operation in its way helps that one first.
     HelpInDepth,
-    /// `insert` reads `registered` again after it has read the tail and its word.
+    /// `insert` rereads `registered` after reading the tail and its word.
     Reread,
     /// A helper counts an access only when the tail has reached it.
     RegisterAfterSwing,
-    /// The pusher counts its accesses only when all of them are in their queues.
+    /// The pusher counts its accesses only once all of them are in their queues.
     RegisterWhenAllAreIn,
-    /// A thread that finds an access behind the tail moves the tail, instead of waiting for the thread that linked it.
+    /// A thread that finds an access behind the tail moves the tail instead of waiting for the linking thread.
     SwingForOthers,
-    /// A helper that finds the access at the tail counts it, instead of waiting for the pusher.
+    /// A helper that finds the access at the tail counts it instead of waiting for the pusher.
     CountWhatIsIn,
     /// The tail never moves back: it is moved by a CAS.
     SwingByCas,
-    /// A thread that moves the tail for another thread first defers the flags that are grantable to the access.
+    /// A thread that moves the tail for another thread first defers the flags grantable to the access.
     Defer,
     /// A thread that moves the tail for another thread defers the flags that were grantable when the access was linked,
-    /// not those that are grantable now.
+    /// not those grantable now.
     DeferWhatWasLinked,
-    /// The pusher adopts the flags that helpers have deferred.
+    /// The pusher adopts the flags deferred by helpers.
     Adopt,
-    /// Only the pusher, or a completion, sets flags. A helper defers them.
+    /// Only the pusher or a completion sets flags; a helper defers them.
     HelpersOnlyDefer,
     /// `WRITE_OK` alone grants nothing to the next access: `DONE` must be set too.
     GrantWhenDone,
-    /// A reader passes `READ_OK` on to the next reader before it is done.
+    /// A reader passes `READ_OK` on to the next reader before being done.
     ReadersPassOn,
     /// A push over several variables adds one to `wait` until it is over.
     PushCountsItself,
     /// A completion moves the tail past each access that it retires.
     TailPastRetired,
-    /// A completion that walks down a queue moves the tail past an access before it retires the access, not afterwards.
+    /// A completion that walks down a queue moves the tail past an access before retiring it, not afterwards.
     PassBeforeRetire,
-    /// A completion moves the tail past its own access before it sets flags behind it, not afterwards.
+    /// A completion moves the tail past its own access before setting flags behind it, not afterwards.
     PassBeforeHandOn,
     /// A completion satisfies an operation only after the next access has received its flags.
     PutOffSatisfy,

@@ -6,8 +6,8 @@ use std::{collections::HashSet, time::Instant};
 use raddle_algorithm::{Mode, Program, Rule, Shape, State, Tracker};
 use stateright::{Checker, Model};
 
-/// Explores all executions, checks the properties in each state, and returns the final states. Asserts that there are
-/// at least `states` states.
+/// Explores all executions, checks the properties in each state, and returns the final states. Asserts that at least
+/// `states` states exist.
 fn check(name: &str, tracker: Tracker, states: usize) -> HashSet<State> {
     let start = Instant::now();
     let checker = tracker.checker().threads(2).spawn_bfs().join();
@@ -58,7 +58,7 @@ fn three_threads() {
     check("three threads", tracker, 1_200_000);
 }
 
-/// A ring of three operations, and a fourth one beside one of them. No operation completes before all pushes are over.
+/// A ring of three operations, and a fourth beside one of them. No operation completes before all pushes are over.
 #[test]
 fn four_threads_that_push() {
     let tracker = Tracker::new(parse(&["WW-, -WW, W-W, WW-"])).completing_last();
@@ -130,7 +130,7 @@ fn twin(rule: Rule) -> (&'static str, &'static [&'static str]) {
     }
 }
 
-/// Without a rule, a program fails in the way that the rule prevents; with the rule, the program passes.
+/// Without a rule, a program fails in the way prevented by the rule; with the rule, it passes.
 #[test]
 fn each_rule_is_needed() {
     for rule in Rule::ALL {

@@ -39,7 +39,7 @@ impl SubmitLaunch for OpBuilder<'_> {
     }
 }
 
-/// The environment variable that is set in the process that loads the library.
+/// The environment variable set in the process that loads the library.
 const INSIDE: &str = "RADDLE_FAKE_CUDA";
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -61,7 +61,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs a process, and kills it if it takes too long. Returns whether it succeeded, and what it printed.
+/// Runs a process, killing it if it takes too long. Returns whether it succeeded, and its output.
 fn run(command: &mut Command) -> (bool, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let (done, is_done) = mpsc::channel();
@@ -69,7 +69,7 @@ fn run(command: &mut Command) -> (bool, String) {
     let reader = thread::spawn(move || {
         let mut text = Vec::new();
         let mut errors = Vec::new();
-        // Both outputs are short, so neither pipe fills while the other one is read.
+        // Both outputs are short, so neither pipe fills while the other is read.
         let _ = std::io::Read::read_to_end(&mut out, &mut text);
         let _ = std::io::Read::read_to_end(&mut err, &mut errors);
         text.extend(errors);
@@ -99,7 +99,7 @@ fn build(folder: &Path, defines: &[&str]) -> bool {
     true
 }
 
-/// Runs the ignored test `name` in a process that looks for the driver's library in `folder` first.
+/// Runs the ignored test `name` in a process that searches `folder` first for the driver's library.
 fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     let mut command = Command::new(env::current_exe().expect("it is known"));
     command.args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("device::cuda::tests::{name}")]);
@@ -112,7 +112,7 @@ fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     assert!(!text.contains("panicked"), "{name} with {variables:?}:\n{text}");
 }
 
-/// Returns whether `inside` has started this process. If not, the ignored tests must do nothing.
+/// Returns whether this process was started by `inside`. If not, the ignored tests must do nothing.
 fn is_inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
@@ -123,7 +123,7 @@ fn is_inside() -> bool {
 #[cfg_attr(miri, ignore = "starts processes")]
 fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
     let folder = Folder::new("bad");
-    // The loader finds these files before any driver library that the machine may have.
+    // The loader finds these files before any driver library on the machine.
     for name in ["libcuda.so", "libcuda.so.1"] {
         fs::write(folder.0.join(name), "not a library").expect("there is room");
     }
@@ -200,7 +200,7 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_does() {
     inside(&old.0, "inside_all_commands_are_executed", &[("WANTED", "Events")]);
 }
 
-/// Returns a function that only `fake.c` has.
+/// Returns a function found only in `fake.c`.
 fn fake<F: Copy>(name: &str) -> F {
     // SAFETY: the library is loaded, and its initialisation code does nothing.
     let library = unsafe { sys::culib() };
@@ -208,7 +208,7 @@ fn fake<F: Copy>(name: &str) -> F {
     *unsafe { library.get::<F>(name.as_bytes()) }.expect("the loaded library is the one that the tests have built")
 }
 
-/// Returns the number that a function of `fake.c` returns.
+/// Returns the result of a numeric function of `fake.c`.
 fn number_of(name: &str) -> i32 {
     fake::<extern "C" fn() -> i32>(name)()
 }
@@ -378,13 +378,13 @@ fn inside_memory_is_pooled() {
     assert_eq!(stream.passed().unwrap(), 0, "the reused word was not reset");
     let before = live();
     let more = [(); 40].map(|()| one.open(StreamRole::All).unwrap());
-    // The streams, and one page of counters beyond the page that was allocated with the device.
+    // The streams, and one page of counters beyond the page allocated with the device.
     let pages = i32::from(env::var("WANTED").unwrap() == "Counter");
     assert_eq!(live() - before, 40 + pages);
     drop((stream, more));
 
-    // Allocates all of the memory: first in two parts, then in one. For the latter, both parts must have been returned
-    // to the driver.
+    // Allocates all of the memory, first in two parts, then in one. For the single part, the first two must have been
+    // returned to the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
     let error = DeviceVec::<u8>::new(&one, 1).expect_err("it is full");
     assert!(!error.is_lost() && error.code() == 2, "{error}");
@@ -449,7 +449,7 @@ fn inside_refused_calls_can_be_repeated() {
     assert_eq!(lock(&gpu.0.streams).len(), 2, "the last stream opened, and the program's own stream once");
     drop((last, gpu, own));
 
-    // A device that is given up because of a refusal must first complete its commands.
+    // A device given up because of a refusal must first complete its commands.
     let gpu = driver(0);
     let mut stream = gpu.open(StreamRole::All).unwrap();
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
@@ -626,7 +626,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
         };
         engine.op("fork").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), fork).unwrap().wait().unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands are not captured");
-        // A capture that begins on the lane's stream while another is included fails the operation. The device stays
+        // A capture begun on the lane's stream while another stream is included fails the operation. The device stays
         // usable.
         let inside = |stream: &mut GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
@@ -636,7 +636,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
         let error = inside.unwrap().wait().expect_err("the capture is open").to_string();
         assert!(error.contains(left), "{error}");
         engine.clear_errors();
-        // A capture that begins after an included stream is found as well.
+        // A capture begun after a stream was included is found as well.
         let late = |stream: &mut GpuStream, own: &mut ImportedStream| {
             let lane = stream.cuda().expect("it is CUDA's");
             stream.include(own, |_| ())?;
@@ -712,7 +712,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
         if case == "the stream is probed" {
             assert_eq!(stream.probe().expect_err("something was captured").code(), CAPTURING);
         }
-        // The probe itself has reported the capture.
+        // The probe itself reported the capture.
         let calls = if case == "the stream is probed" { 0 } else { 2 };
         for _ in 0..calls {
             for error in [stream.mark(2), stream.record().map(drop), stream.wait(&event)] {
@@ -752,12 +752,12 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     let gpu = CudaGpu::open(0).unwrap();
     let mut stream = Driver::open(&gpu, StreamRole::All).unwrap();
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
-    // An error that was left before a function runs is not that function's.
+    // An error left before a function runs is not attributed to that function.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let own = stream_of(&mut *stream).expect("it is a CUDA stream");
     own.context().bind_to_thread().expect("an earlier error must not fail this call");
     assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
-    // An error that is left while the function runs is the function's.
+    // An error left while the function runs is attributed to it.
     stream_of(&mut *stream).expect("it is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed");
@@ -769,7 +769,7 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
-    // A function's own error is kept, however often the function asks for its stream.
+    // A function's own error is kept, no matter how often the function asks for its stream.
     stream_of(&mut *stream).expect("it is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     stream_of(&mut *stream).expect("it is a CUDA stream");

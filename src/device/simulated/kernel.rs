@@ -23,13 +23,13 @@ impl<'s> SimulatedStream<'s> {
         stream.as_any().downcast_mut().map(Self)
     }
 
-    /// Launches a kernel: `duration` after the device has started it, the device calls `f` with the contents of `args`.
-    /// A `duration` of zero selects the device's default
+    /// Launches a kernel: `duration` after the device starts it, the device calls `f` with the contents of `args`. A
+    /// `duration` of zero selects the device's default
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
-    /// `args` is one vector or a tuple of up to six: `f` receives a `&DeviceVec<T>` as `&[T]`, and a `&mut
-    /// DeviceVec<T>` as `&mut [T]`. `f` may run on any thread that polls the device or issues a command. If `f` panics,
-    /// the device is lost. `f` must not wait for an operation on the device.
+    /// `args` is a vector or a tuple of up to six: `f` receives a `&DeviceVec<T>` as `&[T]`, and a `&mut DeviceVec<T>`
+    /// as `&mut [T]`. `f` may run on any thread that polls the device or issues a command. If `f` panics, the device is
+    /// lost. `f` must not wait for an operation on the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,8 +55,8 @@ impl<'s> SimulatedStream<'s> {
     /// ```
     ///
     /// # Errors
-    /// The device is lost or refuses the call, or an argument is not in its memory. In these cases `f` is dropped
-    /// without being called.
+    /// The device is lost or refuses the call, or an argument is not in its memory. `f` is then dropped without being
+    /// called.
     pub fn launch<A, F>(&mut self, duration: Duration, args: A, f: F) -> Result<(), DeviceError>
     where
         A: KernelArgs,
@@ -64,11 +64,11 @@ impl<'s> SimulatedStream<'s> {
     {
         let mut raw = args.raw(self.0.device.number)?;
         let kernel = move || {
-            // SAFETY: (1) the caller has received the references from the engine, in an operation on the variables
-            // whose values they refer to. Until the stream has passed a mark behind this kernel, or the device is lost,
-            // the engine keeps conflicting operations away from the variables, or orders their commands before or after
-            // this kernel. After a loss no kernel starts, and the engine waits for those that are running. Other
-            // kernels and copies of the operation are on the same stream, or on one that was included
+            // SAFETY: (1) the caller received the references from the engine, in an operation on the variables to whose
+            // values they refer. Until the stream has passed a mark behind this kernel, or the device is lost, the
+            // engine keeps conflicting operations away from the variables, or orders their commands before or after
+            // this kernel. After a loss no kernel starts, and the engine waits for those that are running. The
+            // operation's other kernels and copies are on the same stream, or on an included one
             // (`GpuStream::include`), so they run before or after this kernel. (2) `raw` is used once.
             let views = unsafe { A::views(&mut raw) };
             f(views);

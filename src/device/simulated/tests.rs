@@ -36,7 +36,7 @@ fn on_device(gpu: &SimulatedGpu, len: usize) -> DeviceVec<u32> {
 }
 
 fn copy(stream: &mut dyn Stream, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: the tests keep both vectors until the copy is done, or can never be done.
+    // SAFETY: the tests keep both vectors until the copy is done or can no longer happen.
     unsafe { stream.copy(from, to, bytes) }
 }
 
@@ -58,7 +58,7 @@ fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
     target.to_vec()
 }
 
-/// Polls until the device has nothing to do. A device that picks at random leaves commands for later polls.
+/// Polls until the device has nothing left to do. A device that picks at random leaves commands for later polls.
 fn finish(gpu: &SimulatedGpu, stream: &mut dyn Stream) {
     for _ in 0..1_000 {
         gpu.advance(ms(1_000));
@@ -211,7 +211,7 @@ fn latency_delays_the_start_and_keeps_no_engine_busy() {
     assert_eq!((usage.first_start, usage.last_end), (Some(ms(3)), Some(ms(5))));
 }
 
-/// Copies values on one stream and doubles them on another one, which waits for the copy if `wait` is set. Returns the
+/// Copies values on one stream and doubles them on another, which waits for the copy if `wait` is set. Returns the
 /// result.
 fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
@@ -261,7 +261,7 @@ fn with_a_seed_a_poll_may_leave_commands_for_the_next_one() {
     assert!((5..36).contains(&left), "{left} of 40 seeds leave commands");
 }
 
-/// Asserts that a call has returned a loss with the error number `code`.
+/// Asserts that a call returned a loss with the error number `code`.
 fn loss<T: fmt::Debug>(result: Result<T, DeviceError>, code: i32) {
     let error = result.expect_err("the device is lost");
     assert!(error.is_lost() && error.code() == code, "{error:?}");
@@ -498,7 +498,7 @@ fn devices_copy_from_each_other_and_wait_for_each_other() {
     let (from, mut there) = (pinned(&one, &[3; 500]), on_device(&one, 500));
     let here = on_device(&two, 500);
     let (mut giving, mut taking) = (open(&one, StreamRole::All), open(&two, StreamRole::All));
-    // The clock of one device is ahead of the other's.
+    // One device's clock is ahead of the other's.
     one.advance(ms(5_000));
     copy(&mut *giving, from.address(), there.address(), 2000).unwrap();
     launch(&mut *giving, ms(1), &mut there, |there| there.fill(4)).unwrap();

@@ -1,4 +1,4 @@
-//! The commands of a simulated device, and the order in which it executes them.
+//! A simulated device's commands, and the order in which it executes them.
 //!
 //! # States
 //!
@@ -13,16 +13,16 @@
 //!
 //! # Who may touch what
 //!
-//! One lock guards everything except the effects: copying bytes, and calling a kernel. The thread that has set
-//! `executing` runs an effect without the lock; until the effect ends, no other thread advances that stream. `running`
-//! counts the threads that run effects. [`work`] says what happens if the device is lost during an effect.
+//! One lock guards everything except the effects: copying bytes, and calling a kernel. The thread that set `executing`
+//! runs an effect without the lock; until the effect ends, no other thread advances that stream. `running` counts the
+//! threads running effects. [`work`] describes what happens if the device is lost during an effect.
 //!
 //! # Time
 //!
-//! Polls may be far apart, so a poll may find many commands whose times have passed. Each start and each end is
-//! recorded with the time at which it would have happened. A command starts at the latest of these times: its issue
-//! plus the latency; the end of the command before it; the event that it waits for; the moment at which an engine
-//! became free; and, if it needs an engine, the end of the last stall.
+//! Polls may be far apart, so a poll may find many commands whose times have passed. Each start and end is recorded
+//! with the time at which it would have happened. A command starts at the latest of these times: its issue plus the
+//! latency; the end of the preceding command; the event for which it waits; the moment at which an engine became free;
+//! and, if it needs an engine, the end of the last stall.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ use crate::{
 
 use super::{Clock, Counts, DeviceError, EngineUsage, StreamRole, Usage};
 
-/// The time at which a recorded event happened, once it has.
+/// The time at which a recorded event happened, once it has happened.
 pub(super) struct Moment {
     /// The time in nanoseconds, plus one; 0 before the event. It changes once, under the lock of the device that
     /// recorded the event.
@@ -73,7 +73,7 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// A kernel that has not run. Panics in the drop of its captures are caught.
+/// A kernel that has not run. Panics from dropping its captures are caught.
 pub(super) struct Kernel(Option<Box<dyn FnOnce() + Send>>);
 
 impl Kernel {
@@ -97,13 +97,13 @@ impl Drop for Kernel {
     fn drop(&mut self) {
         let Some(kernel) = self.0.take() else { return };
         if let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel))) {
-            panics::log!(Error, "raddle: the drop of a kernel that had not run has panicked");
+            panics::log!(Error, "raddle: dropping a kernel that had not run panicked");
             as_kernel(|| panics::discard(payload));
         }
     }
 }
 
-/// The work that one of the device's engines executes.
+/// Work executed by one of the device's engines.
 pub(super) enum Work {
     Copy { from: Address, to: Address, bytes: usize, out: bool },
     Kernel(Kernel),
@@ -114,9 +114,9 @@ impl Work {
         match self {
             Self::Copy { from, to, bytes, .. } => {
                 // SAFETY: the caller that issued the copy promised that `from` and `to` have `bytes` bytes each, and
-                // that nothing conflicts with the copy, until a mark behind it has passed or the device is lost. No
-                // such mark passes before this returns; after a loss, memory is freed only when `Driver::abandon`,
-                // which waits for this copy, has returned. The ranges may overlap.
+                // that nothing conflicts with the copy until a mark behind it has passed or the device is lost. No such
+                // mark passes before this returns; after a loss, memory is freed only when `Driver::abandon`, which
+                // waits for this copy, has returned. The ranges may overlap.
                 unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes) };
                 Ok(())
             }
@@ -146,11 +146,11 @@ pub(super) enum Call {
 
 struct Issued {
     command: Command,
-    /// The command's number among the commands of all streams.
+    /// The command's number among all streams' commands.
     number: u64,
     /// The earliest time at which the command may start.
     earliest: Duration,
-    /// Whether the command was chosen to fail.
+    /// Whether the command was selected to fail.
     fails: bool,
 }
 
@@ -169,9 +169,9 @@ struct Timeline {
     executing: bool,
     /// When the last completed command ended.
     until: Duration,
-    /// The last mark that has passed.
+    /// The last mark passed.
     passed: u64,
-    /// Whether the stream was dropped. If so, no further command will be issued.
+    /// Whether the stream was dropped. If so, no more commands will be issued.
     closed: bool,
 }
 
@@ -198,7 +198,7 @@ pub(super) struct State {
     timelines: Vec<Timeline>,
     engines: Vec<Engine>,
     issued: u64,
-    /// How many threads are executing an effect.
+    /// The number of threads executing an effect.
     running: usize,
     /// How often a thread has waited for running effects.
     #[cfg(test)]
@@ -207,7 +207,7 @@ pub(super) struct State {
     /// No command starts before this time, the end of the last stall.
     not_before: Duration,
     lost: Option<DeviceError>,
-    /// How many bytes of device memory are allocated.
+    /// The number of bytes of device memory allocated.
     pub(super) allocated: usize,
     pub(super) fail_in: u64,
     refuse_in: u64,
@@ -229,11 +229,11 @@ struct Step {
     engine: Option<usize>,
 }
 
-/// The commands of a device that was lost. They must be dropped outside the device's lock.
+/// A lost device's commands, which must be dropped outside the device's lock.
 #[must_use]
 pub(super) struct Leftovers(#[allow(dead_code, reason = "for its drop")] Vec<Issued>);
 
-/// Counts down. Returns whether the count was 1, that is, whether this call or command is the selected one.
+/// Counts down. Returns whether the count was 1, which selects this call or command.
 fn is_it(countdown: &mut u64) -> bool {
     let it = *countdown == 1;
     *countdown = countdown.saturating_sub(1);
@@ -304,7 +304,7 @@ impl State {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
-    /// Opens a stream, and returns its index.
+    /// Opens a stream and returns its index.
     pub(super) fn open(&mut self, role: StreamRole) -> Result<usize, DeviceError> {
         self.check()?;
         self.counts.streams += 1;
@@ -327,7 +327,7 @@ impl State {
         Ok(self.timelines.len() - 1)
     }
 
-    /// Returns how many streams the device has, including closed ones.
+    /// Returns the number of the device's streams, including closed ones.
     #[cfg(test)]
     pub(super) fn streams(&self) -> usize {
         self.timelines.len()
@@ -339,12 +339,12 @@ impl State {
         self.running == 0 && self.timelines.iter().all(|timeline| timeline.commands.is_empty())
     }
 
-    /// Notes that no further command will be issued on a stream. Commands that were issued still run.
+    /// Notes that no more commands will be issued on a stream. Commands already issued still run.
     pub(super) fn close(&mut self, index: usize) {
         self.timelines[index].closed = true;
     }
 
-    /// Returns how many commands of a stream are not done.
+    /// Returns the number of a stream's commands that are not done.
     pub(super) fn depth(&self, index: usize) -> usize {
         self.timelines[index].commands.len()
     }
@@ -387,7 +387,7 @@ impl State {
         self.timelines[index].commands.push_back(Issued { command, number, earliest, fails });
     }
 
-    /// Loses the device. Recorded events count as having happened, so that other devices do not wait for them.
+    /// Loses the device. Recorded events count as having happened, so other devices do not wait for them.
     pub(super) fn lose(&mut self, error: DeviceError) -> Leftovers {
         self.lost.get_or_insert(error);
         let now = self.now();
@@ -404,8 +404,8 @@ impl State {
         Leftovers(leftovers)
     }
 
-    /// Returns the next number of the generator (splitmix64, <https://prng.di.unimi.it/splitmix64.c>), or `None` if
-    /// commands are not picked at random.
+    /// Returns the generator's next number (splitmix64, <https://prng.di.unimi.it/splitmix64.c>), or `None` if commands
+    /// are not picked at random.
     fn random(&mut self) -> Option<u64> {
         let state = self.random.as_mut()?;
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -428,7 +428,7 @@ impl State {
         }
         let at = timeline.until.max(first.earliest);
         match &first.command {
-            // The clock of the device that recorded the event may be ahead, but an event that has happened did so no
+            // The clock of the device that recorded the event may be ahead, but an event that has happened cannot be
             // later than now.
             Command::Wait(moment) => Some(Step { at: at.max(moment.at()?.min(now)), index, rank, engine: None }),
             Command::Record(_) | Command::Mark(_) => Some(Step { at, index, rank, engine: None }),
@@ -445,7 +445,7 @@ impl State {
         }
     }
 
-    /// Returns the step that the device takes next, among the steps that are possible by now.
+    /// Returns the device's next step, among those possible by now.
     fn next_step(&mut self) -> Option<Step> {
         if self.stalled {
             return None;
@@ -458,7 +458,7 @@ impl State {
         }
         match self.random() {
             None => steps.into_iter().min_by_key(|step| (step.at, step.rank)),
-            // In one case out of four, the remaining steps are left for another poll.
+            // One time in four, the remaining steps are left for another poll.
             Some(random) if random >> 62 == 0 => None,
             Some(random) => Some(steps[random as usize % steps.len()]),
         }
@@ -492,12 +492,12 @@ impl State {
         None
     }
 
-    /// Notes that the effect of the stream's started command has been executed.
+    /// Notes that the effect of the stream's started command was executed.
     fn executed(&mut self, index: usize, bytes: u64) {
         self.running -= 1;
         let timeline = &mut self.timelines[index];
         timeline.executing = false;
-        // If the device was lost in the meantime, the command is gone.
+        // If the device has been lost in the meantime, the command is gone.
         if let Some(Started { engine, start, end }) = timeline.started.take() {
             self.counts.bytes_copied += bytes;
             let usage = &mut self.engines[engine].usage;
@@ -509,10 +509,10 @@ impl State {
     }
 }
 
-/// Takes all steps that are possible by now, in all streams.
+/// Takes all steps possible by now, in all streams.
 ///
-/// The error of a lost device is returned only once no thread is executing an effect, since a caller that receives it
-/// may free memory that the effects use.
+/// A lost device's error is returned only once no thread is executing an effect, since the caller may then free memory
+/// used by the effects.
 pub(super) fn work<'m>(
     device: &'m Mutex<State>,
     mut state: MutexGuard<'m, State>,
@@ -547,7 +547,7 @@ pub(super) fn work<'m>(
     }
 }
 
-/// Waits until no thread is executing an effect. Returns the error of the device if it is lost.
+/// Waits until no thread is executing an effect. Returns the device's error if it is lost.
 pub(super) fn quiet<'m>(
     mut state: MutexGuard<'m, State>,
     idle: &Condvar,

@@ -1,4 +1,4 @@
-//! Tests of the injector on one thread, including states that a stopped thread leaves behind.
+//! Tests of the injector on one thread, including states left behind by a stopped thread.
 
 use super::{super::testing::Ready, *};
 
@@ -47,7 +47,7 @@ fn a_popper_marks_the_band_of_the_rest_before_its_pusher_does() {
     assert!(matches!(pop(&injector, URGENT, 1), Some((_, Rest::Unchanged))));
 }
 
-/// If the rest went to the back, the operations that a slow popper holds would run after those pushed in the meantime.
+/// If the rest went to the back, operations held by a slow popper would run after those pushed in the meantime.
 #[test]
 fn the_rest_of_a_slow_popper_goes_in_front() {
     let (injector, ops) = (Injector::default(), Ready::new(5, DEFAULT_BAND));
@@ -58,7 +58,7 @@ fn the_rest_of_a_slow_popper_goes_in_front() {
     // A popper has taken the first two, and reversed them, before the others were pushed. Relaxed: there is one thread.
     ops[0].right().link.store(order[1], Relaxed);
     let [first, last] = [ops[0], ops[1]].map(|op| op.right().into_ptr());
-    // SAFETY: the chain belongs to this test, and no other thread has it.
+    // SAFETY: the chain belongs to this test, and is known to no other thread.
     unsafe { band.prepend(first, last) };
     for op in [0, 1, 3, 4] {
         assert_eq!(pop(&injector, DEFAULT_BAND, 1), Some((vec![order[op]], Rest::Unchanged)));

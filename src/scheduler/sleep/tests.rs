@@ -74,7 +74,7 @@ fn the_worker_with_the_lowest_number_is_woken() {
     assert_woken();
 }
 
-/// Some of these threads have ended, and each may have had a number that the next one reuses.
+/// Some of these threads have ended, and each one's number may be reused by the next.
 #[test]
 fn a_worker_is_woken_through_the_thread_that_runs_it_now() {
     let sleep = Sleep::new(1, IdlePolicy::Park);
@@ -189,7 +189,7 @@ fn finds_are_counted_over_all_workers() {
     assert_eq!(sleep.finds(), WORKERS * (WORKERS - 1) / 2);
 }
 
-/// Pins the calling thread to a core, where that is possible.
+/// Pins the calling thread to a core, where possible.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn stay() -> Option<usize> {
     let core = core_affinity::get_core_ids()?.pop()?;

@@ -1,4 +1,4 @@
-//! Tests of workers without threads: where each searches, in which order, and which workers it wakes.
+//! Tests of workers without threads: where each worker searches, in which order, and which workers it wakes.
 
 mod turns;
 

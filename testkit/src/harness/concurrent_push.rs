@@ -1,6 +1,5 @@
 //! The target `concurrent_push`: several threads push, and a single order must explain the logs of all variables. In a
-//! third of the programs, the engine has a limit on pending operations, which it must not exceed by more than it
-//! documents.
+//! third of the programs, the engine limits pending operations and must not exceed the limit by more than documented.
 
 use std::sync::Arc;
 
@@ -25,15 +24,15 @@ pub fn concurrent_push(data: &[u8]) {
             operations: 400,
             failures: false,
         };
-        // The limit is chosen by the length of the input, so that inputs older than limits keep their meaning.
+        // The input's length chooses the limit, so that inputs older than limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 17);
         let plan = limit.into_iter().fold(plan, EngineBuilder::max_pending);
         let watch = Watch { limit, ..bytes.pick(&[Watch::ORDER, Watch::EVERYTHING]) };
-        // Pushes of different threads overlap only if each thread pushes for longer than it takes to start the threads.
+        // Different threads' pushes overlap only if each thread pushes for longer than starting the threads takes.
         let times = bytes.pick(&[1, 4, 16, 64]);
         let mut program = Program::generate(&shape, &mut bytes);
         if limit.is_some() && !shape.children && data.len() % 2 == 0 {
-            // How many operations may be pending is known only if none of them waits for its completion.
+            // The possible number of pending operations is known only if none waits for its completion.
             program.complete_inside();
         }
         let times = times.min(2_000 / program.operations.len().max(1)).max(1);

@@ -1,15 +1,15 @@
 //! The target `lifecycle`: engines that end while they are in use.
 //!
 //! A few threads push to a few engines and shut them down, drop their handles, delete variables and use completions
-//! that other operations have left, in no particular order. Whatever the order:
+//! left by other operations, in no particular order. Whatever the order:
 //!
 //! * every captured value, variable's value and result is dropped exactly once;
 //! * a function never runs twice, and runs once unless its engine cancels or one of the engine's operations fails;
 //! * every handle returns the result of its operation, even after the end of the engine;
-//! * variables are acquired, or the future says why not; a function is asked to stop only if its engine cancels;
-//! * a push is refused only for a valid reason, and always after a shutdown that the same thread has begun;
+//! * variables are acquired, or the future returns the reason; a function is asked to stop only if its engine cancels;
+//! * a push is refused only for a valid reason, and always after a shutdown begun by the same thread;
 //! * every operation, wait and shutdown ends;
-//! * what the engines have recorded proves that operations that conflict did not overlap.
+//! * the engines' records prove that conflicting operations did not overlap.
 
 use crate::shapes::*;
 use std::{
@@ -39,7 +39,7 @@ use crate::{Droppable, Drops, KINDS, block_on, lock, poll_once, program::Source}
 enum Kind {
     Sync,
     Submit,
-    /// The function uses its completion and continues.
+    /// The function uses its completion, then continues.
     Early,
     Elsewhere,
     /// The completion is left for other operations and threads to use.
@@ -56,7 +56,7 @@ enum Ends {
 
 #[derive(Clone, Copy, Debug)]
 enum Inner {
-    /// Pushes the operation with this number.
+    /// Pushes the operation of this number.
     Push(usize),
     Shutdown(Shutdown),
     Notify,
@@ -83,7 +83,7 @@ enum Step {
     RunOperator(usize),
     Shutdown(usize, Shutdown, Option<u64>),
     Notify(usize),
-    /// Stops an engine within a time limit, and starts it again.
+    /// Stops an engine within a time limit, then starts it again.
     StopAndStart(usize, u64),
     DropEngine(usize),
     DropVariable(usize),
@@ -95,19 +95,19 @@ enum Step {
     WaitForHandle(u64),
     DropHandle,
     UsePocket,
-    /// Begins a shutdown with a future, and awaits it or drops it after one poll.
+    /// Begins a shutdown with a future, then awaits the future or drops it after one poll.
     ShutdownAsync(usize, Shutdown, bool),
-    /// Begins to acquire a variable, and awaits this or drops the future after one poll.
+    /// Begins to acquire a variable, then awaits the future or drops it after one poll.
     Acquire(usize, bool),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum End {
     Shutdown(Shutdown),
-    /// With a drop, after a shutdown that does not wait.
+    /// By a drop, after a shutdown that does not wait.
     Impatient(Shutdown),
     Drop,
-    /// With a future that is awaited.
+    /// By awaiting a future.
     Async(Shutdown),
 }
 
@@ -190,7 +190,7 @@ impl Program {
         let is_inner = engine.is_some();
         let engine = engine.unwrap_or_else(|| bytes.below(self.engines.len()));
         let (reads, writes) = (self.variable(engine, bytes), self.variable(engine, bytes));
-        // The operation sometimes reads a variable of another engine.
+        // The operation sometimes reads another engine's variable.
         let reads = if !is_inner && bytes.below(32) == 31 { bytes.below(self.variables.len()) } else { reads };
         let kind = bytes.pick(&[
             Kind::Sync,
@@ -215,8 +215,8 @@ impl Program {
             Property::Async,
             Property::DeleteVar,
         ]);
-        // In other kinds of operation, the handle may be dropped outside the operation. If it is the engine's last
-        // handle, the drop may wait for other threads.
+        // Other kinds of operation may drop the handle outside the operation. Dropping the engine's last handle may
+        // wait for other threads.
         let keeps_engine = matches!(kind, Kind::Sync | Kind::Submit) && bytes.one_in(6);
         let id = self.operations.len();
         let inner = Vec::new();
@@ -247,9 +247,9 @@ struct Record {
 
 #[derive(Default)]
 struct State {
-    /// Whether a thread has begun, or is about to begin, a shutdown.
+    /// Whether a thread has begun or is about to begin a shutdown.
     begun: AtomicBool,
-    /// Whether one of the shutdowns that have begun cancels the pending operations.
+    /// Whether a shutdown that has begun cancels the pending operations.
     cancelled: AtomicBool,
     operator_accepted: AtomicU32,
     operator_runs: AtomicU32,
@@ -259,20 +259,20 @@ struct World {
     program: Program,
     records: Vec<Record>,
     engines: Vec<State>,
-    /// By variable: whether a thread has deleted it, or is about to.
+    /// For each variable, whether a thread has deleted it or is about to delete it.
     deleted: Vec<AtomicBool>,
-    /// By variable: how often the function of a deletion was accepted, and how often it ran.
+    /// For each variable, how often a deletion's function was accepted, and how often it ran.
     deletions: Vec<(AtomicU32, AtomicU32)>,
     left_completions: Mutex<Vec<(Completion, Ends)>>,
     violations: Mutex<Vec<String>>,
     drops: Drops,
     at: Vec<AtomicUsize>,
     phase: Mutex<String>,
-    /// By engine: what it records.
+    /// The recorder of each engine.
     recorders: Vec<Option<Recorder>>,
 }
 
-/// The handles that a thread has. An [`Engine`] is a handle too.
+/// The handles held by a thread. An [`Engine`] is a handle too.
 #[derive(Clone)]
 struct Hands {
     engines: Vec<Option<Engine>>,
@@ -302,12 +302,12 @@ impl World {
         self.engines[engine].begun.store(true, SeqCst);
     }
 
-    /// Runs the part of an operation's function that all kinds share.
+    /// Runs the part of an operation's function common to all kinds.
     fn body(self: &Arc<Self>, id: usize, cx: Option<(&OpContext<'_>, &Hands)>) {
         let operation = &self.program.operations[id];
         self.records[id].runs.fetch_add(1, SeqCst);
         let Some((cx, hands)) = cx else { return };
-        // The cancellation was noted before it began.
+        // A cancellation is noted before it begins.
         if cx.is_cancelled() && !self.engines[operation.engine].cancelled.load(SeqCst) {
             self.violation(format!("operation {id} was asked to stop, but its engine cancels nothing"));
         }
@@ -318,7 +318,7 @@ impl World {
                 Inner::Notify => {
                     self.notes_shutdown(operation.engine, Shutdown::Cancel);
                     engine.notify_shutdown();
-                    // An operation whose completion has been used cannot stop any more, and a clean-up need not.
+                    // An operation whose completion has been used can no longer stop, and a clean-up need not.
                     let may_go_on = operation.kind == Kind::Early || operation.property == Property::DeleteVar;
                     if !may_go_on && !cx.is_cancelled() {
                         self.violation(format!("operation {id} was not asked to stop"));
@@ -327,7 +327,7 @@ impl World {
                 Inner::Shutdown(how) => {
                     self.notes_shutdown(operation.engine, how);
                     let result = engine.shutdown(how, Some(Duration::ZERO));
-                    // An operation is complete once its completion has been used. Then any result is possible.
+                    // Once its completion has been used, an operation is complete and any result is possible.
                     let fine = operation.kind != Kind::Sync || result == Err(ShutdownError::InsideOperation);
                     if !fine {
                         self.violation(format!("a shutdown inside operation {id} returned {result:?}"));
@@ -343,7 +343,7 @@ impl World {
                 Inner::Push(child) => {
                     let result = self.push(child, &engine, hands);
                     let state = &self.engines[operation.engine];
-                    // Once the operation's completion has been used, its function no longer runs inside an operation.
+                    // Once the operation's completion has been used, its function is no longer inside an operation.
                     let is_over = operation.kind == Kind::Early && state.begun.load(SeqCst);
                     let excuse = state.cancelled.load(SeqCst) || is_over;
                     if result.is_err_and(|refusal| refusal == PushError::ShutDown) && !excuse {
@@ -369,12 +369,12 @@ impl World {
             return Ok(None);
         };
         let (world, drop_once) = (Arc::clone(self), self.drops.make());
-        // Of the handles to engines, the function captures at most `kept`.
+        // The function captures no engine handle other than `kept`.
         let mut inside = hands.clone();
         inside.engines.clear();
         let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
         let builder = engine.op("").kind(operation.property);
-        // Copies run on a device, on the thread of its lane.
+        // Copies run on a device, on its lane's thread.
         let builder = if operation.property == Property::CopyToGpu { builder.on(Device::Gpu(0)) } else { builder };
         let result = match operation.kind {
             Kind::Submit => {
@@ -423,7 +423,7 @@ impl World {
                             return Ok(());
                         }
                         world.body(id, Some((cx, &inside)));
-                        // `drop_once` is dropped first, because the program may end as soon as the completion is used.
+                        // `drop_once` is dropped first, as the program may end as soon as the completion is used.
                         drop(drop_once);
                         if kind == Kind::Elsewhere {
                             elsewhere(move || use_completion(done, ends));
@@ -454,13 +454,13 @@ impl World {
     }
 }
 
-/// The state of one thread of a program.
+/// The state of one of a program's threads.
 struct Actor {
     world: Arc<World>,
     number: usize,
     hands: Hands,
     handles: Vec<Submitted>,
-    /// Per engine: whether this thread has begun a shutdown.
+    /// For each engine, whether this thread has begun a shutdown.
     has_shut: Vec<bool>,
 }
 
@@ -572,7 +572,7 @@ impl Actor {
                 }
             }
             Step::DropEngine(number) => {
-                // If this is the last handle outside operations, its drop may begin a shutdown.
+                // Dropping the last handle outside operations may begin a shutdown.
                 world.engines[number].begun.store(true, SeqCst);
                 self.hands.engines[number] = None;
             }
@@ -607,7 +607,7 @@ impl Actor {
             }
             Step::PollAll(number) => {
                 if let Some(engine) = &self.hands.engines[number] {
-                    // The future is dropped immediately, in whatever state it is.
+                    // The future is dropped immediately, whatever its state.
                     let _ = poll_once(&mut Box::pin(engine.wait_for_all_async()));
                 }
             }
@@ -650,7 +650,7 @@ impl Actor {
 }
 
 impl World {
-    /// Returns whether operations of an engine fail on purpose.
+    /// Returns whether an engine's operations fail on purpose.
     fn fails(&self, engine: usize) -> bool {
         self.program.operations.iter().any(|operation| operation.engine == engine && operation.ends != Ends::Well)
     }
@@ -706,7 +706,7 @@ impl World {
         )
     }
 
-    /// Uses one of the completions that operations have left, if there is one, and then sleeps for a moment.
+    /// Uses one of the completions left by operations, if any, then sleeps for a moment.
     fn use_one_completion(&self) {
         let taken = lock(&self.left_completions).pop();
         if let Some((done, ends)) = taken {
@@ -836,10 +836,10 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         .collect();
     let engines = if world.program.lets_go { std::mem::take(&mut hands.engines) } else { Vec::new() };
     if world.program.lets_go {
-        // From here on, each engine ends when its last handle is dropped, which may happen inside an operation.
+        // From here on, each engine ends when its last handle is dropped, possibly inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // Another thread drops them: the drop may wait for operations whose completions this thread has yet to use.
+    // Another thread drops them: the drop may wait for operations whose completions this thread is yet to use.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {
@@ -851,7 +851,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         handles.extend(thread.join().map_err(|_| "a thread of the program panicked")?);
     }
     let Hands { engines, variables, operators } = hands;
-    // The engines end on another thread, while this thread uses the completions that operations have left.
+    // The engines end on another thread while this thread uses the completions left by operations.
     let own = Arc::clone(world);
     let waits_first = world.program.waits_first;
     let ending = thread::spawn(move || {
@@ -874,7 +874,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
 
     world.enter("uses what outlives the engines");
     for (number, (operator, (_, end))) in operators.iter().zip(&world.program.engines).enumerate() {
-        // An operation that still owns a handle to its engine keeps the engine open, unless the engine was shut down.
+        // An operation that owns a handle to its engine keeps the engine open unless it was shut down.
         let is_shut = !world.program.lets_go && !matches!(end, End::Drop);
         match operator.push() {
             Ok(()) if is_shut => world.violation(format!("operator {number} was pushed after the end of its engine")),

@@ -1,9 +1,9 @@
 //! The functions of the fuzz targets, without the fuzzer. Ordinary tests in `tests/corpus.rs` also run them, on the
-//! committed corpora and on inputs generated from seeds.
+//! committed corpora and on seeded inputs.
 //!
 //! Each target turns bytes into a program and runs it. If a check fails, the target panics with a message that contains
 //! the input. Every input runs under a watchdog, which prints the program's position and ends the process if the input
-//! hangs. The panics that programs cause on purpose are not reported; all others are, on every thread.
+//! hangs. Planned panics are not reported; all others are, on every thread.
 
 pub mod concurrent_push;
 pub mod lifecycle;
@@ -56,8 +56,8 @@ impl<'a> Bytes<'a> {
     }
 
     /// Returns a number below `bound` for three quarters of the bytes, and one of the `more` numbers from `bound` on
-    /// for the others. `bound` was the number of choices before the additional ones were invented. The older inputs of
-    /// the corpora have only bytes below it in these places, so they keep their meaning.
+    /// for the rest. `bound` is the number of choices before more were added. In these places, the corpora's older
+    /// inputs have only bytes below `bound`, so they keep their meaning.
     pub fn below_or(&mut self, bound: usize, more: usize) -> usize {
         match self.below(256) {
             byte @ 0..192 => byte % bound,
@@ -76,7 +76,7 @@ impl Source for Bytes<'_> {
     }
 }
 
-/// Returns the builder of an engine with one to four workers, of one of `kinds`.
+/// Returns a builder of an engine of one of `kinds`, with one to four workers.
 pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder {
     let idle = match bytes.below(8) {
         0..=2 => IdlePolicy::default(),
@@ -92,19 +92,19 @@ pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder
         .idle(idle)
 }
 
-/// Makes an engine record or shuffle its operations for some inputs. The inputs are chosen by their length, so that
-/// older inputs keep their meaning.
+/// Makes an engine record or shuffle its operations for some inputs. Inputs are selected by length, so that older
+/// inputs keep their meaning.
 pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recorder>) {
     let plan = if data.len() % 9 == 4 { plan.shuffle(data.len() as u64) } else { plan };
     if data.len() % 4 != 1 {
         return (plan, None);
     }
-    // The capacity exceeds what the longest program needs. Only the part that is used takes memory.
+    // The capacity exceeds the longest program's needs. Only the used part takes memory.
     let recorder = Recorder::with_capacity(8 << 20);
     (plan.recorder(&recorder), Some(recorder))
 }
 
-/// Checks the order of what was recorded, once the engine has ended.
+/// Checks the recorded order, once the engine has ended.
 pub fn check_recorded(recorder: Option<&Recorder>) -> Result<(), String> {
     let Some(trace) = recorder.map(Recorder::take) else { return Ok(()) };
     trace.check_order().map(drop).map_err(|violation| violation.to_string())
@@ -112,10 +112,10 @@ pub fn check_recorded(recorder: Option<&Recorder>) -> Result<(), String> {
 
 // ------------------------------------------------------------------------------------------- planned panics ----
 
-/// The payload of a panic that a program causes on purpose, if the payload is not a string.
+/// The payload of a planned panic, unless it is a string.
 pub struct Planned;
 
-/// The prefix of the message of a planned panic.
+/// The prefix of a planned panic's message.
 pub const PLANNED: &str = "as planned: ";
 
 fn is_planned(payload: &dyn Any) -> bool {
@@ -125,7 +125,7 @@ fn is_planned(payload: &dyn Any) -> bool {
         || payload.downcast_ref::<String>().is_some_and(|message| message.starts_with(PLANNED))
 }
 
-/// Suppresses the reports of planned panics, which a fuzzer would take for crashes.
+/// Suppresses reports of planned panics, which a fuzzer would mistake for crashes.
 fn quieten() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -140,8 +140,8 @@ fn quieten() {
 
 // ------------------------------------------------------------------------------------------------- watchdog ----
 
-/// The time limit of an input, in rounds of the watchdog. Rounds are counted instead of time, so that an overloaded
-/// machine does not make a slow run look like a hang.
+/// The time limit of an input, in rounds of the watchdog. Counting rounds instead of time keeps a slow run on an
+/// overloaded machine from looking like a hang.
 const ROUNDS: u32 = 300;
 const ROUND: Duration = Duration::from_millis(100);
 
@@ -157,11 +157,11 @@ struct Watched {
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
-/// An input that runs under the watchdog.
+/// An input running under the watchdog.
 pub struct Watch(u64);
 
 impl Watch {
-    /// Sets the function that returns the description to print if the input hangs.
+    /// Sets the function whose result is printed if the input hangs.
     pub fn explain(&self, describe: impl Fn() -> String + Send + 'static) {
         let old = lock(&WATCHED)
             .iter_mut()
@@ -180,7 +180,7 @@ impl Drop for Watch {
     }
 }
 
-/// Runs `f` under the watchdog, and panics if it returns an error.
+/// Runs `f` under the watchdog and panics if `f` returns an error.
 pub fn watched(target: &'static str, input: &[u8], f: impl FnOnce(&Watch) -> Result<(), String>) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     static ONCE: Once = Once::new();
@@ -198,7 +198,7 @@ pub fn watched(target: &'static str, input: &[u8], f: impl FnOnce(&Watch) -> Res
 }
 
 /// Repeats `check`, whose condition may come true in the background, until it succeeds; returns its error after 5,000
-/// rounds. Rounds are counted instead of time, so that an overloaded machine does not make a slow run look like a hang.
+/// rounds. Counting rounds instead of time keeps a slow run on an overloaded machine from looking like a hang.
 pub fn eventually_ok(mut check: impl FnMut() -> Result<(), String>) -> Result<(), String> {
     for _ in 0..5_000 {
         if check().is_ok() {

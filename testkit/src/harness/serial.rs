@@ -2,14 +2,14 @@
 //!
 //! With one pushing thread, the program determines the values that each operation sees, every final value and version,
 //! every failure with its cause, and every refusal. Only whether a handle cancels its operation in time is taken from
-//! the run. Two rules are not promised but hold on all engines, so the model has them as well: an operation over
-//! several failed variables propagates the failure of the oldest variable, and a failed variable keeps its failure. In
-//! `push`, most operations use tokens, and they complete in every possible way. In `typed`, most operations use typed
-//! variables in many shapes, some of them aliased. In a third of the programs, the engine and the group have a limit on
-//! pending operations, which changes no result.
+//! the run. Two rules are not promised but hold on all engines, so the model includes them: an operation over several
+//! failed variables propagates the failure of the oldest variable, and a failed variable keeps its failure. In `push`,
+//! most operations use tokens and complete in every possible way. In `typed`, most operations use typed variables in
+//! many shapes, some of them aliased. In a third of the programs, the engine and the group have a limit on pending
+//! operations, which changes no result.
 //!
-//! The outcome of a cancellation is determined where the cancelled operations cannot start before it, since a variable
-//! that they read is held until then, or where the cancelled function is known to run.
+//! A cancellation has a determined outcome if the cancelled function is known to run, or if the cancelled operations
+//! cannot start before it because they read a variable that is held until then.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -55,13 +55,13 @@ enum Class {
 enum Kind {
     Sync,
     Async(Finish),
-    /// A future that yields while it holds its variables.
+    /// A future that yields while holding its variables.
     Future,
     /// This and the following kinds use typed variables.
     Push,
     Submit,
     TrySubmit,
-    /// This and the following kinds are futures that yield while they hold guards of typed variables.
+    /// This and the following kinds are futures that yield while holding guards of typed variables.
     PushFuture,
     SubmitFuture,
     TrySubmitFuture,
@@ -84,7 +84,7 @@ enum Ends {
     Error,
     PanicStr,
     PanicString,
-    /// With a payload that is not a string.
+    /// With a non-string payload.
     PanicAny,
     /// With a payload whose drop panics.
     PanicPanics,
@@ -96,31 +96,31 @@ enum Ends {
     Guard,
 }
 
-/// What an operation belongs to, or what may cancel it.
+/// The owner of an operation, or what may cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
     None,
-    /// A deadline that does not pass.
+    /// A deadline that does not expire.
     InTime,
-    /// A deadline that has passed.
+    /// An expired deadline.
     Late,
     /// The program's group.
     Group,
-    /// A group that was cancelled.
+    /// A cancelled group.
     Cancelled,
-    /// A group that was cancelled quietly.
+    /// A quietly cancelled group.
     PassedOver,
-    /// A scope of its own, which waits for it. The scope has a variable, and borrows a number. The operation uses both,
+    /// Its own scope, which waits for it. The scope has a variable and borrows a number. The operation uses both,
     /// between two others that write the variable and read the number.
     Scope,
-    /// A parent of its own, which declares the same variables and pushes the operation as its child. In most cases
-    /// the parent first pushes another child, which fills a variable of the family.
+    /// Its own parent, which declares the same variables and pushes the operation as its child. Usually the parent
+    /// first pushes another child, which fills a variable of the family.
     Parent,
-    /// The operation's handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise
-    /// it may start first.
+    /// The operation's handle, loudly or quietly. Sometimes the operation is held up until cancelled; otherwise it may
+    /// start first.
     Handle(Cancel),
-    /// A group of its own, together with the operations of the same step. The group is cancelled while all of them are
-    /// pending, or, without a [`Cancel`], after they have ended.
+    /// A group containing only the operations of the same step. The group is cancelled while all of them are pending
+    /// or, without a [`Cancel`], after they have ended.
     Together(Option<Cancel>),
 }
 
@@ -139,7 +139,7 @@ enum Stop {
     Handle(Cancel),
 }
 
-/// What becomes of variables that are being acquired.
+/// The outcome of acquiring variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Acquire {
     /// The guards are used.
@@ -161,7 +161,7 @@ struct Operation {
     priority: i32,
     property: Property,
     no_skip: bool,
-    /// The number of the operation's GPU, if it names one. The engine has only GPU 0.
+    /// The number of the GPU that the operation names, if any. The engine has only GPU 0.
     gpu: Option<u32>,
     foreign: bool,
     yields: usize,
@@ -184,9 +184,9 @@ enum Wait {
 enum Limit {
     None,
     Micros(u64),
-    /// As a future that is awaited.
+    /// As an awaited future.
     Future,
-    /// As a future that is polled once.
+    /// As a future polled once.
     Poll,
 }
 
@@ -204,30 +204,30 @@ enum Step {
     DropVariable(usize),
     Wait(Wait, Limit),
     ClearError(usize),
-    /// Clears the failures that are left after a wait for all.
+    /// Clears the failures remaining after a wait for all.
     ClearErrors,
     /// Pushes the replacement of a value.
     Set(usize, u64),
     /// Waits for the program's group.
     WaitForGroup,
-    /// Replaces a value, and returns the old one.
+    /// Replaces a value, returning the old one.
     Replace(usize, u64),
     DropHandle(usize),
     IgnoreHandle(usize),
-    /// Returns a value, and leaves the default value.
+    /// Returns the value, leaving the default in its place.
     Take(usize),
-    /// Pushes a run of an operator, and waits for it in this way, or ignores its handle.
+    /// Pushes a run of an operator, then waits for it with this limit or ignores its handle.
     SubmitOperator(usize, Option<Limit>),
-    /// Begins to acquire the variables of this operation. They remain pending until the step below.
+    /// Begins to acquire this operation's variables. The acquisition stays pending until the step below.
     BeginAcquire(usize, Acquire),
     EndAcquire,
-    /// Pushes `count` operations from `first` on as a group, and cancels and awaits the group.
+    /// Pushes `count` operations from `first` on as a group, then cancels and awaits the group.
     Together {
         first: usize,
         count: usize,
         cancel: Option<Cancel>,
     },
-    /// Pushes an operation whose function runs until it is asked to stop, and waits for it.
+    /// Pushes an operation whose function runs until asked to stop, and waits for the operation.
     Stop(usize, Stop),
 }
 
@@ -260,7 +260,7 @@ const MOST_STEPS: usize = 120;
 impl Program {
     fn decode(bytes: &mut Bytes<'_>, is_typed: bool, is_limited: bool) -> Self {
         let mut program = Self { drops_engine: bytes.one_in(2), ..Self::default() };
-        // The variables that have not been dropped, the operators and the handles.
+        // The live variables, the operators and the handles.
         let (mut live, mut operators, mut handles) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..1 + bytes.below(6) {
             program.add_variable(&mut live, is_typed, bytes);
@@ -342,7 +342,7 @@ impl Program {
                 }
                 38..=40 => {
                     let cancel = bytes.pick(&[Cancel::Loudly, Cancel::Quietly]);
-                    // If the engine has a limit, no operation is held up, since a push might wait for it.
+                    // If the engine has a limit, no operation is held up, since a push might wait for one.
                     let cancel = (!is_limited).then_some(cancel);
                     let (first, count) = (program.operations.len(), 1 + bytes.below(4));
                     for _ in 0..count {
@@ -452,7 +452,7 @@ impl Program {
         };
         let fits = match operation.bound {
             Bound::Scope | Bound::Parent => operation.can_be_wrapped(),
-            // Whether a future that has started ends or is stopped depends on the run.
+            // Whether a started future ends or is stopped depends on the run.
             Bound::Handle(_) => operation.returns_a_handle() && !kind.is_guarded(),
             _ => true,
         };
@@ -471,7 +471,7 @@ impl Program {
         bytes: &mut Bytes<'_>,
     ) -> Step {
         let id = self.add_operation(live, is_typed, bytes);
-        // Operators return no values, are not futures, and have no scopes, parents or handles.
+        // Operators return no values, are not futures and have no scopes, parents or handles.
         let operation = &mut self.operations[id];
         if operation.returns_a_handle() || operation.kind.is_guarded() {
             operation.kind = Kind::Push;
@@ -486,7 +486,7 @@ impl Program {
         Step::MakeOperator(id)
     }
 
-    /// Chooses a shape, and a variable for each of its places.
+    /// Chooses a shape and a variable for each of its places.
     fn choose_typed(&self, live: &[usize], bytes: &mut Bytes<'_>) -> (usize, Vec<usize>) {
         let shape = bytes.below_or(OLDEST_SHAPES, SHAPES.len() - OLDEST_SHAPES);
         let mut typed = Vec::new();
@@ -555,7 +555,7 @@ impl Operation {
         self.typed.iter().zip(SHAPES[self.shape]).map(|(&variable, &(_, access))| (variable, access))
     }
 
-    /// Returns the access of the operation to each of its variables, oldest variable first.
+    /// Returns the operation's access to each of its variables, oldest variable first.
     fn effective(&self) -> BTreeMap<usize, Access> {
         let mut all = BTreeMap::new();
         for (variable, access) in self.untyped.iter().copied().chain(self.typed_accesses()) {
@@ -576,9 +576,9 @@ impl Operation {
         })
     }
 
-    /// Returns whether the operation runs on the device, if it names one. The function of a device operation is called
-    /// as soon as its dependencies have been issued, so only the kernel may use the values outside the variables. The
-    /// function may use the values of typed variables, since these are on the host.
+    /// Returns whether the operation runs on the device, if it names one. A device operation's function is called as
+    /// soon as its dependencies have been issued, so only the kernel may use values outside the variables. The function
+    /// may use typed variables' values, which are on the host.
     fn is_for_device(&self) -> bool {
         match self.kind {
             Kind::Sync => true,
@@ -597,7 +597,7 @@ impl Operation {
         self.kind == Kind::Sync && self.gpu.is_none() && is_plain
     }
 
-    /// Makes the operation one that can be pushed in a scope.
+    /// Allows the operation to be pushed in a scope.
     fn wrap(&mut self) {
         let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
         *self = Self {
@@ -621,8 +621,8 @@ impl Operation {
         self.no_skip || self.property == Property::NoSkip || self.is_clean_up()
     }
 
-    /// Returns the cause of the operation's failure if the operation is cancelled. `by_handle` says whether it was
-    /// cancelled through its handle.
+    /// Returns the cause of the operation's failure if the operation is cancelled. `by_handle` tells whether its handle
+    /// cancelled it.
     fn cancelled(&self, by_handle: bool) -> Option<&'static str> {
         const BEFORE: &str = "it was cancelled";
         match self.bound {
@@ -635,7 +635,7 @@ impl Operation {
         }
     }
 
-    /// Returns whether the operation changes nothing if it is cancelled.
+    /// Returns whether the operation changes nothing if cancelled.
     fn is_passed_over(&self) -> bool {
         let quietly = Cancel::Quietly;
         self.bound == Bound::PassedOver
@@ -643,7 +643,7 @@ impl Operation {
             || self.bound == Bound::Together(Some(quietly))
     }
 
-    /// Returns the text of the operation's failure.
+    /// Returns the operation's failure text.
     fn failure(&self, id: usize) -> String {
         let cause = match self.ends {
             Ends::Well => "it did not fail".to_owned(),
@@ -682,19 +682,19 @@ fn written(seen: u64, old: u64, access: Access, index: usize) -> u64 {
     old.wrapping_mul(FACTOR).wrapping_add(seen).wrapping_add(index as u64)
 }
 
-/// The number that a scope borrows, before and after the scope's operation has run.
+/// The number borrowed by a scope, before or after the scope's operation has run.
 fn lent(id: usize, has_run: bool) -> u64 {
     if has_run { fold(first_value(id), of_scope(id)) } else { first_value(id) }
 }
 
-/// The value of a variable of the scope.
+/// The value of a scope's variable.
 fn of_scope(id: usize) -> u64 {
     first_value(id).wrapping_mul(3)
 }
 
 // ------------------------------------------------------------------------------------------------ the model ----
 
-/// Why a push is refused. The names in the error are not compared.
+/// The reason for a refused push. The names in the error are not compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Refusal {
     Foreign,
@@ -714,7 +714,7 @@ impl From<PushError> for Refusal {
     }
 }
 
-/// The result of a step.
+/// A step's result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
     Nothing,
@@ -728,7 +728,7 @@ enum Answer {
     All(Vec<Answer>),
 }
 
-/// The expected result of a step.
+/// A step's expected result.
 #[derive(Clone, Debug)]
 enum Expected {
     Exactly(Answer),
@@ -751,7 +751,7 @@ impl Expected {
 enum Standing {
     Live,
     Deleted,
-    /// The last handle is dropped; operators may keep the variable.
+    /// The last handle is dropped; operators may keep the variable alive.
     Dropped,
 }
 
@@ -761,24 +761,24 @@ struct Model {
     slots: Vec<u64>,
     values: Vec<u64>,
     versions: Vec<u64>,
-    /// By variable: its failure, as an index into `failures`.
+    /// Each variable's failure, as an index into `failures`.
     failed: Vec<Option<usize>>,
-    /// The text of each failure. Two failures with the same text are different failures.
+    /// The text of each failure. Failures with the same text are still distinct.
     failures: Vec<String>,
-    /// Failures that no wait has returned.
+    /// Failures not yet returned by a wait.
     unreported: BTreeSet<usize>,
     runs: Vec<u32>,
     seen: Vec<u64>,
     results: HashMap<usize, Result<u64, usize>>,
     operators: Vec<usize>,
-    /// By variable: the outside value that the function of its deletion saw.
+    /// For each variable, the outside value seen by its deletion's function.
     deletions: BTreeMap<usize, u64>,
-    /// The failures of the group's operations since the last wait for the group, and whether each failure began in the
-    /// group.
+    /// The failures of the group's operations since the last wait for the group, and whether each failure originated in
+    /// the group.
     of_group: Vec<(usize, bool)>,
-    /// The operations that were cancelled through their handles, taken from the run.
+    /// The operations cancelled through their handles, taken from the run.
     withdrawn: BTreeSet<usize>,
-    /// The operation that stands for variables that are being acquired, and whether it was skipped.
+    /// The operation that represents the variables being acquired, and whether it was skipped.
     acquiring: Option<(usize, Acquire, bool)>,
 }
 
@@ -922,7 +922,7 @@ impl Model {
         }
     }
 
-    /// Runs the operations of a group, and waits for the group.
+    /// Runs a group's operations and waits for the group.
     fn together(&mut self, program: &Program, ids: std::ops::Range<usize>) -> Answer {
         let (mut answers, mut of_group) = (Vec::new(), Vec::new());
         for id in ids {
@@ -943,7 +943,7 @@ impl Model {
         Answer::All(answers)
     }
 
-    /// Returns the result of a wait for a group whose operations have these failures.
+    /// Returns the result of waiting for a group with these failures.
     fn wait_for_group(&mut self, failures: &[(usize, bool)]) -> Answer {
         for (index, (failure, is_own)) in failures.iter().enumerate() {
             if index == 0 || *is_own {
@@ -978,7 +978,7 @@ impl Model {
         Expected::OneOf(self.unreported.iter().map(|&failure| self.failures[failure].clone()).collect())
     }
 
-    /// Records a failure that no wait has returned yet.
+    /// Records a failure not yet returned by a wait.
     fn fails(&mut self, shown: String) -> usize {
         let failure = self.failures.len();
         self.failures.push(shown);
@@ -1170,13 +1170,13 @@ impl Handle {
 
 struct World {
     program: Arc<Program>,
-    /// Values outside the variables. They are only loaded and stored, with relaxed ordering, since the engine must
-    /// order the accesses.
+    /// Values outside the variables. They are only loaded and stored, with relaxed ordering: the engine must order the
+    /// accesses.
     slots: Vec<AtomicU64>,
-    /// Per variable: the number of readers, or -1 for a writer.
+    /// The number of each variable's readers, or -1 for a writer.
     holders: Vec<AtomicI64>,
     runs: Vec<AtomicU32>,
-    /// Per operation: the sum of the values that its runs saw.
+    /// For each operation, the sum of the values seen by its runs.
     seen: Vec<AtomicU64>,
     deletions: Mutex<BTreeMap<usize, u64>>,
     violations: Mutex<Vec<String>>,
@@ -1184,7 +1184,7 @@ struct World {
     drops: Drops,
 }
 
-/// The function of an operation.
+/// An operation's function.
 #[derive(Clone)]
 pub struct Run {
     world: Arc<World>,
@@ -1201,7 +1201,7 @@ impl Run {
         lock(&self.world.violations).push(format!("operation {} {what}", self.id));
     }
 
-    /// Begins the access to the variables, and folds the outside values that the operation sees into one number.
+    /// Begins the access to the variables, and folds the outside values seen by the operation into one number.
     fn enter(&self) -> u64 {
         self.drop.touch();
         for (variable, access) in self.operation().effective() {
@@ -1263,7 +1263,7 @@ impl Run {
         self.operation().ends == Ends::Well
     }
 
-    /// Returns whether the operation, a future, passes its guards to another thread.
+    /// Returns whether the operation, a future, hands its guards to another thread.
     pub fn hands_over(&self) -> bool {
         (self.id + self.operation().yields) % 2 == 1
     }
@@ -1295,7 +1295,7 @@ impl Run {
         self.end()
     }
 
-    /// The counterpart of [`untyped`](Self::untyped) for a function that nobody asks to stop.
+    /// The counterpart of [`untyped`](Self::untyped) for a function that is not asked to stop.
     fn undisturbed(&self, cx: &OpContext<'_>) -> Result<(), String> {
         if cx.is_cancelled() {
             self.violation("was cancelled by nobody");
@@ -1303,7 +1303,7 @@ impl Run {
         self.untyped()
     }
 
-    /// Runs until `ask` has been called and the context says that the function should stop.
+    /// Calls `ask`, then runs until the context reports that the function should stop.
     fn until_cancelled(self, cx: &OpContext<'_>, ask: impl FnOnce()) -> Result<(u64, Droppable), String> {
         if cx.is_cancelled() {
             self.violation("was cancelled too early");
@@ -1327,8 +1327,8 @@ impl Run {
     fn asynchronous(self: Arc<Self>, done: Completion, finish: Finish) -> Result<(), String> {
         let seen = self.enter();
         let ends = self.operation().ends;
-        // A result that the function returns after its completion has been used may be ignored, so no operation relies
-        // on it. A panic needs no completion to end the operation.
+        // A result returned after the completion has been used may be ignored, so no operation relies on it. A panic
+        // ends the operation without its completion.
         if !matches!(ends, Ends::Well | Ends::Error | Ends::Fail | Ends::Lost) {
             self.leave(seen);
             return self.end();
@@ -1336,7 +1336,7 @@ impl Run {
         let rest = move || {
             self.leave(seen);
             let id = self.id;
-            // The run is dropped first, because the program may end as soon as the completion is used.
+            // The run is dropped first, as the program may end as soon as the completion is used.
             drop(self);
             match ends {
                 Ends::Well => done.complete(),
@@ -1398,11 +1398,11 @@ struct Child {
     drops: Drops,
 }
 
-/// The value of a variable of a family: whether a child has filled it, and a value that counts its drop.
+/// The value of a family's variable: whether a child has filled it, and a value whose drop is counted.
 type Filled = (bool, Droppable);
 
 impl Child {
-    /// Pushes the parent with `builder`. `kind` chooses one of the kinds of operation that can have children.
+    /// Pushes the parent with `builder`. `kind` chooses among the kinds of operation that can have children.
     fn push_with_parent(self, builder: OpBuilder<'_>, kind: usize) -> Result<(), PushError> {
         let builder = builder.with_children();
         match kind % 6 {
@@ -1430,8 +1430,8 @@ impl Child {
         self.push(cx.child("fill"), cx.child(cx.name().to_owned()), own.as_ref())
     }
 
-    /// Pushes the child with the builder `child`. If there is a variable `own`, first pushes another child with the
-    /// builder `fill`, which fills `own`; the child then reads `own`.
+    /// Pushes the child with the builder `child`. If `own` is given, first pushes another child, with the builder
+    /// `fill`, to fill this variable; the child then reads it.
     fn push<'c>(
         &'c self,
         fill: OpBuilder<'c>,
@@ -1466,7 +1466,7 @@ impl Child {
     }
 }
 
-/// Variables that are being acquired.
+/// Variables being acquired.
 struct Acquiring {
     id: usize,
     how: Acquire,
@@ -1475,28 +1475,27 @@ struct Acquiring {
     guards: Pin<Box<dyn Future<Output = Result<Acquired, WaitError>>>>,
 }
 
-/// The state of the thread that runs a program.
+/// The state of the thread running a program.
 struct Runner {
     world: Arc<World>,
     engine: Engine,
     foreign: Token,
-    /// The variable that kernels are launched with; they do not use it.
+    /// The variable with which kernels are launched; they do not use it.
     scratch: Var<DeviceVec<u64>>,
     variables: Vec<Handle>,
     operators: HashMap<usize, Operator>,
     handles: HashMap<usize, Submitted>,
     group: Group,
-    /// A group that was cancelled, and one that was cancelled quietly.
+    /// A cancelled group, and a quietly cancelled one.
     cancelled: [Group; 2],
-    /// The group of [`Step::Together`] and [`Step::Stop`], and a variable that its operations read.
+    /// The group of [`Step::Together`] and [`Step::Stop`], and a variable read by its operations.
     together: Option<(Group, Var<()>)>,
-    /// A variable that operations read, and nothing mutates.
+    /// A variable that operations read and nothing mutates.
     nothing: Var<()>,
     acquiring: Option<Acquiring>,
-    /// The operations that were cancelled through their handles.
+    /// The operations cancelled through their handles.
     withdrawn: BTreeSet<usize>,
-    /// Whether the engine has a limit on pending operations. If so, no operation is held up, since a push might wait
-    /// for it.
+    /// Whether the engine limits pending operations. If so, no operation is held up, since a push might wait for one.
     is_limited: bool,
 }
 
@@ -1514,7 +1513,7 @@ fn answer<T>(result: Result<T, WaitError>, value: impl FnOnce(T) -> Answer) -> A
     }
 }
 
-/// Waits for a handle with the call that `limit` selects.
+/// Waits for a handle with the call selected by `limit`.
 fn wait_for_handle<T>(mut handle: OpHandle<T>, limit: Limit, value: impl FnOnce(T) -> Answer) -> Answer {
     match limit {
         Limit::None => answer(handle.wait(), value),
@@ -1531,7 +1530,7 @@ fn seen<T: Content>(value: T) -> Answer {
     value.get().map_or(Answer::Other("a torn value".to_owned()), Answer::Value)
 }
 
-/// Reads a value with the call that `limit` selects.
+/// Reads a value with the call selected by `limit`.
 fn get<T: Content>(engine: &Engine, variable: &Var<T>, limit: Limit) -> Answer {
     match limit {
         Limit::None => answer(engine.get(variable), seen),
@@ -1561,7 +1560,7 @@ impl Runner {
         });
         let (operators, handles) = (HashMap::new(), HashMap::new());
         let scratch = engine.device_var(Device::Gpu(0), 1).expect("the device has memory");
-        // A group inside one that is cancelled is cancelled with it.
+        // Cancelling a group cancels the groups inside it.
         let [outer, cancelled] = [engine.group(), engine.group()];
         let cancelled = [cancelled, outer.group()];
         cancelled[0].cancel();
@@ -1633,9 +1632,9 @@ impl Runner {
     fn push(&mut self, id: usize) -> Result<(), PushError> {
         let program = Arc::clone(&self.world.program);
         let operation = &program.operations[id];
-        // An operation that is cancelled by a deadline or a group is held back like any other.
+        // An operation cancelled by a deadline or a group is held back like any other.
         let builder = match id % 3 {
-            // Room might come only after the guards that the program holds.
+            // There might be no room until the program drops its guards.
             _ if self.acquiring.is_some() => self.describe(id, operation),
             0 => self.describe(id, operation),
             1 => match self.describe(id, operation).if_room() {
@@ -1707,8 +1706,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Pushes an operation in a scope, between two others, and waits for all of them. Returns the lent number after the
-    /// scope and the value that the operation saw, as one number.
+    /// Pushes an operation in a scope, between two others, and waits for all of them. Returns, as one number, the lent
+    /// number after the scope and the value seen by the operation.
     fn push_in_scope(&self, id: usize) -> Answer {
         let run = self.run_of(id);
         let (mut number, of_scope_dropped) = (lent(id, false), Drops::new());
@@ -1776,7 +1775,7 @@ impl Runner {
         op
     }
 
-    /// Begins to acquire variables, which cannot be acquired before [`Step::EndAcquire`].
+    /// Begins to acquire variables; the acquisition cannot succeed before [`Step::EndAcquire`].
     fn begin_acquire(&mut self, id: usize, how: Acquire) -> Answer {
         let operation = &self.world.program.operations[id];
         let own = self.engine.var(());
@@ -1816,13 +1815,13 @@ impl Runner {
         })
     }
 
-    /// Pushes operations of one group, and cancels the group while all of them are pending, or after they have ended.
+    /// Pushes operations of one group, and cancels the group while all of them are pending or after they have ended.
     fn push_together(&mut self, ids: std::ops::Range<usize>, cancel: Option<Cancel>) -> Answer {
         let (outer, gate) = (self.engine.group(), self.engine.var(()));
         let group = outer.group();
         let held_up = cancel.map(|_| block_on(self.engine.acquire(gate.write())).expect("nothing fails the gate"));
         self.together = Some((group.clone(), gate));
-        // Every other time, the cancellation comes from a group around it.
+        // Every other time, the enclosing group is cancelled instead.
         let to_cancel = if ids.start % 2 == 0 { &group } else { &outer };
         let mut answers: Vec<_> = ids.map(|id| refused(self.push(id))).collect();
         self.together = None;
@@ -1841,7 +1840,7 @@ impl Runner {
         Answer::All(answers)
     }
 
-    /// Pushes an operation whose function runs until it is asked to stop.
+    /// Pushes an operation whose function runs until asked to stop.
     fn push_and_stop(&mut self, id: usize, by: Stop) -> Answer {
         let operation = &self.world.program.operations[id];
         let (group, run, has_started) = (self.engine.group(), self.run_of(id), Arc::new(AtomicBool::new(false)));
@@ -1851,7 +1850,7 @@ impl Runner {
         let (starting, of_function) = (Arc::clone(&has_started), group.clone());
         let ask = move || match by {
             Stop::Itself => of_function.cancel(),
-            // Relaxed: the thread that cancels needs nothing but the flag.
+            // Relaxed: the cancelling thread needs nothing but the flag.
             Stop::Group(_) | Stop::Handle(_) => starting.store(true, Relaxed),
         };
         let builder = self.describe(id, operation);
@@ -1884,7 +1883,7 @@ impl Runner {
         answer(handle.wait(), |(seen, _)| Answer::Value(seen))
     }
 
-    /// Pushes a run of an operator, and waits for it or ignores its handle.
+    /// Pushes a run of an operator, then waits for it or ignores its handle.
     fn submit_operator(&self, id: usize, limit: Option<Limit>) -> Answer {
         let Some(operator) = self.operators.get(&id) else { return Answer::Other("no such operator".to_owned()) };
         let pushed = match id % 3 {
@@ -2175,8 +2174,8 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
         ended.map_err(|error| error.to_string())?;
     }
     drop(engine);
-    // The function of an asynchronous operator may still run after its completion has been used, and keeps the operator
-    // alive until it returns.
+    // An asynchronous operator's function may still run after its completion has been used, keeping the operator alive
+    // until it returns.
     eventually_ok(|| world.drops.check())
 }
 
@@ -2184,7 +2183,7 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
     watched(target, data, |watch| {
         let mut bytes = Bytes::new(data);
         let threaded = engine_plan(&mut bytes, &THREADED);
-        // The limit is chosen by the length of the input, so that inputs older than limits keep their meaning.
+        // The input's length chooses the limit, so that inputs older than limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 7);
         let program = Arc::new(Program::decode(&mut bytes, is_typed, limit.is_some()));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {

@@ -1,4 +1,4 @@
-//! The shapes in which typed operations declare their variables, and the values of typed variables.
+//! The shapes in which typed operations declare variables, and the values of typed variables.
 
 use std::{future::Future, pin::Pin};
 
@@ -11,10 +11,10 @@ use super::{
 use crate::shapes::*;
 use crate::{Droppable, Drops, program::Access};
 
-/// The value of a typed variable, or a part of it.
+/// A typed variable's value, or part of it.
 pub trait Content: Clone + Send + Sync + 'static {
     fn new(value: u64, drop: Droppable) -> Self;
-    /// Returns the value, or `None` if it is torn because two threads used it at the same time.
+    /// Returns the value, or `None` if concurrent uses have torn it.
     fn get(&self) -> Option<u64>;
     fn set(&mut self, value: u64);
 }
@@ -45,13 +45,13 @@ impl Content for Narrow {
 }
 
 impl Default for Narrow {
-    /// The drop of this value is not counted, since only the old value is known to the program.
+    /// This value's drop is not counted, since only the old value is known to the program.
     fn default() -> Self {
         Self::new(DEFAULT, Drops::new().make())
     }
 }
 
-/// A value that tests the layout of a variable's cell: large, with a large alignment, and without a destructor.
+/// A value that tests the layout of a variable's cell: large, highly aligned and without a destructor.
 #[derive(Clone)]
 #[repr(align(128))]
 pub struct Wide([u64; 20]);
@@ -87,7 +87,7 @@ pub enum Ref<'a> {
     Exclusive(Option<u64>, Box<dyn FnMut(u64) + 'a>),
 }
 
-/// A shape of references, which can be listed in the order of declaration.
+/// A shape of references that can be listed in declaration order.
 pub trait Flat<'a> {
     fn flat(self, all: &mut Vec<Ref<'a>>);
 }
@@ -150,7 +150,7 @@ tuples!(A B C);
 tuples!(A B C D);
 tuples!(A B C D E F G H I J K L);
 
-/// A variable that a shape declares: whether it is [`Wide`], and how it is accessed.
+/// A variable declared by a shape: whether it is [`Wide`], and how it is accessed.
 pub type Place = (bool, Access);
 
 const R: Place = (false, Access::Read);
@@ -159,7 +159,7 @@ const O: Place = (false, Access::Overwrite);
 const WIDE_R: Place = (true, Access::Read);
 const WIDE_W: Place = (true, Access::Write);
 
-/// The number of shapes that the oldest inputs can choose.
+/// The number of shapes available to the oldest inputs.
 pub const OLDEST_SHAPES: usize = 16;
 
 /// The declarations of each shape, in order; see [`declare!`].
@@ -185,8 +185,8 @@ pub const SHAPES: [&[Place]; OLDEST_SHAPES + 3] = [
     &[R, W, O, WIDE_R],
 ];
 
-/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`. `$variables` lists the variables, as indices into
-/// `$handles`, in the order of the shape.
+/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`. `$variables` lists the variables in the shape's
+/// order, as indices into `$handles`.
 macro_rules! declare {
     ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
         let narrow = |place: usize| -> &Var<Narrow> { $handles[$variables[place]].narrow() };
@@ -219,7 +219,7 @@ macro_rules! declare {
     }};
 }
 
-/// The function of a typed operation.
+/// A typed operation's function.
 macro_rules! function {
     ($run:ident) => {
         move |refs| {
@@ -285,8 +285,8 @@ pub fn try_submit(
     declare!(shape, handles, variables, then)
 }
 
-/// Uses the guards of an operation that is a future, in the future. `$own` is the guard of a variable that every such
-/// operation reads: until it is dropped, the operation is not complete.
+/// Uses the guards of an operation that is a future, inside that future. `$own` is the guard of a variable read by
+/// every such operation, which completes only after this guard is dropped.
 macro_rules! use_guards {
     ($run:ident, $guards:ident, $own:ident, $ends:ident) => {{
         $run.yields().await;
@@ -316,7 +316,7 @@ pub fn push_future(
                         guards.flat(&mut all);
                         // The operation ends well.
                         let _ = run.typed(all);
-                        // The run is dropped first, because the program may end as soon as the last guard is dropped.
+                        // The run is dropped first, as the program may end as soon as the last guard is dropped.
                         drop(run);
                         drop(own);
                     });
@@ -370,11 +370,10 @@ pub fn try_submit_future(
     declare!(shape, handles, variables, then)
 }
 
-/// The guards of acquired variables, and one more guard of the same operation. The operation ends when all of them have
-/// been dropped.
+/// The guards of acquired variables, and one more guard of the same operation, which ends once all of them are dropped.
 pub type Acquired = (Vec<Ref<'static>>, ReadGuard<()>);
 
-/// Acquires the variables of a shape, and `own`.
+/// Acquires a shape's variables and `own`.
 pub fn acquire(
     engine: &Engine,
     shape: usize,

@@ -1,7 +1,7 @@
-//! The target `waits`: operations wait for handles, variables, groups and scopes, even for what is queued behind them.
-//! Each program ends, and a wait is refused only if it is part of a cycle.
+//! The target `waits`: operations wait for handles, variables, groups and scopes, even for operations queued behind
+//! them. Every program ends, and a wait is refused only if it is part of a cycle.
 //!
-//! A program is known before it runs, so all waits that can ever occur are known as well: see [`Program::graph`].
+//! A program is known before it runs, and so are all waits that can occur: see [`Program::graph`].
 
 use std::{
     fmt,
@@ -30,19 +30,19 @@ struct Operation {
     steps: Vec<Step>,
 }
 
-/// What the function of an operation does.
+/// A step of an operation's function.
 #[derive(Clone, Debug)]
 enum Step {
     /// Lets other threads run for a while.
     Pause(usize),
     WaitForVar(usize),
     WaitToRead(usize),
-    /// Waits for an operation, unless its handle does not exist yet or was taken.
+    /// Waits for an operation, unless its handle is not yet available or was taken.
     WaitFor(Id),
     WaitForGroup(usize),
-    /// Pushes an operation, and waits for it or leaves its handle to other operations.
+    /// Pushes an operation, then waits for it or leaves its handle to other operations.
     Push(Operation, bool),
-    /// Pushes a child, and leaves its handle to other operations.
+    /// Pushes a child and leaves its handle to other operations.
     Child(Operation),
     /// Opens a scope with these operations. Those that [count](Operation::counts) also mutate a number that the scope
     /// borrows and a variable of the scope, and the scope's function waits for their handles.
@@ -50,7 +50,7 @@ enum Step {
 }
 
 impl Operation {
-    /// Returns whether the operation mutates the number of its scope, if it is in a scope.
+    /// Returns whether the operation, if in a scope, mutates the scope's number.
     fn counts(&self) -> bool {
         self.id % 3 != 0
     }
@@ -59,10 +59,10 @@ impl Operation {
 struct Program {
     variables: usize,
     groups: usize,
-    /// Whether no operation starts before all operations of the program's own thread have been pushed.
+    /// Whether all operations of the program's own thread are pushed before any operation starts.
     is_held: bool,
     operations: Vec<Operation>,
-    /// The number of operations, including those that other operations push.
+    /// The number of operations, including those pushed by others.
     count: usize,
 }
 
@@ -129,7 +129,7 @@ impl Program {
                     }
                 }
                 let child = self.operation(accesses, depth + 1, true, bytes);
-                // The child belongs to the groups of its parent.
+                // The child belongs to its parent's groups.
                 Step::Child(Operation { group: None, ..child })
             }
             6 => {
@@ -169,8 +169,8 @@ enum Origin {
     Child(Id),
 }
 
-/// The waits that may occur. The nodes are two points of each operation: the return of its function, and its
-/// completion. `after` lists, for each point, the points that it may have to wait for.
+/// The waits that may occur. The nodes are two points of each operation: its function's return and its completion.
+/// `after` lists, for each point, the points for which it may have to wait.
 struct Graph {
     after: Vec<Vec<usize>>,
 }
@@ -188,7 +188,7 @@ impl Graph {
         self.after[point].push(after);
     }
 
-    /// Returns whether the function of an operation may wait for itself.
+    /// Returns whether an operation's function may wait for itself.
     fn is_on_cycle(&self, id: Id) -> bool {
         let mut seen = vec![false; self.after.len()];
         let mut open = self.after[function_of(id)].clone();
@@ -227,9 +227,8 @@ impl Program {
         self.operations.iter().for_each(|operation| descend(operation, Origin::Program, visit));
     }
 
-    /// Returns all waits that may occur in any run. Where the order of two pushes depends on the run, both orders
-    /// count. A naive engine completes a ready operation inside its push, so the function that pushes an operation may
-    /// wait for it.
+    /// Returns all waits that may occur in any run. If the order of two pushes depends on the run, both orders count. A
+    /// naive engine completes a ready operation inside its push, so the pushing function may wait for the operation.
     fn graph(&self, is_naive: bool) -> Graph {
         let mut all: Vec<(&Operation, Origin)> = Vec::new();
         self.each(&mut |operation, origin| all.push((operation, origin)));
@@ -246,7 +245,7 @@ impl Program {
             }
             for step in &operation.steps {
                 if let Step::Scope(inside) = step {
-                    // The number orders all operations of the scope that count.
+                    // The scope's number orders all of its counting operations.
                     let counting: Vec<_> = inside.iter().filter(|inner| inner.counts()).map(|inner| inner.id).collect();
                     counting.windows(2).for_each(|pair| graph.add(function_of(pair[1]), completion_of(pair[0])));
                 }
@@ -282,15 +281,15 @@ impl Program {
         graph
     }
 
-    /// Returns whether, of two operations that conflict, `late` may be pushed after `early`.
+    /// Returns whether, of two conflicting operations, `late` may be pushed after `early`.
     fn may_stand_behind(&self, late: (Id, Origin), early: (Id, Origin)) -> bool {
         match (late.1, early.1) {
-            // The children of an operation have queues of their own.
+            // An operation's children have their own queues.
             (Origin::Child(parent), Origin::Child(same)) => parent == same && early.0 < late.0,
             (Origin::Child(_), _) | (_, Origin::Child(_)) => false,
             (Origin::Program, Origin::Program) => early.0 < late.0,
             (Origin::Function(one), Origin::Function(other)) if one == other => early.0 < late.0,
-            // A function runs after the push of its operation, and so after all earlier pushes of the program's own
+            // A function runs after its operation's push, and thus after all earlier pushes by the program's own
             // thread.
             (Origin::Program, Origin::Function(_)) => !self.is_held && early.0 < late.0,
             (Origin::Function(_), Origin::Program | Origin::Function(_)) => true,
@@ -302,7 +301,7 @@ impl Program {
 
 struct World {
     variables: Vec<Variable>,
-    /// A token that all operations of the program's own thread read.
+    /// A token read by all operations of the program's own thread.
     gate: Token,
     groups: Vec<Group>,
     handles: Vec<Mutex<Option<OpHandle<()>>>>,
@@ -314,9 +313,9 @@ struct World {
 
 struct Variable {
     token: Token,
-    /// The number of functions that read the variable now, or -1 while one mutates it.
+    /// The number of functions now reading the variable, or -1 while one mutates it.
     users: AtomicI64,
-    /// The operations of the program's own thread that have mutated the variable.
+    /// The operations pushed by the program's own thread that have mutated the variable.
     log: Mutex<Vec<Id>>,
 }
 
@@ -325,7 +324,7 @@ impl World {
         lock(&self.violations).push(what);
     }
 
-    /// Returns the tokens to which an operation has the given access.
+    /// Returns the tokens that an operation accesses in the given way.
     fn tokens<'w>(&'w self, operation: &'w Operation, access: Access) -> impl Iterator<Item = &'w Token> {
         let in_this_way = operation.accesses.iter().filter(move |(_, its)| *its == access);
         in_this_way.map(|(variable, _)| &self.variables[*variable].token)
@@ -337,7 +336,7 @@ impl World {
         operation: &Operation,
         held: Option<&Token>,
     ) -> Result<OpHandle<()>, PushError> {
-        // A refused scope cancels its operations, so the variables fail.
+        // A refused scope cancels its operations, so their variables fail.
         let mut builder = builder.run_always();
         builder = builder.reads(self.tokens(operation, Access::Read)).writes(self.tokens(operation, Access::Write));
         if operation.steps.iter().any(|step| matches!(step, Step::Child(_))) {
@@ -368,7 +367,7 @@ impl World {
         self.submit(builder, operation, held)
     }
 
-    /// The function of an operation. Functions of scoped operations have no context.
+    /// An operation's function. Functions of scoped operations have no context.
     fn run(self: &Arc<Self>, operation: &Operation, engine: &Engine, cx: Option<&OpContext<'_>>) {
         let id = operation.id;
         self.runs[id].fetch_add(1, SeqCst);
@@ -426,13 +425,13 @@ impl World {
             Step::Scope(inside) => self.scope(id, inside, engine),
         };
         match result {
-            // Operations fail only if they belong to a refused scope, which cancels them.
+            // Operations fail only in a refused scope, which cancels them.
             Ok(()) | Err(WaitError::Failed(_)) => {}
             Err(error) => lock(&self.refused).push((id, error)),
         }
     }
 
-    /// Opens a scope with the operations `inside`, in the function of operation `id`.
+    /// Opens a scope with the operations `inside`, in operation `id`'s function.
     fn scope(self: &Arc<Self>, id: Id, inside: &[Operation], engine: &Engine) -> Result<(), WaitError> {
         let mut count = 0;
         let result = engine.scope(|s| {
@@ -444,7 +443,7 @@ impl World {
                 let builder = builder.writes(self.tokens(inner, Access::Write));
                 let pushed = if inner.counts() {
                     let counting = move |(count, own): (&mut usize, &mut usize)| {
-                        // An operation that runs beside this one would make one of the increments be lost.
+                        // An operation running concurrently would cause an increment to be lost.
                         let before = (*count, *own);
                         self.run(inner, engine, None);
                         (*count, *own) = (before.0 + 1, before.1 + 1);
@@ -465,7 +464,7 @@ impl World {
                 match handle.wait() {
                     Ok((count, own, own_id)) if own_id == inner && count == own => {}
                     Ok(other) => self.violation(format!("op {inner} of a scope returned {other:?}")),
-                    // The operation was cancelled with its scope, or with one around it.
+                    // The operation was cancelled with its scope or an enclosing one.
                     Err(WaitError::Failed(_)) => {}
                     Err(error) => lock(&self.refused).push((id, error)),
                 }
@@ -551,7 +550,7 @@ pub fn waits(data: &[u8]) {
             };
             done.complete();
         }
-        // Failures come from scopes that were refused. Operations pushed by other operations may still be pending.
+        // Failures come from refused scopes. Operations pushed by other operations may still be pending.
         while engine.wait_for_all().is_err() || engine.pending() != 0 {}
         let checked = world.check(&program, engine.kind() == EngineKind::Naive);
         drop((world, engine));

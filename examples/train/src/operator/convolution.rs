@@ -80,7 +80,7 @@ impl Operator for Convolution {
         of_data.begin_sum();
         of_bias.begin_sum();
         let image_size = data.values.len() / data.shape[0];
-        // The examples are added in order, so that sums have the same bits in every run.
+        // Examples are added in order, so that sums have the same bits in every run.
         for (example, gradient) in gradient.values.chunks_exact(self.filters * columns).enumerate() {
             let gradients = Matrix::new(gradient, columns);
             let image = example * image_size..(example + 1) * image_size;

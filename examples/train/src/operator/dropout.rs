@@ -1,4 +1,4 @@
-//! An operator that drops some values while a net is trained.
+//! An operator that drops some values during training.
 
 use super::{Needs, Operator, Pass, Request, known};
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
     task::{View, Views},
 };
 
-/// An operator that, in training, sets each value to zero with a given probability, and scales the others up so that
-/// the mean stays the same. Outside training, it changes nothing.
+/// An operator that, in training, sets each value to zero with a given probability and scales up the others to preserve
+/// the mean. Outside training, it changes nothing.
 ///
-/// The second output holds the factor by which each value was multiplied.
+/// The second output holds each value's factor.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     /// The probability that a value is set to zero.

@@ -12,7 +12,7 @@ use crate::{
 /// `result = data weightᵀ + bias`. All axes of the data except the first are treated as one.
 #[derive(Clone, Copy, Debug)]
 pub struct FullyConnected {
-    /// The number of values of the result for each example.
+    /// The number of values per example in the result.
     pub outputs: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Engines of every kind, and numbers to test with.
+//! Engines of every kind, and test numbers.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use raddle::{Device, Engine, EngineKind, SimulatedGpu, simulated::Clock};
 use raddle_train::{Runtime, resource::Random};
 
-/// Where a test runs: the kind of engine, the number of workers, and the device.
+/// The places where tests run: the kind of engine, the number of workers and the device.
 pub const PLACES: [(EngineKind, usize, Device); 7] = [
     (EngineKind::Naive, 1, Device::Cpu),
     (EngineKind::Pooled, 2, Device::Cpu),
@@ -34,8 +34,8 @@ pub fn everywhere(test: impl Fn(&Arc<Runtime>)) {
     }
 }
 
-/// Returns numbers that are a tenth apart, in random order. If `count` is even, none is closer than 0.05 to zero, where
-/// some functions have kinks.
+/// Returns numbers a tenth apart, in random order. If `count` is even, none is within 0.05 of zero, where some
+/// functions have kinks.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     let mut numbers: Vec<f32> = (0..count).map(|i| (i as f32 - count as f32 / 2.0) * 0.1 + 0.05).collect();

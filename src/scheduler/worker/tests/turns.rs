@@ -5,7 +5,7 @@ use crate::tracker::Op;
 
 const RUN: usize = MAX_RUN as usize;
 
-/// How an endless chain of operations creates its next one.
+/// How an endless chain of operations creates the next operation.
 #[derive(Clone, Copy, Debug)]
 enum Chain {
     /// As a successor, which goes into the slot.
@@ -18,13 +18,13 @@ enum Chain {
 
 const CHAINS: [Chain; 3] = [Chain::Slot, Chain::Inside, Chain::Second];
 
-/// A worker, and an endless chain on it.
+/// A worker with an endless chain.
 struct Endless<'w> {
     worker: &'w Worker<usize>,
     chain: Chain,
     /// The first of the two successors in `Chain::Second`.
     leaf: Known,
-    /// Operations that have no successor.
+    /// Operations without successors.
     ends: Vec<*mut Op<usize>>,
 }
 
@@ -78,7 +78,7 @@ fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
         waits.iter().for_each(|op| lane.injector().push(op.right()));
         let starts = endless.starts(&waits, 4 * (RUN + 1));
         assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
-        // The same holds later in the life of the worker.
+        // The same holds later in the worker's life.
         for before in 1..2 * RUN {
             endless.run(before);
             lane.injector().push(waits[0].right());
@@ -101,7 +101,7 @@ fn the_deque_is_not_starved_by_slot_and_injector() {
     // The `waits` start after `RUN` operations from the slot and one from the injector. They have no successors, so the
     // slot stays empty between them.
     assert_eq!(endless.starts(&waits, 3 * (RUN + 2)), [RUN + 1, RUN + 2, RUN + 3]);
-    // All chains go on.
+    // All chains continue.
     let order = endless.run(9 * 9 * (RUN + 2));
     assert!(chains.iter().all(|op| order.contains(&op.as_ptr())));
     endless.end();
@@ -162,8 +162,8 @@ fn equals_in_the_injector_wait_for_at_most_a_run_each_in_every_band() {
     }
 }
 
-/// The injector's default band gets its turn, although urgent operations are pushed again and again, and their
-/// successors, which are not urgent, take the slot.
+/// The injector's default band gets its turn even though urgent operations are pushed repeatedly and their non-urgent
+/// successors take the slot.
 #[test]
 fn urgent_operations_do_not_lengthen_a_run_of_others() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
@@ -208,7 +208,7 @@ fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     let endless = Endless { worker: &workers[0], chain: Chain::Slot, leaf: waits[0], ends: ends(&waits) };
     lane.injector().push(waits[0].right());
     workers[0].push_next(chains[0].right());
-    // Without an equal in the injector, the chain goes on.
+    // Without an equal in the injector, the chain continues.
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
     lane.injector().push(chains[1].right());
     let order = endless.run(9 * RUN);
@@ -219,7 +219,7 @@ fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     endless.end();
 }
 
-/// The other workers do not come back to their deques, and no worker is idle.
+/// The other workers do not return to their deques, and no worker is idle.
 #[test]
 fn operations_in_a_deque_are_taken_by_visiting_workers() {
     const WORKERS: usize = 4;
