@@ -1,7 +1,6 @@
 //! Runs every benchmark: `cargo bench`. Words after `--` select some of them: `cargo bench -- push_run latency`.
 //!
-//! The benchmarks and the runtimes that they compare raddle with are in a separate package, so that other builds do not
-//! need them.
+//! The benchmarks and the runtimes compared with raddle are in a separate package, so other builds do not need them.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! Records the compiler that builds the benchmarks, for their tables.
+//! Records the compiler that builds the benchmarks, to be shown in their tables.
 
 use std::{env, process::Command};
 

@@ -5,8 +5,8 @@
 //! - `--against REV` compares the library with that of another revision: see `against`;
 //! - `--targets` runs nothing, and only renews the tables below from earlier results.
 //!
-//! After a run that is not quick and that writes to `results`, the tables between two marks in the root's README and in
-//! `README.md` of this package are replaced: by the main results, and by the targets with what was measured.
+//! A full run that writes to `results` also replaces the marked tables in two files: the main results in the root's
+//! README, and the targets with their measurements in this package's `README.md`.
 
 use std::{
     env, fs,
@@ -71,7 +71,7 @@ fn headline(from: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Puts a text between the marks in a file.
+/// Replaces the text between the marks in a file.
 fn renew(file: &Path, between: &str) {
     let renewed = fs::read_to_string(file).map_err(|error| error.to_string()).and_then(|text| {
         let new = replaced(&text, between).ok_or("the marks are missing")?;
@@ -89,7 +89,7 @@ fn replaced(text: &str, between: &str) -> Option<String> {
     Some(format!("{}\n\n{between}\n{}", &text[..begin], &text[end..]))
 }
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug, Default)]
 struct Wanted {
     against: Option<String>,
@@ -138,7 +138,7 @@ fn run(here: &Path, words: &[String]) -> Result<(), String> {
         if machine::quick() {
             command.env("RADDLE_BENCH_QUICK", "1");
         }
-        // No words are passed on, so a selected benchmark runs in full and replaces its results.
+        // The words are not passed on, so a selected benchmark runs in full and replaces its results.
         let status = command.status().map_err(|error| format!("cargo cannot be started: {error}"))?;
         if !status.success() {
             return Err(format!("the benchmark `{bench}` failed"));

@@ -1,8 +1,8 @@
-//! Instructions per operation, counted by callgrind: the same in every run, however busy the machine is.
+//! Counts instructions per operation with callgrind. The counts are the same in every run, however busy the machine is.
 //!
-//! The engine has one worker, which is blocked in an operation while a workload is pushed. So the pushes run alone,
-//! on the pushing thread; then the operations run alone, on the worker, while the pushing thread sleeps. callgrind
-//! counts the two phases separately. The counts show neither caches nor contention.
+//! The engine's only worker is blocked in an operation while a workload is pushed. So the pushes run alone on the
+//! pushing thread; the operations then run alone on the worker while the pushing thread sleeps. callgrind counts the
+//! two phases separately. The counts reflect neither caches nor contention.
 //!
 //! - without arguments: prints the table beside the counts in `counts.txt`;
 //! - `--check`: fails if a count is more than 5 % above the file's;
@@ -25,11 +25,11 @@ use raddle_benches::{
 
 /// The number of operations in a phase: enough to make the ends of the phase negligible.
 const OPERATIONS: usize = 4_000;
-/// The rounds of a workload before the counted one. In measurements, the counts did not change after three rounds.
+/// The rounds of a workload before the counted one. In measurements, counts did not change after three rounds.
 const WARM_UP: usize = 10;
-/// The environment variable that is set in the process under callgrind.
+/// The environment variable set in the process under callgrind.
 const INSIDE: &str = "RADDLE_COUNTS_INSIDE";
-/// The relative increase that counts as a regression, and the decrease after which the file should be updated.
+/// The relative increase that counts as a regression, and the decrease beyond which the file should be updated.
 const TOLERANCE: f64 = 0.05;
 
 fn baseline_file() -> PathBuf {
@@ -56,14 +56,14 @@ fn request(number: u64, argument: u64) {
 #[cfg(not(target_arch = "x86_64"))]
 fn request(_: u64, _: u64) {}
 
-/// Makes callgrind write the counts since the last call, under `name`.
+/// Makes callgrind write the counts since the last call under `name`.
 fn dump(name: &str) {
     let name = std::ffi::CString::new(name).expect("a name without zero bytes");
     // `CALLGRIND_DUMP_STATS_AT`.
     request(3, name.as_ptr() as u64);
 }
 
-/// Calls `f`, whose instructions on this thread are not counted.
+/// Calls `f` without counting its instructions on this thread.
 fn uncounted(f: impl FnOnce()) {
     // `CALLGRIND_TOGGLE_COLLECT`, which affects only the calling thread.
     request(2, 0);
@@ -75,7 +75,7 @@ fn inside() {
     let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).idle(IdlePolicy::Park);
     let mut raddle = Raddle::with(engine.build().expect("an engine"));
     for workload in Workload::ALL {
-        // The first rounds fill the pools of records, and free memory that was retired earlier.
+        // The first rounds fill the record pools and free memory retired earlier.
         for round in 0..WARM_UP + 1 {
             let counted = round == WARM_UP;
             let prepared = workload.prepare(&mut raddle, OPERATIONS).expect("raddle supports every workload");
@@ -99,7 +99,7 @@ fn inside() {
 
 // -------------------------------------------------------------------------------------------------------- outside ----
 
-/// The instructions per operation, by phase and workload.
+/// Instructions per operation, by phase and workload.
 type Counts = BTreeMap<String, f64>;
 
 /// Parses a callgrind file. Returns the name of the dump and the number of instructions.
@@ -173,7 +173,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if machine::quick() && !asked("--check") && !asked("--renew") {
-        // Without callgrind, at least run the same code.
+        // Without callgrind, only run the code.
         inside();
         return ExitCode::SUCCESS;
     }

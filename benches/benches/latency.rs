@@ -1,12 +1,11 @@
-//! The time that an operation waits before it starts.
+//! Measures how long operations wait before they start.
 //!
-//! The loop is open: pushes are due at times fixed in advance, and each latency is counted from the time at which its
-//! push was due, even if the pushing thread was late. So a stall shows in every operation that it delays. The pushing
-//! thread is pinned to the last core and spins; the workers have the other cores, or share the last one if there is
-//! only one.
+//! The loop is open: pushes are due at times fixed in advance, and each latency is measured from when its push was due,
+//! even if the pushing thread was late. So a stall affects every operation it delays. The pushing thread is pinned to
+//! the last core and spins; the workers use the other cores, or share the only core.
 //!
-//! The same loop without an engine measures the machine's own stalls, and the futex call alone measures the wake-up
-//! of a thread; no engine can be faster than these floors.
+//! The same loop without an engine measures the machine's own stalls, and a bare futex call measures the wake-up of a
+//! thread; no engine can be faster than these floors.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +30,7 @@ use raddle_benches::{
 };
 
 const COLUMNS: [&str; 7] = ["what", "samples", "p50", "p90", "p99", "p99.9", "largest"];
-/// The smallest number of samples for which the 99.9th percentile is reported.
+/// The minimum number of samples for reporting the 99.9th percentile.
 const ENOUGH: u64 = 10_000;
 
 type Latencies = Histogram<u64>;
@@ -53,7 +52,7 @@ fn percentiles(rounds: Rounds<'_>, quantile: f64) -> Vec<f64> {
     rounds.map(|round| round.value_at_quantile(quantile) as f64).collect()
 }
 
-/// Returns each percentile with the quartiles over the rounds, and the largest value of all.
+/// Returns each percentile with its quartiles over the rounds, and the overall maximum.
 fn cells(rounds: Rounds<'_>) -> Vec<Cell> {
     let samples: u64 = rounds.iter().map(Histogram::len).sum();
     let largest =
@@ -65,7 +64,7 @@ fn cells(rounds: Rounds<'_>) -> Vec<Cell> {
     cells
 }
 
-/// A table whose rows are filled round by round.
+/// A table filled round by round.
 struct Rows {
     names: Vec<String>,
     rounds: Vec<Samples<Latencies>>,
@@ -83,7 +82,7 @@ impl Rows {
         self.rounds[row].push(state, round);
     }
 
-    /// Measures a round of the row with this name.
+    /// Measures a round for the row with this name.
     fn measure(&mut self, name: &str, round: impl FnMut() -> Latencies) {
         if let Some((state, round)) = machine::timed(round) {
             self.add(name, state, round);
@@ -150,7 +149,7 @@ fn schedule(rate: u64, duration: Duration, arrivals: Arrivals) -> Vec<u64> {
         .collect()
 }
 
-/// Calls `push` with the number of each push when it is due, or as soon as possible afterwards. Time is counted from
+/// Calls `push` with each push's number when it is due, or as soon as possible afterwards. Time is measured from
 /// `start`.
 fn open_loop(start: Instant, due: &[u64], mut push: impl FnMut(usize)) {
     for (i, &due) in due.iter().enumerate() {
@@ -161,7 +160,7 @@ fn open_loop(start: Instant, due: &[u64], mut push: impl FnMut(usize)) {
     }
 }
 
-/// The latencies that the operations record: for each operation its latency plus one, or zero until it has started.
+/// The latencies recorded by the operations: for each operation, its latency plus one, or zero until it has started.
 #[derive(Clone, Copy)]
 struct Notes {
     start: Instant,
@@ -169,8 +168,7 @@ struct Notes {
 }
 
 impl Notes {
-    /// Creates the slots. They are never freed, so that operations can keep references to them; they take about 100 MB
-    /// in a run.
+    /// Creates the slots. They are never freed, so operations can keep references to them; a run uses about 100 MB.
     fn new(count: usize) -> Self {
         let start = Instant::now() + Duration::from_millis(2);
         Self { start, slots: Box::leak((0..count).map(|_| AtomicU64::new(0)).collect()) }
@@ -201,8 +199,8 @@ struct Kind {
 
 const PLAIN: Kind = Kind { priority: 0, property: Property::Normal };
 
-/// Measures the latencies from the due time to the start of operations that then run `iterations` of the compute-bound
-/// kernel. The operations mutate 64 variables in turn, one variable each.
+/// Measures the latencies from due time to start of operations that then run `iterations` of the compute-bound kernel.
+/// Each operation mutates one of 64 variables, in turn.
 fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> Latencies {
     let notes = Notes::new(due.len());
     let variables: Vec<Token> = (0..64).map(|_| engine.token()).collect();
@@ -221,7 +219,7 @@ fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> L
 
 // ----------------------------------------------------------------------------------------------------- the floors ----
 
-/// Runs the same loop without an engine, to measure how late this thread itself is.
+/// Runs the same loop without an engine, to measure this thread's own lateness.
 fn hiccups(due: &[u64]) -> Latencies {
     let start = Instant::now() + Duration::from_millis(2);
     let mut late = Vec::with_capacity(due.len());
@@ -253,7 +251,7 @@ impl Futex {
     }
 }
 
-/// Measures the latencies of waking a thread that sleeps on another core.
+/// Measures the latencies of waking a thread asleep on another core.
 fn futex_wake(due: &[u64], sleeper: isize) -> Latencies {
     let notes = Notes::new(due.len());
     let futex = Futex::default();
@@ -283,8 +281,8 @@ fn futex_wake(due: &[u64], sleeper: isize) -> Latencies {
 
 // ----------------------------------------------------------------------------------------------------- successors ----
 
-/// Pushes an operation that mutates `variable` and blocks until the returned sender is dropped, so that its successors
-/// can be pushed before any of them starts.
+/// Pushes an operation that mutates `variable` and blocks until the returned sender is dropped, so its successors can
+/// be pushed before any of them starts.
 fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
     let (open, opened) = mpsc::channel::<()>();
     let wait = move |_: &OpContext<'_>| {
@@ -295,8 +293,7 @@ fn gate(engine: &Engine, variable: &Token) -> mpsc::Sender<()> {
     open
 }
 
-/// Measures the time from the end of an operation to the start of its successor in a chain, for each pair that ran on
-/// the same worker.
+/// Measures the time from an operation's end to its successor's start in a chain, for each pair run by the same worker.
 fn chain(engine: &Engine, count: usize) -> Latencies {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -315,15 +312,15 @@ fn chain(engine: &Engine, count: usize) -> Latencies {
         };
         engine.push_sync(f, [], [&variable]).expect("push");
     }
-    // Times are counted from `start`, so wait for it.
+    // Times are measured from `start`, so wait for it.
     std::thread::sleep(notes.start.saturating_duration_since(Instant::now()));
     drop(open);
     engine.wait_for_all().expect("wait");
     notes.histogram()
 }
 
-/// Measures the time from the end of an operation to the start of each successor that another worker took. Each
-/// operation has two successors, which compute for a while, so that one worker cannot run both.
+/// Measures the time from an operation's end to the start of each successor taken by another worker. Each operation has
+/// two successors, which compute long enough that one worker cannot run both.
 fn fork(engine: &Engine, count: usize, iterations: u32) -> Latencies {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -354,8 +351,8 @@ fn fork(engine: &Engine, count: usize, iterations: u32) -> Latencies {
 
 // ----------------------------------------------------------------------------------------------------- saturation ----
 
-/// Measures the latencies of operations of a kind while every worker has a backlog: `fillers` operations that run
-/// `iterations` each are pushed before the first measured operation is due.
+/// Measures the latencies of operations of one kind while every worker has a backlog: before the first measured
+/// operation is due, `fillers` operations of `iterations` each are pushed.
 fn saturated(engine: &Engine, due: &[u64], kind: Kind, fillers: usize, iterations: u32) -> Latencies {
     let notes = Notes::new(due.len());
     let full = Arc::new(AtomicBool::new(false));
@@ -389,7 +386,7 @@ fn engine(kind: EngineKind, workers: usize, idle: IdlePolicy) -> Engine {
     Engine::builder().kind(kind).workers(workers).idle(idle).build().expect("an engine")
 }
 
-/// The number of slices in which a round alternates between the empty loop and the engine.
+/// The number of slices in a round that alternates between the empty loop and the engine.
 const SLICES: u32 = 10;
 
 /// Measures the empty loop and the engine in turn, in slices of a fraction of a second, so that both see the same

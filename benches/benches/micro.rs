@@ -1,8 +1,8 @@
-//! The cost of single steps: pushes without runs, runs without pushes, waits, variables, and what recording adds.
+//! The cost of single steps: pushes without runs, runs without pushes, waits, variables, and recording.
 //!
-//! The rows take turns, round by round, and each state of the machine is reported apart. The engine has one worker. For
-//! the cost of a push, the worker is blocked in an operation, so that the push alone is timed; for the cost of a run,
-//! all operations are pushed first, and the worker itself measures the time from the first operation to the last.
+//! The rows take turns, round by round, and each state of the machine is reported separately. The engine has one
+//! worker. For the cost of a push, the worker is blocked in an operation, so only the push is timed; for the cost of a
+//! run, all operations are pushed first, and the worker itself measures the time from the first operation to the last.
 
 use std::{
     hint::black_box,
@@ -21,14 +21,14 @@ use raddle_benches::{
     stats::median,
 };
 
-/// The beginnings of the names of steps without and with a recorder.
+/// The name prefixes of steps without and with a recorder.
 const OFF: &str = "recorded/off: ";
 const ON: &str = "recorded/on: ";
 
-/// The number of timings of one row in each round, of which the median counts.
+/// The number of timings per row and round; their median is used.
 const TIMINGS: usize = 5;
 
-/// The number of operations that are pending at a time: enough to make the ends of a batch negligible.
+/// The number of simultaneously pending operations: enough to make the ends of a batch negligible.
 const BATCH: u64 = 4_096;
 
 /// Measures calls to `push`, without the runs of the pushed operations, in ns per call.
@@ -42,12 +42,12 @@ fn pushes(engine: &Engine, push: &dyn Fn(u64)) -> f64 {
     each(time, BATCH)
 }
 
-/// Measures the worker's time for operations that `push` has pushed in advance, in ns per operation.
+/// Measures the worker's time for operations pushed in advance by `push`, in ns per operation.
 fn runs(engine: &Engine, push: &dyn Fn(u64)) -> f64 {
     let (send, receive) = mpsc::channel();
     let go = occupy(engine);
     let sender = send.clone();
-    // Their priorities make these two the first and the last of the ready operations.
+    // Their priorities make these the first and the last of the ready operations.
     engine.op("first").priority(1).push_sync(move |_| _ = sender.send(Instant::now())).expect("push");
     (0..BATCH).for_each(push);
     engine.op("last").priority(-1).push_sync(move |_| _ = send.send(Instant::now())).expect("push");
@@ -69,7 +69,7 @@ fn each(time: Duration, count: u64) -> f64 {
     time.as_nanos() as f64 / count as f64
 }
 
-/// The argument of the recursion that waits, and how many operations it has.
+/// The argument of the waiting recursion, and its number of operations.
 const RECURSION: (u64, u64) = (18, 8_361);
 
 /// Pushes an operation that computes a Fibonacci number by pushing two others and waiting for both.
@@ -84,7 +84,7 @@ fn fibonacci(engine: &Engine, n: u64) -> Result<OpHandle<u64>, PushError> {
     })
 }
 
-/// A step that is measured without and with a recorder.
+/// A step measured without and with a recorder.
 type Step<'a> = &'a dyn Fn(&Engine, &[Token]) -> f64;
 
 /// The rows, on an engine with one worker.
@@ -96,7 +96,7 @@ struct Steps<'a> {
 impl<'a> Steps<'a> {
     fn row(&mut self, name: String, time: impl Fn() -> f64 + 'a) {
         if machine::wanted(&name) {
-            // A batch takes less than a millisecond, so several of them make up the timing of a round.
+            // A batch takes less than a millisecond, so a round's timing comprises several.
             self.rows.push(Row::new(name, move || median(&std::array::from_fn::<f64, TIMINGS, _>(|_| time()))));
         }
     }
@@ -128,7 +128,7 @@ fn main() {
     let (small, large) = ([0u8; 80], [0u8; 160]);
     let naive = Engine::builder().kind(raddle::EngineKind::Naive).build().expect("an engine");
     let token = naive.token();
-    // Two engines that differ only in the recorder.
+    // Two engines that differ only in having a recorder.
     let recorder = Recorder::new();
     let plain = Engine::builder().workers(1).build().expect("an engine");
     let recorded = Engine::builder().workers(1).recorder(&recorder).build().expect("an engine");
@@ -172,7 +172,7 @@ fn main() {
     });
     steps.run("operator, 1 write, one variable", |_| operator.push().expect("push"));
 
-    // One right after the other, in every round.
+    // One immediately after the other, in every round.
     let recorded_steps: [(&str, Step<'_>); 4] = [
         ("push, 1 write", &|engine, tokens| {
             pushes(engine, &|i| engine.push_sync(|_| {}, [], [&tokens[i as usize % 64]]).expect("push"))

@@ -1,9 +1,9 @@
-//! The cost of an empty operation from push to completion, for raddle and for the other runtimes.
+//! The cost of an empty operation from push to completion, for raddle and the other runtimes.
 //!
 //! One thread pushes. Each figure is ns per operation: the time from the first push until all operations are complete,
-//! divided by their number. The engines take turns, round by round, and the median of the rounds is reported, apart for
-//! each state of the machine. The benchmark guards against growth of the engine's overhead; it does not measure
-//! latency.
+//! divided by their number. The engines take turns, round by round, and the median over the rounds is reported
+//! separately for each state of the machine. The benchmark guards against growth of the engine's overhead; it does not
+//! measure latency.
 
 use std::cell::RefCell;
 
@@ -23,7 +23,7 @@ use raddle_benches::{
     workload::{Suite, Workload},
 };
 
-/// The difference between typed rows and token rows that is still as intended, in %.
+/// The maximum intended difference between typed rows and token rows, in %.
 const TYPED_GOAL: f64 = 5.0;
 
 const METG: &str = "METG(50%), stencil";
@@ -103,7 +103,7 @@ fn main() {
     let metgs = rounds::measure(&mut rows, rounds, |_| {});
     drop(rows);
 
-    // By engine: the rows of the workloads, and METG.
+    // For each engine, the workloads' rows and METG.
     let per_engine = Workload::ALL.len();
     let all: Vec<_> = figures
         .chunks(per_engine)
@@ -112,7 +112,7 @@ fn main() {
         .collect();
     let shown = preferred(&all);
     for (state, figures) in by_state(&all) {
-        // By engine: the medians in the order of the columns.
+        // For each engine, the medians in column order.
         let medians: Vec<Vec<f64>> =
             figures.chunks(per_engine + 1).map(|row| row.iter().map(|figures| median(figures)).collect()).collect();
         let note = typed_note(&titles, &medians);
@@ -138,7 +138,7 @@ fn main() {
     let peers = peers.unwrap_or_default();
     let mut names: Vec<&str> = vec![];
     for (engine, _, _) in &peers.figures {
-        // An engine's operators may be printed under a shorter name.
+        // An engine's operators may have a shorter printed name.
         if !names.iter().any(|name| name.starts_with(engine.as_str())) {
             names.push(engine);
         }
@@ -165,12 +165,12 @@ fn main() {
     report.save();
 }
 
-/// Returns a line with the largest difference between raddle's tokens and its typed variables, or an empty string if
-/// one of the two was not measured.
+/// Returns a line with the largest difference between raddle's tokens and typed variables, or an empty string if either
+/// was not measured.
 fn typed_note(titles: &[String], medians: &[Vec<f64>]) -> String {
     let row = |title: &str| Some(&medians[titles.iter().position(|other| other == title)?]);
     let Some((tokens, typed)) = row("raddle").zip(row("raddle, typed")) else { return String::new() };
-    // METG is not compared: it is a search, whose steps are coarser.
+    // METG is not compared: it comes from a search with coarser steps.
     let differences = Workload::ALL
         .iter()
         .zip(tokens.iter().zip(typed))

@@ -1,7 +1,7 @@
-//! Throughput by the number of workers, and by the number of pushing threads.
+//! Throughput by number of workers and by number of pushing threads.
 //!
-//! The benchmark guards against state that all workers or all pushers share. More pushers than cores cannot all run
-//! at the same time.
+//! The benchmark guards against state shared by all workers or all pushers. More pushers than cores cannot all run at
+//! the same time.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use raddle_benches::{
 /// How the pushing threads share variables.
 #[derive(Clone, Copy, PartialEq)]
 enum Sharing {
-    /// Each thread has its own 256 variables, which its operations mutate in turn.
+    /// Each thread's operations mutate its own 256 variables in turn.
     Disjoint,
     /// All operations mutate the same variable.
     OneVariable,
@@ -99,7 +99,7 @@ fn main() {
     let cores = machine::cores();
     let rounds = machine::rounds();
     let operations = machine::choose(100_000, 2_000);
-    // One, two, four and so on up to `most`, and the number of cores.
+    // Powers of two up to `most`, and the number of cores.
     let counts = |most: usize| {
         let mut counts: Vec<usize> =
             std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n <= most).chain([cores]).collect();

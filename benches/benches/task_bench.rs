@@ -1,8 +1,8 @@
 //! The dependence types and kernels of Task Bench, with METG(50%): see `pattern`, `kernel` and `metg`.
 //!
-//! One thread pushes all operations of a graph of 16 columns in order, and waits. The benchmark guards against growth
-//! of the engine's overhead, on graphs of every density, and of the smallest useful size of an operation. It does not
-//! measure latency.
+//! One thread pushes all operations of a 16-column graph in order, then waits. The benchmark guards against growth of
+//! the engine's overhead on graphs of every density, and of the smallest useful operation size. It does not measure
+//! latency.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
@@ -57,7 +57,7 @@ fn main() {
         Dependence::ALL.into_iter().filter(|dependence| machine::wanted(dependence.name())).collect();
     let patterns: Vec<Pattern> = dependences.iter().map(|&dependence| Pattern::new(dependence, WIDTH)).collect();
 
-    // The cost of an operation, without dagrs, whose cost grows with the number of operations.
+    // The cost of an operation. dagrs is excluded, since its cost grows with the number of operations.
     let titles: Vec<String> = suites[..4].iter().map(|suite| suite.borrow().title()).collect();
     let mut columns = vec!["dependence", "reads per operation"];
     columns.extend(titles.iter().map(String::as_str));
@@ -111,7 +111,7 @@ fn main() {
     let compared: Vec<&RefCell<Box<dyn Suite>>> =
         suites.iter().enumerate().filter(|&(index, _)| index != 1).map(|(_, suite)| suite).collect();
     let pattern = Pattern::new(Dependence::Stencil1d, WIDTH);
-    // The last search of each engine in each state.
+    // Each engine's last search in each state.
     let curves: RefCell<BTreeMap<(State, usize), Series>> = RefCell::default();
     let mut rows: Vec<Row<'_>> = vec![];
     for (index, suite) in compared.iter().enumerate() {
@@ -146,7 +146,7 @@ fn main() {
         }
     }
 
-    // The cost of the kernels, on which METG is based.
+    // The kernels' cost, on which METG is based.
     let mut table = Table::new("kernel", "The kernels by themselves", "", &["kernel", "ns per iteration, one core"]);
     for kernel in SIZED {
         table.row(kernel.name(), [number(serial_ns(kernel, 1000) / 1000.0)]);

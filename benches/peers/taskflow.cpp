@@ -4,9 +4,9 @@
 // The numbers of operations and variables, the random choices, the kernel and METG(50%) are those of `src/workload.rs`,
 // `src/kernel.rs` and `src/metg.rs`, and must stay the same.
 //
-// Taskflow takes the dependencies of a task as handles, which the program must find: the submitting thread tracks the
-// last writer of each variable and its readers since then, without locks, because no other thread uses this state. The
-// tracking is timed, as raddle's bookkeeping is.
+// Taskflow takes a task's dependencies as handles, which the program must find: the submitting thread tracks each
+// variable's last writer and subsequent readers, without locks, because no other thread uses this state. The tracking
+// is timed, as is raddle's bookkeeping.
 
 #include <algorithm>
 #include <chrono>
@@ -40,7 +40,7 @@ double ns_since(Clock::time_point start) {
     return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
 }
 
-// The compute-bound kernel. It is not inlined, so that its code is the same alone and in a task.
+// The compute-bound kernel, not inlined so that its code is the same alone and in a task.
 [[gnu::noinline]] void compute(std::uint32_t iterations) {
     double x = 1.0 + 1e-9 * (iterations & 7);
     for (std::uint32_t i = 0; i < iterations; ++i) {
@@ -49,9 +49,9 @@ double ns_since(Clock::time_point start) {
     asm volatile("" : : "x"(x));
 }
 
-// Handles are kept in a ring, in the order of submission, and variables refer to them by number. So a handle has one
-// owner besides Taskflow, instead of copies whose shared count all threads would change; and the thread that created a
-// task usually frees it as well, which is the fastest case of the allocator.
+// Handles are kept in a ring in submission order, and variables refer to them by number. So a handle has one owner
+// besides Taskflow, instead of copies whose shared count all threads would change, and the thread that created a task
+// usually also frees it, which is fastest for the allocator.
 class Engine {
   public:
     // Replaces the variables with `count` new ones. No task may be running.
@@ -63,7 +63,7 @@ class Engine {
         variables_.resize(count);
     }
 
-    // Submits a task that runs `body` after the tasks that it conflicts with.
+    // Submits a task that runs `body` after all conflicting tasks.
     template <class Body>
     void submit(Body body, Reads reads, std::uint32_t write) {
         if (first_ != next_ && handle(first_).is_done()) {
@@ -131,7 +131,7 @@ class Engine {
     std::vector<tf::AsyncTask> ring_ = std::vector<tf::AsyncTask>(1024);
     // The numbers of the first kept handle and of the next handle; no task has the number 0.
     std::uint64_t first_ = 1, next_ = 1;
-    // The dependencies of the task that is being submitted, as pointers, because copying a handle changes its count.
+    // The dependencies of the task being submitted, as pointers, because copying a handle changes its count.
     std::vector<tf::AsyncTask*> before_;
 };
 
@@ -203,7 +203,7 @@ double random(Engine& engine) {
     return ns_since(start) / OPERATIONS;
 }
 
-// The stencil of Task Bench: each point reads its own and its neighbours' variables of the previous step.
+// Task Bench's stencil: each point reads its own and its neighbours' variables from the previous step.
 template <class Body>
 double stencil(Engine& engine, std::uint32_t steps, Body body) {
     engine.make_variables(2 * WIDTH);
@@ -265,7 +265,7 @@ double metg(Engine& engine) {
 }
 
 // Returns whether the results equal those of a serial run: each operation computes its variable's new value from the
-// old one and from the values that it reads.
+// old value and the values it reads.
 bool ordered(Engine& engine) {
     const std::vector<Pick> picks = choose();
     std::vector<std::uint64_t> values(1024), serial(1024);
@@ -286,7 +286,7 @@ double median(std::vector<double>& figures) {
     return figures[figures.size() / 2];
 }
 
-// Lets the threads of the previous measurement go to sleep.
+// Lets the previous measurement's threads go to sleep.
 void settle() {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
 }

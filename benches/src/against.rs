@@ -1,8 +1,8 @@
-//! Compares the library in the working tree with the library of another revision.
+//! Compares the working tree's library with another revision's.
 //!
-//! Both are measured by the benchmarks of the working tree. For the other revision they are built in a git worktree in
-//! which `benches` has been replaced, so that the two programs differ only in the library and its dependencies. The two
-//! take turns, each as a process that runs a single round, and in each round the other one begins.
+//! The working tree's benchmarks measure both. For the other revision, they are built in a git worktree in which
+//! `benches` has been replaced, so the two programs differ only in the library and its dependencies. The programs take
+//! turns, each process running a single round, and alternate in going first.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,10 @@ use crate::{
 /// The benchmarks that can print a single round.
 pub const BENCHES: [&str; 2] = ["push_run", "micro"];
 
-/// The smallest number of rounds of each build whose quartiles are compared.
+/// The minimum number of rounds of each build for comparing quartiles.
 const ENOUGH: usize = 4;
 
-/// The figures of both builds for each row, the working tree's first. The rows are in the order in which they came.
+/// Both builds' figures for each row, the working tree's first. The rows are in order of arrival.
 #[derive(Debug, Default)]
 struct Both {
     order: Vec<String>,
@@ -33,7 +33,7 @@ struct Both {
 }
 
 impl Both {
-    /// Adds the output of a single round of the build with this index.
+    /// Adds the output of a single round from the build with this index.
     fn add(&mut self, build: usize, output: &str) {
         for (name, state, figure) in rounds::parse(output) {
             if !self.rows.contains_key(name) {
@@ -43,7 +43,7 @@ impl Both {
         }
     }
 
-    /// Returns a table for each state in which both builds have figures of a row.
+    /// Returns a table for each state in which both builds have figures for the same row.
     fn tables(&self, rev: &str) -> Vec<Table> {
         let all: Vec<Samples> = self.rows.values().flatten().cloned().collect();
         let columns =
@@ -74,7 +74,7 @@ impl Both {
     }
 }
 
-/// A worktree of git that is removed when this is dropped.
+/// A git worktree, removed on drop.
 struct Worktree {
     root: PathBuf,
     path: PathBuf,
@@ -82,9 +82,9 @@ struct Worktree {
 
 impl Worktree {
     fn add(root: &Path, path: PathBuf, commit: &str) -> Result<Self, String> {
-        // A run that was interrupted may have left it behind.
+        // An interrupted run may have left it behind.
         remove(root, &path);
-        // Forced, since git may still list a worktree whose folder is gone.
+        // Forced, since git may still list a worktree whose folder no longer exists.
         git(root, &["worktree", "add", "--force", "--detach", "--quiet", &path.to_string_lossy(), commit])?;
         Ok(Self { root: root.into(), path })
     }
@@ -99,12 +99,11 @@ impl Drop for Worktree {
 /// Removes a worktree, if it exists.
 fn remove(root: &Path, path: &Path) {
     _ = git(root, &["worktree", "remove", "--force", &path.to_string_lossy()]);
-    // What git did not know as a worktree.
+    // The folder remains if git did not know it as a worktree.
     _ = fs::remove_dir_all(path);
 }
 
-/// Runs git in a folder. Returns the output without the space around it, or the command with what it has complained
-/// about.
+/// Runs git in a folder. Returns the trimmed output, or the command with its error output.
 fn git(folder: &Path, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("git").arg("-C").arg(folder).args(arguments).output();
     let output = output.map_err(|error| format!("git cannot be started: {error}"))?;
@@ -115,7 +114,7 @@ fn git(folder: &Path, arguments: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Copies a folder with everything in it.
+/// Copies a folder recursively.
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -130,7 +129,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Builds a benchmark and returns its program. Warnings and errors of the compiler go to standard error.
+/// Builds a benchmark and returns its program. The compiler's warnings and errors go to standard error.
 fn build(root: &Path, target: Option<&Path>, bench: &str) -> Result<PathBuf, String> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["bench", "--package", "raddle-benches", "--no-default-features", "--no-run"]);
@@ -145,7 +144,7 @@ fn build(root: &Path, target: Option<&Path>, bench: &str) -> Result<PathBuf, Str
     program(&String::from_utf8_lossy(&output.stdout), bench).ok_or_else(|| "cargo has named no program".into())
 }
 
-/// Returns the program of a benchmark, from cargo's messages.
+/// Returns a benchmark's program from cargo's messages.
 fn program(messages: &str, bench: &str) -> Option<PathBuf> {
     let target = format!("\"kind\":[\"bench\"],\"crate_types\":[\"bin\"],\"name\":\"{bench}\"");
     let message = messages.lines().rfind(|line| line.contains(&target))?;
@@ -155,7 +154,7 @@ fn program(messages: &str, bench: &str) -> Option<PathBuf> {
 
 /// Runs one round of a program and returns its output.
 fn round(program: &Path) -> Result<String, String> {
-    // cargo passes `--bench` too.
+    // cargo also passes `--bench`.
     let output = Command::new(program).args([rounds::ONE_ROUND, "--bench"]).stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| format!("{} cannot be started: {error}", program.display()))?;
     if !output.status.success() {
@@ -164,11 +163,10 @@ fn round(program: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds the library of the revision `rev` of git, measures it in turn with the library in the working tree, and
-/// prints the comparison.
+/// Builds the library at git revision `rev`, measures it in turn with the working tree's, and prints the comparison.
 ///
 /// # Errors
-/// If `rev` is not a commit, if one of the two does not build, or if a program fails.
+/// If `rev` is not a commit, if either library does not build, or if a program fails.
 pub fn compare(rev: &str, benches: &[&str]) -> Result<(), String> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = here.parent().expect("the package is in the workspace");

@@ -1,15 +1,15 @@
-//! Engines that are not written in Rust, run by an external command.
+//! Non-Rust engines, run by an external command.
 //!
-//! `RADDLE_PEERS` is that command, with its arguments. It prints one line for each engine and workload: the name of the
-//! engine, the name of the workload as below, a number and `ns`. Other lines are kept as notes. The workloads must be
-//! those in `workload`, timed from the first push to the end of the last operation, and `METG50 stencil w16` is
-//! METG(50%) as in `metg`.
+//! `RADDLE_PEERS` is that command, with its arguments. It prints one line per engine and workload: the engine's name,
+//! the workload's name as below, a number and `ns`. Other lines are kept as notes. The workloads must be those in
+//! `workload`, timed from the first push to the end of the last operation; `METG50 stencil w16` is METG(50%) as in
+//! `metg`.
 
 use std::{env, process::Command};
 
 use crate::{machine, workload::Workload};
 
-/// The name that stands for METG(50%) in place of a workload.
+/// The name for METG(50%) in place of a workload's.
 pub const METG: &str = "METG50 stencil w16";
 
 /// The output of the command.
@@ -17,7 +17,7 @@ pub const METG: &str = "METG50 stencil w16";
 pub struct External {
     /// Engine, workload (`None`: METG), ns.
     pub figures: Vec<(String, Option<Workload>, f64)>,
-    /// The lines that are not figures.
+    /// The lines without figures.
     pub notes: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ fn parse(text: &str) -> External {
             Some((label.strip_suffix(name)?.trim_end().to_owned(), *workload, number))
         });
         match figure {
-            // A negative number means that there is no figure.
+            // A negative number means no figure.
             Some((engine, workload, number)) if number >= 0.0 => external.figures.push((engine, workload, number)),
             Some(_) => {}
             None => external.notes.push(line.to_owned()),
@@ -49,8 +49,8 @@ fn parse(text: &str) -> External {
     external
 }
 
-/// Runs the command. If it fails, the lines that it has printed still count. Returns `None` if `RADDLE_PEERS` is not
-/// set, or in quick mode.
+/// Runs the command. If it fails, the lines printed so far still count. Returns `None` if `RADDLE_PEERS` is not set or
+/// in quick mode.
 ///
 /// # Panics
 /// If the command cannot be started.

@@ -1,4 +1,4 @@
-//! The work of operations: the kernels of Task Bench, on one core and without output.
+//! The operations' work: Task Bench's kernels, on one core and without output.
 
 use std::{
     hint::black_box,
@@ -24,10 +24,10 @@ pub enum Kernel {
     Empty,
     /// One floating-point multiplication and one addition per iteration, each dependent on the previous one.
     Compute,
-    /// One line of 64 bytes read and written per iteration, in memory that is not in the caches.
+    /// One 64-byte line read and written per iteration, in memory outside the caches.
     Memory,
-    /// Like `Compute`, but with between zero and twice the given iterations, evenly distributed by a hash of step and
-    /// column.
+    /// Like `Compute`, but with between zero and twice the given iterations, uniformly distributed by a hash of step
+    /// and column.
     Imbalanced,
 }
 
@@ -51,9 +51,9 @@ pub struct Work {
     pub kernel: Kernel,
     /// The number of iterations.
     pub iterations: u32,
-    /// The step that the operation belongs to.
+    /// The operation's step.
     pub step: u32,
-    /// The column that the operation belongs to.
+    /// The operation's column.
     pub column: u32,
 }
 
@@ -92,7 +92,7 @@ impl Work {
     }
 }
 
-/// Runs the loop of the compute-bound kernel, which the peers outside Rust also run.
+/// Runs the loop of the compute-bound kernel, which the non-Rust peers also run.
 #[inline(never)]
 pub fn compute(iterations: u32) {
     let mut x = 1.0 + 1e-9 * f64::from(iterations & 7);

@@ -18,14 +18,14 @@ use crate::{
     stats::{median, quartiles},
 };
 
-/// Returns the number of cores that this process may use.
+/// Returns the number of cores available to this process.
 #[must_use]
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns whether each benchmark should only check that it runs: if `RADDLE_BENCH_QUICK` is set and is neither empty
-/// nor `0`, or if `--test` is among the arguments.
+/// Returns whether benchmarks should only check that they run: if `RADDLE_BENCH_QUICK` is set and neither empty nor
+/// `0`, or if `--test` is among the arguments.
 #[must_use]
 pub fn quick() -> bool {
     env::var_os("RADDLE_BENCH_QUICK").is_some_and(|value| !value.is_empty() && value != "0")
@@ -44,7 +44,7 @@ pub fn rounds() -> usize {
     choose(wanted.unwrap_or(12), 1).max(1)
 }
 
-/// Returns the arguments that do not begin with a dash. A benchmark with rows shows the rows whose names contain one of
+/// Returns the arguments that do not begin with a dash. A benchmark with rows shows those whose names contain one of
 /// these words.
 #[must_use]
 pub fn words() -> Vec<String> {
@@ -77,7 +77,7 @@ pub fn folder(partial: bool) -> PathBuf {
 }
 
 fn first_line(command: &str, arguments: &[&str]) -> Option<String> {
-    // The benchmarks may run on a different machine from the one that built them.
+    // The benchmarks may run on a different machine than the one that built them.
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let here = if here.is_dir() { here } else { Path::new(".") };
     let output = Command::new(command).args(arguments).current_dir(here).output().ok()?;
@@ -93,8 +93,8 @@ fn cpu() -> String {
     format!("{}, family {} model {}", field("model name"), field("cpu family"), field("model\t"))
 }
 
-/// Returns the commit of the sources, with a mark if the sources of the engine or of the benchmarks differ from that
-/// commit. If `RADDLE_COMMIT` is set, it is returned instead, for machines without the sources.
+/// Returns the sources' commit, marked if the engine's or the benchmarks' sources differ from it. If `RADDLE_COMMIT` is
+/// set, returns that instead, for machines without the sources.
 #[must_use]
 pub fn commit() -> String {
     if let Ok(commit) = env::var("RADDLE_COMMIT") {
@@ -108,7 +108,7 @@ pub fn commit() -> String {
 /// The compiler that built the benchmarks.
 pub const RUSTC: &str = env!("RADDLE_RUSTC");
 
-/// Returns one line with the processor, cores, kernel, compiler, commit, date, and the current load of the machine.
+/// Returns one line with the processor, cores, kernel, compiler, commit, date, and the machine's current load.
 #[must_use]
 pub fn provenance() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_else(|_| env::consts::OS.into());
@@ -119,7 +119,7 @@ pub fn provenance() -> String {
          this was written{mode}",
         cpu = cpu(),
         cores = cores(),
-        // Without the suffixes of distributions.
+        // Without distribution suffixes.
         kernel = kernel.trim().split('-').next().unwrap_or_default(),
         version = env!("CARGO_PKG_VERSION"),
         commit = commit(),
@@ -128,12 +128,12 @@ pub fn provenance() -> String {
     )
 }
 
-/// Runs `f` on a thread that stays on the `n`th core, counted from the last if `n` is negative.
+/// Runs `f` on a thread pinned to the `n`th core, counted from the last if `n` is negative.
 ///
 /// # Panics
 /// If `f` panics, or if the thread cannot be pinned.
 pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
-    // The cores are queried once, by a thread that is not pinned yet: a pinned thread sees only its own core.
+    // The cores are queried once, by an unpinned thread: a pinned thread sees only its own core.
     static CORES: LazyLock<Vec<CoreId>> = LazyLock::new(|| core_affinity::get_core_ids().expect("the cores"));
     let core = CORES[n.rem_euclid(CORES.len() as isize) as usize];
     std::thread::scope(|scope| {
@@ -145,17 +145,17 @@ pub fn pinned<R: Send>(n: isize, f: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Gives the threads of the previous measurement time to go to sleep.
+/// Gives the previous measurement's threads time to go to sleep.
 pub fn settle() {
     std::thread::sleep(choose(Duration::from_millis(20), Duration::from_millis(1)));
 }
 
 // --------------------------------------------------------------------------------------------- bracketed timings ----
 
-/// How often a timing is tried before its round does without it.
+/// The maximum number of attempts at a timing before its round goes without it.
 pub const ATTEMPTS: usize = 10;
 
-/// What has become of the timings of this process.
+/// The outcomes of this process's timings.
 #[derive(Debug, Default)]
 struct Log {
     /// The round trips, in ns.
@@ -171,13 +171,13 @@ fn log() -> MutexGuard<'static, Log> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a timing in one state of the machine: see [`state`](crate::state). Returns `None` if all attempts were in
-/// vain. In a quick run, or if there is only one core, the state is not checked.
+/// Takes a timing in one state of the machine: see [`state`](crate::state). Returns `None` if all attempts fail. In a
+/// quick run, or if there is only one core, the state is not checked.
 pub fn timed<T>(mut timing: impl FnMut() -> T) -> Option<(State, T)> {
     steady(|_| Ok(timing()))
 }
 
-/// Like [`timed`], for a timing that takes long and notices flips itself.
+/// Like [`timed`], for long timings that detect flips themselves.
 pub fn steady<T>(timing: impl FnMut(&mut Watch<'_>) -> Result<T, Flipped>) -> Option<(State, T)> {
     let mut trip = || {
         let trip = round_trip();
@@ -199,14 +199,14 @@ pub fn steady<T>(timing: impl FnMut(&mut Watch<'_>) -> Result<T, Flipped>) -> Op
     taken.kept
 }
 
-/// Returns how many timings of this process were kept, dropped and given up.
+/// Returns how many of this process's timings were kept, dropped and given up.
 #[must_use]
 pub fn counts() -> [usize; 3] {
     let log = log();
     [log.kept, log.dropped, log.given_up]
 }
 
-/// Adds the counts of another process.
+/// Adds another process's counts.
 pub fn add_counts([kept, dropped, given_up]: [usize; 3]) {
     let mut log = log();
     log.kept += kept;
@@ -214,9 +214,9 @@ pub fn add_counts([kept, dropped, given_up]: [usize; 3]) {
     log.given_up += given_up;
 }
 
-/// Measures how long a word takes from the first core to the last one and back, in ns: the cost of a message and an
-/// answer between two threads, which every engine with threads pays. Returns the median of several batches, so that a
-/// thread that is interrupted in one of them does not matter.
+/// Measures how long a word takes from the first core to the last and back, in ns: the cost of a message and a reply
+/// between two threads, which every threaded engine pays. Returns the median over several batches, so an interruption
+/// in one of them does not matter.
 fn round_trip() -> f64 {
     const BATCHES: usize = 15;
     const COUNT: u32 = 100;
@@ -254,18 +254,18 @@ fn round_trip() -> f64 {
     median(&batches)
 }
 
-/// The conditions of a run: what has become of its timings, the round trips, and the time that the host took.
+/// The conditions of a run: the outcomes of its timings, the round trips, and the time taken by the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conditions {
     /// The quartiles of the round trips, in ns; NaN if there are none.
     pub trips: [f64; 3],
-    /// The number of timings that were kept.
+    /// The number of timings kept.
     pub kept: f64,
-    /// The number of timings that were dropped.
+    /// The number of timings dropped.
     pub dropped: f64,
-    /// The number of timings that were never in one state.
+    /// The number of timings given up.
     pub given_up: f64,
-    /// The part of the cores' time that the host gave to others, in %, or NaN if it is unknown.
+    /// The share of the cores' time given to others by the host, in %, or NaN if unknown.
     pub steal: f64,
 }
 
@@ -328,7 +328,7 @@ impl fmt::Display for Conditions {
     }
 }
 
-/// The time that all cores together have spent since the machine started, in ticks, from `/proc/stat`.
+/// The total time of all cores since the machine started, in ticks, from `/proc/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
     total: u64,
@@ -344,12 +344,12 @@ impl CpuTime {
 
     fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        // user, nice, system, idle, iowait, irq, softirq, steal; the times of guests after them are part of `user`.
+        // user, nice, system, idle, iowait, irq, softirq, steal; the guest times that follow are included in `user`.
         let ticks: Vec<u64> = line.split_whitespace().take(8).map(str::parse).collect::<Result<_, _>>().ok()?;
         Some(Self { total: ticks.iter().sum(), steal: *ticks.get(7)? })
     }
 
-    /// Returns the part of the time since `begin` that the host gave to others, in %.
+    /// Returns the share of the time since `begin` given to others by the host, in %.
     #[must_use]
     pub fn steal_since(self, begin: Self) -> f64 {
         let total = self.total.saturating_sub(begin.total);

@@ -1,10 +1,10 @@
-//! METG(50%): the smallest granularity of operations at which the cores do half of the work that they could do.
+//! METG(50%): the smallest granularity of operations at which the cores do half of the work of which they are capable.
 //!
 //! The kernel's iterations grow by a quarter at a time. *Efficiency* is the serial time of the operations without an
 //! engine, divided by the number of cores and by the measured time. METG is the size from which efficiency does not
-//! fall below 50 %, interpolated linearly between two neighbouring sizes. It is given as the kernel's own time, as it
-//! is for the peers outside Rust. The paper uses the cores' time per operation instead, which includes the overhead and
-//! is therefore twice as large at 50 %.
+//! fall below 50 %, interpolated linearly between neighbouring sizes. It is given as the kernel's own time, also for
+//! the non-Rust peers. The paper instead uses the cores' time per operation, which includes overhead and is therefore
+//! twice as large at 50 %.
 
 use crate::{
     kernel::{Kernel, serial_ns},
@@ -18,7 +18,7 @@ use crate::{
 pub struct Metg {
     /// The kernel's own time from which efficiency stays at 50 % or more, in ns, or `None` if there is no such time.
     pub ns: Option<f64>,
-    /// The kernel's own time and the efficiency of each size that was tried.
+    /// The kernel's own time and the efficiency for each size tried.
     pub curve: Vec<(f64, f64)>,
 }
 

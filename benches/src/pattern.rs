@@ -1,9 +1,9 @@
-//! The dependence types of Task Bench (E. Slaughter et al., *Task Bench: A Parameterized Benchmark for Evaluating
-//! Parallel Runtime Performance*, SC 2020), from their definitions there.
+//! Task Bench's dependence types, as defined in E. Slaughter et al., *Task Bench: A Parameterized Benchmark for
+//! Evaluating Parallel Runtime Performance*, SC 2020.
 //!
-//! A graph has `steps` steps of `width` points. A point of a step depends on some points of the previous step. Each
-//! column has two variables, one for even steps and one for odd ones; a point reads the variables of its dependences
-//! and mutates its own.
+//! A graph has `steps` steps of `width` points. A point depends on some points of the previous step. Each column has
+//! two variables, one for even and one for odd steps; a point reads the variables of its dependences and mutates its
+//! own.
 
 /// The maximum number of dependences of a point, for the types with a radix.
 const RADIX: usize = 5;
@@ -13,7 +13,7 @@ const PERIOD: usize = 3;
 /// A dependence type: which points of the previous step a point depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependence {
-    /// No dependences, not even between the steps of a column: an operation declares no variable.
+    /// No dependences, not even between a column's steps: operations declare no variables.
     Trivial,
     /// On the point's own column.
     NoComm,
@@ -21,12 +21,12 @@ pub enum Dependence {
     Stencil1d,
     /// Like `Stencil1d`, but in a ring.
     Stencil1dPeriodic,
-    /// On the point's own column and the one to its left; as in a sweep, steps grow from one point and shrink at the
+    /// On the point's own column and its left neighbour; as in a sweep, steps grow from one point and shrink at the
     /// end.
     Dom,
-    /// On the parent in a binary tree, which grows by a level in each step until it is as wide as the graph.
+    /// On the parent in a binary tree, which grows by a level per step until it is as wide as the graph.
     Tree,
-    /// On the point's own column and the two that are `2^k` columns away, where `k` changes from step to step.
+    /// On the point's own column and the two `2^k` columns away, where `k` changes from step to step.
     Fft,
     /// On all points.
     AllToAll,
@@ -81,7 +81,7 @@ impl Dependence {
         }
     }
 
-    /// Returns the points that `point` depends on, in the steps at the position `phase` of the period.
+    /// Returns the points on which `point` depends in steps at position `phase` of the period.
     fn of(self, phase: usize, point: usize, width: usize) -> Vec<usize> {
         let around = |left: usize, right: usize| point.saturating_sub(left)..=(point + right).min(width - 1);
         match self {
@@ -131,15 +131,15 @@ impl Dependence {
     }
 }
 
-/// The dependences of a graph, computed in advance as variables to read.
+/// A graph's dependences, computed in advance as variables to read.
 #[derive(Debug)]
 pub struct Pattern {
     /// The dependence type.
     pub dependence: Dependence,
     /// The number of columns.
     pub width: usize,
-    /// The variables that each point reads. The indices are the position of the step in the period, the step's parity,
-    /// and the point.
+    /// The variables read by each point, indexed by the step's position in the period, the step's parity, and the
+    /// point.
     reads: Vec<[Vec<Vec<u32>>; 2]>,
 }
 
@@ -160,19 +160,19 @@ impl Pattern {
         Self { dependence, width, reads: (0..dependence.period(width)).map(reads).collect() }
     }
 
-    /// Returns the number of variables of the graph.
+    /// Returns the graph's number of variables.
     #[must_use]
     pub fn variables(&self) -> usize {
         2 * self.width
     }
 
-    /// Returns the variables that a point reads.
+    /// Returns the variables read by a point.
     #[must_use]
     pub fn reads(&self, step: usize, point: usize) -> &[u32] {
         &self.reads[step % self.reads.len()][step % 2][point]
     }
 
-    /// Returns the variable that a point mutates.
+    /// Returns the variable mutated by a point.
     #[must_use]
     pub fn write(&self, step: usize, point: usize) -> Option<u32> {
         (self.dependence != Dependence::Trivial).then_some(((step % 2) * self.width + point) as u32)

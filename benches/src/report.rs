@@ -83,14 +83,14 @@ pub struct Table {
 }
 
 impl Table {
-    /// Creates a table under the heading `title`, with the text `note` above it. `key` names it in the CSV file.
+    /// Creates a table with the heading `title` and the text `note` above it. `key` names it in the CSV file.
     #[must_use]
     pub fn new(key: &str, title: &str, note: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
         Self { key: key.into(), title: title.into(), note: note.into(), columns, rows: vec![] }
     }
 
-    /// Creates a table of the timings in one state, which its heading and its name in the CSV file state.
+    /// Creates a table of the timings in one state, named in its heading and in the CSV file.
     #[must_use]
     pub fn of_state(key: &str, state: State, title: &str, note: &str, columns: &[&str]) -> Self {
         Self::new(&self::key(key, state), &format!("{title}: {}", state.name()), note, columns)
@@ -192,10 +192,10 @@ fn folder() -> PathBuf {
     folder
 }
 
-/// The beginning of the line of a CSV file that says where its figures come from.
+/// The prefix of a CSV file's line with the provenance of its figures.
 const PROVENANCE: &str = "# ";
 
-/// A figure of a CSV file.
+/// A figure in a CSV file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
     /// The name of the table.
@@ -206,21 +206,21 @@ pub struct Figure {
     pub column: String,
     /// The figure itself.
     pub value: f64,
-    /// The number of samples of which the value is the median, or 0 if it is not a median.
+    /// The number of samples if the value is their median, or 0 otherwise.
     pub samples: usize,
 }
 
-/// The figures of a CSV file.
+/// A CSV file's figures.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// The figures, in the order of the file.
+    /// The figures, in file order.
     pub all: Vec<Figure>,
-    /// Where they come from, as [`machine::provenance`] describes it.
+    /// Their provenance, as described by [`machine::provenance`].
     pub provenance: String,
 }
 
 impl Figures {
-    /// Returns the figures that a benchmark has written to a folder, or `None` if there are none.
+    /// Returns the figures written to a folder by a benchmark, or `None` if there are none.
     #[must_use]
     pub fn read(folder: &Path, name: &str) -> Option<Self> {
         Some(Self::parse(&fs::read_to_string(folder.join(format!("{name}.csv"))).ok()?))
@@ -247,7 +247,7 @@ impl Figures {
         self.all.iter().find(same).map_or(f64::NAN, |figure| figure.value)
     }
 
-    /// Returns the state to show first of a table that exists for each state, or `None` if there is no such table.
+    /// Returns the state to show first for a table that exists per state, or `None` if there is no such table.
     #[must_use]
     pub fn preferred(&self, table: &str) -> Option<State> {
         State::preferred(|state| {
@@ -266,7 +266,7 @@ impl Figures {
     }
 }
 
-/// Returns the name in CSV files of a table of the timings in one state.
+/// Returns the name in CSV files for a table of the timings in one state.
 #[must_use]
 pub fn key(table: &str, state: State) -> String {
     format!("{table}_{}", state.key())

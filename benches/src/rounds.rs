@@ -1,17 +1,17 @@
-//! Rows that are measured in turn, round by round.
+//! Rows measured in turn, round by round.
 
 use crate::{
     machine,
     state::{Flipped, Samples, State, Watch},
 };
 
-/// The argument that makes a benchmark print a single round for [`against`](crate::against), in place of its report.
+/// The argument that makes a benchmark print a single round for [`against`](crate::against) instead of its report.
 pub const ONE_ROUND: &str = "--one-round";
 
-/// The first word of each line of such a round.
+/// The first word of each line in such a round.
 const MARK: &str = "raddle-round";
 
-/// The first word of its last line, which has the numbers of timings.
+/// The first word of its last line, which contains the numbers of timings.
 const COUNTS: &str = "raddle-timings";
 
 /// Takes a timing. Returns `None` if there is none, for instance because the runtime lacks the workload.
@@ -20,7 +20,7 @@ type Timing<'a> = dyn FnMut(&mut Watch<'_>) -> Result<Option<f64>, Flipped> + 'a
 /// A row of a benchmark.
 #[allow(missing_debug_implementations)]
 pub struct Row<'a> {
-    /// The name, also in the output of a single round.
+    /// The name, also used in the output of a single round.
     pub name: String,
     time: Box<Timing<'a>>,
 }
@@ -31,7 +31,7 @@ impl<'a> Row<'a> {
         Self::steady(name, move |_| Ok(Some(time())))
     }
 
-    /// Creates a row whose timing takes long and notices flips itself.
+    /// Creates a row whose long timing detects flips itself.
     pub fn steady(
         name: impl Into<String>,
         time: impl FnMut(&mut Watch<'_>) -> Result<Option<f64>, Flipped> + 'a,
@@ -45,15 +45,15 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Takes a timing that does not count, in whatever state.
+    /// Takes a timing in any state and discards it.
     fn warm_up(&mut self) {
         let mut unchecked = Watch::begin(None).expect("an unchecked state");
         _ = (self.time)(&mut unchecked);
     }
 }
 
-/// Measures the rows in turn for `rounds` rounds, after one that does not count. Calls `between` with the number of
-/// each round when it is over.
+/// Measures the rows in turn for `rounds` rounds, after a discarded one. Calls `between` with each round's number when
+/// the round is over.
 pub fn measure(rows: &mut [Row<'_>], rounds: usize, mut between: impl FnMut(usize)) -> Vec<Samples> {
     rows.iter_mut().for_each(Row::warm_up);
     let mut samples = vec![Samples::new(); rows.len()];
@@ -72,7 +72,7 @@ pub fn is_one_round() -> bool {
     std::env::args().any(|argument| argument == ONE_ROUND)
 }
 
-/// Prints a single round of the rows, after one that does not count.
+/// Prints a single round of the rows, after a discarded one.
 pub fn print(rows: &mut [Row<'_>]) {
     let samples = measure(rows, 1, |_| {});
     for (row, samples) in rows.iter().zip(&samples) {
@@ -93,7 +93,7 @@ fn line(name: &str, state: State, figure: f64) -> String {
     format!("{MARK}\t{name}\t{}\t{figure}", state.key())
 }
 
-/// Returns the name of the row, the state and the figure of each line that [`print`] has written.
+/// Returns the row's name, the state and the figure from each line written by [`print`].
 pub fn parse(output: &str) -> impl Iterator<Item = (&str, State, f64)> {
     output.lines().filter_map(|line| {
         let mut fields = line.strip_prefix(MARK)?.split('\t').skip(1);
@@ -101,7 +101,7 @@ pub fn parse(output: &str) -> impl Iterator<Item = (&str, State, f64)> {
     })
 }
 
-/// Returns how many timings of a round were kept, dropped and given up.
+/// Returns how many of a round's timings were kept, dropped and given up.
 #[must_use]
 pub fn parse_counts(output: &str) -> Option<[usize; 3]> {
     let line = output.lines().find_map(|line| line.strip_prefix(COUNTS))?;

@@ -1,8 +1,8 @@
 //! raddle and its alternatives for Rust programs, behind one interface.
 //!
-//! Only raddle infers dependencies from the variables that an operation reads and mutates. For the others the pushing
-//! thread tracks the last writer of each variable and its readers since then, which is the least code that their users
-//! would have to write. The tracking is timed, as is the construction of their graph.
+//! Only raddle infers dependencies from the variables that an operation reads and mutates. For the others, the pushing
+//! thread tracks each variable's last writer and subsequent readers, the minimum that their users would have to write.
+//! The tracking is timed, as is the construction of their graphs.
 
 use std::{
     hint::black_box,
@@ -31,7 +31,7 @@ pub trait Runtime {
     /// Pushes an operation.
     fn submit(&mut self, work: Work, reads: &[u32], write: Option<u32>);
 
-    /// Waits for all operations; starts them first if the runtime needs the whole graph in advance.
+    /// Waits for all operations, starting them first if the runtime needs the whole graph in advance.
     fn wait(&mut self);
 
     /// Returns how many of the requested operations to push in one run.
@@ -84,7 +84,7 @@ impl Raddle {
     }
 }
 
-/// raddle with typed variables in place of tokens.
+/// raddle with typed variables instead of tokens.
 #[derive(Debug)]
 pub struct RaddleTyped {
     engine: Engine,
@@ -93,7 +93,7 @@ pub struct RaddleTyped {
 }
 
 impl RaddleTyped {
-    /// Wraps an existing engine, so that tokens and typed variables can be compared on the same workers.
+    /// Wraps an existing engine, to compare tokens and typed variables on the same workers.
     #[must_use]
     pub fn with(engine: Engine) -> Self {
         Self { engine, variables: vec![], operator: None }
@@ -148,7 +148,7 @@ impl Runtime for RaddleTyped {
     }
 }
 
-/// Keeps the only worker of an engine busy until the returned sender is dropped.
+/// Keeps an engine's only worker busy until the returned sender is dropped.
 ///
 /// # Panics
 /// If the engine is shut down.
@@ -166,8 +166,8 @@ pub fn occupy(engine: &Engine) -> std::sync::mpsc::Sender<()> {
     go
 }
 
-/// Sleeps until no operation of the engine is pending. Uses none of the engine's waits, since during such a wait the
-/// end of each operation takes a few more instructions.
+/// Sleeps until the engine has no pending operations. Uses none of the engine's waits, during which the end of each
+/// operation takes a few more instructions.
 #[inline(never)]
 pub fn settle(engine: &Engine) {
     while engine.pending() > 0 {
@@ -220,7 +220,7 @@ impl Runtime for Raddle {
 
 // ---------------------------------------------------------------------------------------------------- bookkeeping ----
 
-/// The last writer of a variable, and the readers since then.
+/// A variable's last writer and subsequent readers.
 #[derive(Clone, Debug)]
 struct History<T> {
     writer: Option<T>,
@@ -258,7 +258,7 @@ fn track<T: Clone>(
 
 // ---------------------------------------------------------------------------------------------------------- rayon ----
 
-/// A node of a graph that is built while operations are pushed.
+/// A node in a graph built while operations are pushed.
 #[derive(Debug)]
 struct Node {
     work: Work,
@@ -266,8 +266,8 @@ struct Node {
     successors: Vec<u32>,
 }
 
-/// [rayon](rayon), used for a graph: each operation counts its pending dependencies, and the thread that completes
-/// the last one spawns the operation, or runs it next. No operation runs before all are pushed.
+/// [rayon](rayon), running a graph: each operation counts its pending dependencies, and the thread that completes the
+/// last one spawns the operation or runs it next. No operation runs before all are pushed.
 #[derive(Debug)]
 pub struct RayonGraph {
     pool: rayon::ThreadPool,
@@ -321,7 +321,7 @@ impl Runtime for RayonGraph {
         let new = self.nodes.len() as u32;
         let (nodes, mut pending) = (&mut self.nodes, 0);
         track(&mut self.variables, &new, reads, write, |&before| {
-            // An operation that reads and mutates one variable does not depend on itself.
+            // An operation that reads and mutates the same variable does not depend on itself.
             if before != new {
                 nodes[before as usize].successors.push(new);
                 pending += 1;
@@ -347,12 +347,12 @@ impl Runtime for RayonGraph {
 
 // ---------------------------------------------------------------------------------------------------------- tokio ----
 
-/// [tokio]: a task per operation, which first awaits its dependencies, through channels that close when a task ends.
+/// [tokio]: a task per operation, which first awaits its dependencies through channels that close when a task ends.
 #[derive(Debug)]
 pub struct TokioTasks {
     runtime: tokio::runtime::Runtime,
     variables: Vec<History<watch::Receiver<()>>>,
-    /// Each task has a clone of the sender, so that the channel closes when all tasks have ended.
+    /// Each task has a clone of the sender, so the channel closes when all tasks have ended.
     running: (mpsc::Sender<()>, mpsc::Receiver<()>),
 }
 

@@ -1,9 +1,9 @@
-//! The state of the machine during a timing: how near the two cores are to each other.
+//! The machine's state during a timing: how near the two cores are to each other.
 //!
 //! Two virtual cores may be two threads of one core, two cores that share a cache, or two distant cores, and the host
-//! may move them from one second to the next. The time that a word takes there and back shows which it is, and every
-//! hand-over of work between threads depends on it. So a timing counts only if the round trips directly before it and
-//! directly after it are in the same band. Otherwise it is *dropped*, and taken again.
+//! may move them from one second to the next. The time of a word's round trip between them reveals which, and every
+//! hand-over of work between threads depends on it. So a timing counts only if the round trips directly before and
+//! after it are in the same band. Otherwise it is *dropped* and repeated.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ pub enum State {
 }
 
 impl State {
-    /// All states, in the order of the tables.
+    /// All states, in table order.
     pub const ALL: [Self; 4] = [Self::Near, Self::Far, Self::SameCore, Self::Unchecked];
 
     /// The bands of round trips, in ns. On the machine of the results (AMD EPYC, two virtual cores), a word took 27 to
     /// 32 ns between two threads of one core, 60 to 90 between near cores, and 310 to 350 between far ones; on another
     /// EPYC, 456 to 463 between far ones. The bands are wider, since other machines differ. A round trip between two
-    /// bands belongs to a flip or to a machine that is busy with something else.
+    /// bands indicates a flip or a machine busy with something else.
     pub const BANDS: [(Self, f64, f64); 3] =
         [(Self::SameCore, 10.0, 45.0), (Self::Near, 50.0, 150.0), (Self::Far, 250.0, 600.0)];
 
@@ -49,7 +49,7 @@ impl State {
         }
     }
 
-    /// Returns the name at the end of a table's name in CSV files.
+    /// Returns the suffix of a table's name in CSV files.
     #[must_use]
     pub fn key(self) -> &'static str {
         match self {
@@ -71,19 +71,19 @@ impl State {
         if samples(Self::Near) > 0 {
             return Some(Self::Near);
         }
-        // Of two states with the same number, the first one.
+        // On a tie, the first state.
         Self::ALL.into_iter().filter(|&state| samples(state) > 0).rev().max_by_key(|&state| samples(state))
     }
 }
 
-/// The machine has changed its state, or is in none.
+/// The machine has changed state, or is in none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flipped;
 
 /// Measures a round trip, in ns.
 pub type Trip<'a> = &'a mut dyn FnMut() -> f64;
 
-/// The state in which a timing began. A timing that takes long can check whether it still holds.
+/// The state in which a timing began. A long timing can check whether it still holds.
 #[allow(missing_debug_implementations)]
 pub struct Watch<'a> {
     state: State,
@@ -92,8 +92,7 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// Measures a round trip, from which the state is known. Without `trip` the state is `Unchecked` and
-    /// holds for ever.
+    /// Measures a round trip to determine the state. Without `trip`, the state is `Unchecked` and always holds.
     ///
     /// # Errors
     /// If the round trip is in no band.
@@ -121,17 +120,17 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What has become of a timing.
+/// The outcome of a timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken<T> {
-    /// The timing and its state, or `None` if no attempt was between two round trips of one state.
+    /// The timing and its state, or `None` if no attempt was between two round trips in the same state.
     pub kept: Option<(State, T)>,
-    /// The number of timings that were dropped.
+    /// The number of timings dropped.
     pub dropped: usize,
 }
 
-/// Takes a timing between two round trips, and takes it again if it lies across a flip. There are at most `attempts`,
-/// each after a call to `settle`. An attempt also ends if the machine is in no state at its begin, without a timing.
+/// Takes a timing between two round trips, and repeats it if it lies across a flip. There are at most `attempts`, each
+/// after a call to `settle`. An attempt ends without a timing if the machine is in no state at its start.
 pub fn take<T>(
     attempts: usize,
     mut settle: impl FnMut(),
@@ -152,7 +151,7 @@ pub fn take<T>(
     Taken { kept: None, dropped }
 }
 
-/// The figures of one row, by state.
+/// A row's figures, by state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Samples<T = f64>(BTreeMap<State, Vec<T>>);
 
@@ -168,14 +167,14 @@ impl<T> Samples<T> {
         self.0.entry(state).or_default().push(figure);
     }
 
-    /// Returns the figures of a state.
+    /// Returns the figures for a state.
     #[must_use]
     pub fn of(&self, state: State) -> &[T] {
         self.0.get(&state).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Returns the states in which at least one of the rows has figures, in the order of the tables.
+/// Returns the states in which at least one row has figures, in table order.
 #[must_use]
 pub fn states<T>(rows: &[Samples<T>]) -> Vec<State> {
     State::ALL.into_iter().filter(|&state| rows.iter().any(|row| !row.of(state).is_empty())).collect()
@@ -187,7 +186,7 @@ pub fn preferred<T>(rows: &[Samples<T>]) -> Option<State> {
     State::preferred(|state| rows.iter().map(|row| row.of(state).len()).sum())
 }
 
-/// Returns the figures of all rows in each state in which at least one of them has figures.
+/// Returns all rows' figures for each state in which at least one row has figures.
 #[must_use]
 pub fn by_state<T: Clone>(rows: &[Samples<T>]) -> Vec<(State, Vec<Vec<T>>)> {
     let of = |state| (state, rows.iter().map(|row| row.of(state).to_vec()).collect());
@@ -202,7 +201,7 @@ mod tests {
     const FAR: f64 = 330.0;
     const BETWEEN: f64 = 200.0;
 
-    /// Takes a timing with made-up round trips. Returns what has become of it, with the number of timings.
+    /// Takes a timing with made-up round trips. Returns its outcome, along with the number of timings.
     fn taken(attempts: usize, trips: &[f64]) -> (Taken<usize>, usize) {
         let mut trips = trips.iter().copied();
         let mut timings = 0;

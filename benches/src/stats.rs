@@ -1,7 +1,7 @@
 //! Medians, quartiles and ranges.
 
-/// Returns the value below which the part `q` of the figures lies, between 0 and 1, interpolated linearly between the
-/// two neighbouring figures. Returns NaN if there are no figures.
+/// Returns the quantile `q`, between 0 and 1, interpolated linearly between the two neighbouring figures. Returns NaN
+/// if there are no figures.
 #[must_use]
 pub fn quantile(figures: &[f64], q: f64) -> f64 {
     let mut sorted = figures.to_vec();
@@ -9,7 +9,7 @@ pub fn quantile(figures: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let at = last as f64 * q;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
-    // The two are compared so that two equal infinities do not become NaN.
+    // Without this comparison, two equal infinities would become NaN.
     if below == above { below } else { below + (above - below) * at.fract() }
 }
 
@@ -26,7 +26,7 @@ pub fn quartiles(figures: &[f64]) -> [f64; 3] {
     [0.25, 0.5, 0.75].map(|q| quantile(figures, q))
 }
 
-/// Whether the ranges between the quartiles of two rows have a value in common. Returns `false` if a row is empty.
+/// Whether the interquartile ranges of two rows overlap. Returns `false` if a row is empty.
 #[must_use]
 pub fn overlap(a: [f64; 3], b: [f64; 3]) -> bool {
     a[0] <= b[2] && b[0] <= a[2]

@@ -29,19 +29,19 @@ pub struct Axis<'a> {
     pub label: &'a str,
     /// The scale.
     pub scale: Scale,
-    /// Positions and names of ticks, if they are not numbers.
+    /// Positions and names of ticks, if not numeric.
     pub ticks: Option<Vec<(f64, String)>>,
 }
 
 impl<'a> Axis<'a> {
-    /// Creates an axis with numbers at its ticks.
+    /// Creates an axis with numeric ticks.
     #[must_use]
     pub fn new(label: &'a str, scale: Scale) -> Self {
         Self { label, scale, ticks: None }
     }
 }
 
-/// A line or the bars of one colour: a name and points.
+/// A line, or bars of one colour: a name and points.
 pub type Series = (String, Vec<(f64, f64)>);
 
 struct Mapping {

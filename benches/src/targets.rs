@@ -1,4 +1,4 @@
-//! The targets of the engine, and how far the last full run was from them.
+//! The engine's targets, and how far the last full run was from them.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::{
     state::State,
 };
 
-/// A figure that the engine should reach, with the cores near each other.
+/// A figure that the engine should achieve with the cores near each other.
 struct Target {
     name: &'static str,
     /// In ns, except for the ratio.
@@ -21,7 +21,7 @@ struct Target {
 
 const SPINS: &str = "push to start, worker spins, 100,000 a second";
 
-/// The targets, in the order of the table.
+/// The targets, in table order.
 const TARGETS: [Target; 9] = [
     Target {
         name: "independent, 4,096 variables",
@@ -98,7 +98,7 @@ const TARGETS: [Target; 9] = [
     },
 ];
 
-/// Returns the table of targets. The measured figures are those that the last full runs have written to `results`.
+/// Returns the table of targets. The measured figures are those written to `results` by the last full runs.
 #[must_use]
 pub fn table(results: &Path) -> String {
     render(|bench| Figures::read(results, bench).unwrap_or_default())

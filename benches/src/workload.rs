@@ -1,6 +1,6 @@
 //! The six workloads of the headline table, timed from the first push to the end of the last operation.
 //!
-//! The peers outside Rust (`external`) run the same workloads, with the same numbers of operations and variables.
+//! The non-Rust peers (`external`) run the same workloads, with the same numbers of operations and variables.
 
 use std::time::Instant;
 
@@ -13,17 +13,17 @@ use crate::{
 /// A pattern of dependences between empty operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// The operations mutate 4,096 variables in turn, one variable each.
+    /// Each operation mutates one of 4,096 variables, in turn.
     Independent,
-    /// All operations mutate one variable.
+    /// All operations mutate the same variable.
     Chain,
-    /// One operation mutates the variable, fifteen read it, and so on.
+    /// One operation mutates the variable, and fifteen read it, repeatedly.
     Readers,
     /// Each operation reads two of 1,024 variables and mutates a third, chosen at random.
     Random,
-    /// The stencil of Task Bench, 16 columns wide: each operation has three reads (two at the edges) and one mutation.
+    /// Task Bench's stencil, 16 columns wide: each operation has three reads (two at the edges) and one mutation.
     Stencil,
-    /// The chain, pushed through an operator that is created once. Few engines have operators.
+    /// The chain, pushed through an operator created once. Few engines have operators.
     Operator,
 }
 
@@ -46,20 +46,20 @@ impl Workload {
     }
 }
 
-/// A workload that is ready to be pushed.
+/// A workload ready to be pushed.
 #[derive(Debug)]
 pub struct Prepared {
     workload: Workload,
     operations: usize,
-    /// The variables that each operation of `Random` uses.
+    /// The variables used by each operation of `Random`.
     picks: Vec<[u32; 3]>,
 }
 
 const WIDTH: u32 = 16;
 
 impl Workload {
-    /// Creates the variables, and does all other work that is not timed. Returns `None` if the runtime does not support
-    /// the workload.
+    /// Creates the variables and does all other untimed work. Returns `None` if the runtime does not support the
+    /// workload.
     pub fn prepare<R: Runtime>(self, runtime: &mut R, operations: usize) -> Option<Prepared> {
         let variables = match self {
             Self::Independent => 4096,
@@ -127,7 +127,7 @@ impl Prepared {
 }
 
 fn stencil<R: Runtime>(runtime: &mut R, operations: usize) -> usize {
-    // 5,000 steps correspond to 100,000 operations of the other workloads.
+    // 5,000 steps correspond to 100,000 operations in the other workloads.
     let steps = (operations as u32 * 4 / 5 / WIDTH).max(1);
     for step in 0..steps {
         let (current, previous) = ((step & 1) * WIDTH, ((step + 1) & 1) * WIDTH);
@@ -146,7 +146,7 @@ fn stencil<R: Runtime>(runtime: &mut R, operations: usize) -> usize {
     (WIDTH * steps) as usize
 }
 
-/// The time and the size of one run of a graph.
+/// The time and the size of a graph's run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// From the first push to the end of the last operation, in ns.
@@ -163,15 +163,15 @@ impl Run {
     }
 }
 
-/// A [`Runtime`] with the measurements that the benchmarks take.
+/// A [`Runtime`] with the benchmarks' measurements.
 pub trait Suite {
     /// Returns the runtime's name in tables.
     fn title(&self) -> String;
 
-    /// Measures ns per operation, push and run. Returns `None` if the runtime does not support the workload.
+    /// Measures ns per operation, including push and run. Returns `None` if the runtime does not support the workload.
     fn time(&mut self, workload: Workload, operations: usize) -> Option<f64>;
 
-    /// Runs a graph of Task Bench, with fewer steps if the runtime limits the number of operations.
+    /// Runs a Task Bench graph, with fewer steps if the runtime limits the number of operations.
     fn graph(&mut self, pattern: &Pattern, steps: usize, kernel: Kernel, iterations: u32) -> Run;
 }
 

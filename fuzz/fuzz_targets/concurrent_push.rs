@@ -1,4 +1,4 @@
-//! Programs of several threads, whose results one order must explain.
+//! Multithreaded programs whose results must be explained by a single order.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Engines that end while they are in use.
+//! Engines shut down while in use.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Programs of one thread, over tokens, run on two engines and compared with a model.
+//! Single-threaded programs over tokens, run on two engines and compared with a model.
 
 #![no_main]
 

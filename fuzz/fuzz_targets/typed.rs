@@ -1,4 +1,4 @@
-//! Programs of one thread, over typed variables, run on two engines and compared with a model.
+//! Single-threaded programs over typed variables, run on two engines and compared with a model.
 
 #![no_main]
 

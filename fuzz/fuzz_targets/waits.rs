@@ -1,4 +1,4 @@
-//! Operations that wait for each other, also in cycles.
+//! Operations that wait for each other, including in cycles.
 
 #![no_main]
 

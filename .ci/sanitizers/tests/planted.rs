@@ -1,8 +1,8 @@
-//! A planted bug for each sanitizer, in the operations of an engine, and counterparts without the bugs. `.ci/run
-//! sanitizers` runs each test in a separate process. It fails unless the matching sanitizer reports each bug, and
-//! reports nothing in the counterparts.
+//! A planted bug for each sanitizer, in an engine's operations, and counterparts without the bugs. `.ci/run sanitizers`
+//! runs each test in a separate process. It fails unless the matching sanitizer reports each bug and nothing in the
+//! counterparts.
 //!
-//! All tests are ignored: without a sanitizer, those with a bug leak or have undefined behaviour, and pass.
+//! All tests are ignored: without a sanitizer, those with a bug leak or have undefined behaviour, yet pass.
 
 use std::{cell::UnsafeCell, hint::black_box, mem::MaybeUninit, ptr::NonNull, sync::Arc};
 
@@ -12,7 +12,7 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("the engine is built")
 }
 
-/// A value that operations access without declaring it, which breaks the rules unless a declared variable orders these
+/// A value accessed by operations without declaring it, which is unsound unless a declared variable orders these
 /// accesses.
 struct Hole(UnsafeCell<u64>);
 
@@ -27,8 +27,8 @@ impl Hole {
     }
 }
 
-/// Two operations that share no variable write the same value. They meet through relaxed accesses, so that both have
-/// started before either writes.
+/// Two operations that share no variable write the same value. They meet through relaxed accesses, so both have started
+/// before either writes.
 #[test]
 #[ignore = "a data race, for ThreadSanitizer"]
 fn data_race() {
@@ -68,9 +68,9 @@ fn no_data_race() {
     engine.wait_for_all().expect("nothing fails");
 }
 
-/// Pushes operations that pass their captured values to `end`, and then enough others that the records of the first
-/// ones are freed. Before that, these records still hold the addresses of the values. The waits in between let the
-/// epoch advance, even if a thread was preempted in the middle of a push or of a completion.
+/// Pushes operations that pass their captured values to `end`, then enough others that the first operations' records
+/// are freed. Until then, these records still hold the values' addresses. The waits in between let the epoch advance,
+/// even if a thread was preempted in the middle of a push or of a completion.
 fn capture(end: fn(Vec<u64>)) {
     let engine = engine();
     for _ in 0..100 {
@@ -100,7 +100,7 @@ fn no_leak() {
     capture(drop);
 }
 
-/// An operation uses a value that an earlier one has freed.
+/// An operation uses a value freed by an earlier one.
 #[test]
 #[ignore = "a use after free, for AddressSanitizer"]
 fn use_after_free() {
@@ -136,7 +136,7 @@ fn uninitialised_read() {
     assert!(black_box(read) || !read);
 }
 
-/// An operation branches on a value that an earlier operation has written: there is no report.
+/// An operation branches on a value written by an earlier operation: there is no report.
 #[test]
 #[ignore = "the counterpart of `uninitialised_read`, in which a sanitizer must find nothing"]
 fn no_uninitialised_read() {

@@ -1,11 +1,11 @@
-//! Experiments on a real GPU, for behaviour that the engine relies on and the driver's documentation leaves open. Each
-//! experiment prints its measurements, and a line that begins with `verdict` and states the conclusion.
+//! Experiments on a real GPU, for behaviour on which the engine relies and which the driver's documentation leaves
+//! open. Each experiment prints its measurements, and a line that begins with `verdict` and states the conclusion.
 //!
 //! ```text
 //! experiments [--list] [--quick] [NAME | NUMBER]...
 //! ```
 //!
-//! Exit status 0: all selected experiments have run; 1: one could not run; 77: there is no GPU.
+//! Exit status 0: all selected experiments ran; 1: one could not run; 77: there is no GPU.
 
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -20,7 +20,7 @@ use raddle_benches::shapes::*;
 
 use super::{Bed, DeviceWords, GPU, KERNEL, Peer, Peers, SMALL, THREADS, until_reported, word};
 
-/// The environment variable that is set in the child process that loses its device.
+/// The environment variable set in the child process that loses its device.
 const INSIDE: &str = "RADDLE_GPU_BENCH_INSIDE";
 
 const ONE: LaunchConfig = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
@@ -69,7 +69,7 @@ impl Kernels {
     }
 }
 
-/// A program without an engine: a cudarc context, and words, each with a stream.
+/// A program without an engine: a cudarc context and words, each with a stream.
 struct ByHand {
     kernels: Kernels,
     context: Arc<CudaContext>,
@@ -91,7 +91,7 @@ impl ByHand {
         Self { kernels, context, streams, words }
     }
 
-    /// Launches a kernel on a stream and a word, in the way that is usual with cudarc.
+    /// Launches a kernel on a stream and a word, in cudarc's usual way.
     fn launch(&mut self, stream: usize, word: usize, time: Duration) {
         let (nanos, count, one) = (time.as_nanos() as u64, 1u32, 1u32);
         let kernel = if time.is_zero() { &self.kernels.affine } else { &self.kernels.late };
@@ -112,11 +112,11 @@ impl ByHand {
         self.streams[stream].synchronize().expect("nothing fails");
     }
 
-    /// Measures ns per kernel of a chain on one stream.
+    /// Measures ns per kernel in a chain on one stream.
     fn chain(tracking: bool, time: Duration) -> Peer {
         let name = if tracking { "cudarc, which tracks with events" } else { "cudarc, one stream, nothing tracked" };
         let measure = move |count: usize| {
-            // A second stream, without which cudarc would track nothing.
+            // With only one stream, cudarc would track nothing.
             let mut hand = Self::new(tracking, 2);
             let start = Instant::now();
             (0..count).for_each(|_| hand.launch(0, 0, time));
@@ -129,7 +129,7 @@ impl ByHand {
 
 fn hops(count: usize) -> f64 {
     let mut hand = ByHand::new(false, 2);
-    // A wait refers to the last record before the wait was issued, so two events are enough.
+    // A wait refers to the last record issued before it, so two events suffice.
     let events = [(); 2].map(|()| hand.context.new_event(None).expect("an event"));
     let start = Instant::now();
     for i in 0..count {
@@ -207,13 +207,13 @@ pub fn is_to_be_lost() -> bool {
     env::var_os(INSIDE).is_some()
 }
 
-/// Loses the device, and prints how long it took until all waiters received the error.
+/// Loses the device and prints the time until all waiters received the error.
 pub fn lose_inside() {
     let gpu = CudaGpu::open(0).expect("the other process has opened it");
     let kernels = Kernels::load(gpu.context());
     let engine = Engine::builder().gpu(gpu).build().expect("an engine");
     let vars: Vec<_> = (0..THREADS).map(|_| word(&engine)).collect();
-    // The operations below are issued after this one, whose function continues once the threads wait.
+    // The operations below are issued after this one, whose function continues once the threads are waiting.
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let poison = kernels.poison.clone();
     let first = engine.op("poison").on(GPU).submit_launch_any(vars[0].write(), move |stream, _| {

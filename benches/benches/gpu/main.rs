@@ -1,8 +1,8 @@
-//! The overhead of the engine on a GPU: per operation, for a change of streams, and from the device back to the CPU; to
-//! what extent copies and kernels overlap; how soon a lost device is reported.
+//! The engine's overhead on a GPU: per operation, for a change of streams, and from the device back to the CPU; the
+//! overlap of copies and kernels; how soon a lost device is reported.
 //!
-//! The simulated device is always measured. Its times are invented, so the figures measure only the engine and the
-//! simulated driver. With the feature `cuda`, the same is measured on a real GPU if there is one, next to cudarc and a
+//! The simulated device is always measured. Its times are artificial, so the figures measure only the engine and the
+//! simulated driver. With the feature `cuda`, a real GPU, if present, is measured in the same way, next to cudarc and a
 //! program without an engine.
 
 use std::{
@@ -33,22 +33,22 @@ const GPU: Device = Device::Gpu(0);
 /// The number of threads that push or wait at the same time.
 const THREADS: usize = 16;
 
-/// The duration of the kernels that a thread waits for.
+/// The duration of kernels awaited by a thread.
 const KERNEL: Duration = Duration::from_micros(20);
 
-/// The duration of the small kernels of a chain.
+/// The duration of a chain's small kernels.
 const SMALL: Duration = Duration::from_micros(5);
 
 /// The duration of a launch on the simulated device.
 const LATENCY: Duration = Duration::from_micros(4);
 
-/// Bytes per second that the simulated device copies in each direction, in the measurement of overlap. The rate is low,
-/// so that the CPU, which makes the copies, is not the bottleneck.
+/// The simulated device's copy rate in each direction, in bytes per second, when overlap is measured. The rate is low,
+/// so that the CPU, which performs the copies, is not the bottleneck.
 const BANDWIDTH: u64 = 3_000_000_000;
 
 type DeviceWords = DeviceVec<u32>;
 
-/// A function that launches a kernel, which runs for the given duration, or as briefly as possible if that is zero.
+/// A function that launches a kernel of the given duration, or as short as possible if that is zero.
 type Launch = Arc<dyn Fn(&mut GpuStream, &mut DeviceWords, Duration) + Send + Sync>;
 
 /// The timing of the simulated device.
@@ -73,11 +73,11 @@ struct Bed {
     latency: Duration,
     /// The same measurements without an engine.
     peers: Peers,
-    /// Loses a device that threads wait for, and returns the time until each of them has received the error.
+    /// Loses a device for which threads are waiting, and returns the time until all of them have received the error.
     fault: Box<dyn Fn() -> f64>,
 }
 
-/// Measurements without an engine, by name. Each takes a number of kernels, and returns ns per kernel.
+/// Measurements without an engine, by name. Each takes a number of kernels and returns ns per kernel.
 #[derive(Default)]
 struct Peers {
     same_stream: Vec<Peer>,
@@ -96,7 +96,7 @@ impl Bed {
         Engine::builder().kind(EngineKind::PerDevice).gpu((self.driver)(pace)).build().expect("an engine")
     }
 
-    /// Returns an engine with one worker, and one thread for the device.
+    /// Returns an engine with one worker and one thread for the device.
     fn small(&self, kind: EngineKind, idle: IdlePolicy) -> Engine {
         let gpu = (self.driver)(Pace::Timed);
         Engine::builder().kind(kind).workers(1).pin(false).idle(idle).gpu(gpu).build().expect("an engine")
@@ -123,7 +123,7 @@ fn per(time: Duration, count: usize) -> f64 {
     time.as_secs_f64() * 1e9 / count as f64
 }
 
-/// Measures the figures in turn, for several rounds. The first round is not counted. Returns the figures by state.
+/// Measures the figures in turn for several rounds, discarding the first. Returns the figures by state.
 fn in_turns(rounds: usize, figures: &[&dyn Fn() -> f64]) -> Vec<(State, Vec<Vec<f64>>)> {
     let mut rows: Vec<Row<'_>> = figures.iter().map(|figure| Row::new("", figure)).collect();
     by_state(&rounds::measure(&mut rows, rounds, |_| {}))
@@ -152,7 +152,7 @@ fn same_stream(bed: &Bed, report: &mut Report) {
         wait(&engine);
         per(start.elapsed(), count)
     };
-    // The lane's thread is blocked in an operation during the pushes; then the pusher only waits.
+    // The lane's thread is blocked in an operation during the pushes; afterwards the pusher only waits.
     let apart = || {
         let (go, gone) = std::sync::mpsc::channel::<()>();
         let hold = engine.op("hold").on(GPU).launch_any(var.write(), move |_, _| _ = gone.recv());
@@ -248,8 +248,8 @@ fn cross_stream(bed: &Bed, report: &mut Report) {
 
 // ------------------------------------------------------------------------------------------- from the device back ----
 
-/// Measures the times from the launch of a kernel to the start of a CPU operation that depends on it, less the time of
-/// the kernel and, if it is known, of the launch, in ns.
+/// Measures the times from a kernel's launch to the start of a dependent CPU operation, less the kernel's time and, if
+/// known, the launch's, in ns.
 fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
     let var = word(engine);
     let sample = |_| {
@@ -264,7 +264,7 @@ fn ends(bed: &Bed, engine: &Engine, count: usize) -> Vec<f64> {
         let launched = kernel.expect("push").wait().expect("the operation runs");
         started.duration_since(launched).as_nanos() as f64 - (KERNEL + bed.latency).as_nanos() as f64
     };
-    // The first samples are not counted.
+    // The first samples are discarded.
     (0..count + count / 10).map(sample).skip(count / 10).collect()
 }
 
@@ -276,7 +276,7 @@ fn from_device(bed: &Bed, report: &mut Report) {
          the kernel's time{}, in ns, of {count} samples. The time of the launch itself is included unless it is known.",
         if bed.latency.is_zero() { "" } else { " and the launch's" },
     );
-    // In slices, of which only those across a flip are taken again.
+    // In slices; only those across a flip are repeated.
     let slices = machine::choose(10, 1);
     let mut names = vec![];
     let mut samples: Vec<Samples> = vec![];
@@ -360,12 +360,12 @@ fn pushers(bed: &Bed, report: &mut Report) {
 
 // -------------------------------------------------------------------------------------------------------- overlap ----
 
-/// The buffers of a pipeline of copies and kernels.
+/// The buffers in a pipeline of copies and kernels.
 struct Buffers {
     host: Var<PinnedVec<u32>>,
     device: Var<DeviceWords>,
     /// Used in turn: a copy to host memory waits until the host knows that the last copy to the same buffer is
-    /// complete, and that wait must not be measured.
+    /// complete, a wait that must not be measured.
     back: [Var<PinnedVec<u32>>; 8],
 }
 
@@ -399,7 +399,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
             start.elapsed()
         };
         let milliseconds = |push: &dyn Fn(&Buffers, usize)| timed(push).as_secs_f64() * 1e3;
-        // The two kernels of a chunk together take as long as a copy of the chunk.
+        // A chunk's two kernels together take as long as copying it.
         _ = timed(&copy_in);
         let kernel = timed(&copy_in) / (2 * chunks as u32);
         let kernels =
@@ -429,14 +429,14 @@ fn overlap(bed: &Bed, report: &mut Report) {
 }
 
 fn percent(part: f64) -> Cell {
-    // A percentage in the CSV file as well.
+    // The CSV file also contains a percentage.
     number((part * 1000.0).round() / 10.0)
 }
 
 // ---------------------------------------------------------------------------------------------------------- fault ----
 
-/// Starts threads that wait for variables of the device, and calls `lose`, which returns the time of the loss. Returns
-/// the time from the loss until the last thread has received the error, in ns.
+/// Starts threads that wait for device variables, and calls `lose`, which returns the time of the loss. Returns the
+/// time from the loss until the last thread has received the error, in ns.
 fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce() -> Instant) -> f64 {
     let barrier = Barrier::new(vars.len() + 1);
     thread::scope(|scope| {
@@ -450,7 +450,7 @@ fn until_reported(engine: &Engine, vars: &[Var<DeviceWords>], lose: impl FnOnce(
             }));
         }
         barrier.wait();
-        // By now most of the threads sleep.
+        // By now most of the threads are asleep.
         machine::settle();
         let lost = lose();
         let last = waiters

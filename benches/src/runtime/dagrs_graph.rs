@@ -22,7 +22,7 @@ impl Action for DagrsWork {
     }
 }
 
-/// [dagrs]: a graph of nodes with channels between them, which is built first and then run.
+/// [dagrs]: a graph of nodes connected by channels, built first and then run.
 pub struct Dagrs {
     runtime: tokio::runtime::Runtime,
     table: NodeTable,
@@ -81,7 +81,7 @@ impl Runtime for Dagrs {
         self.variables.iter_mut().for_each(|history| *history = History::default());
     }
 
-    /// Returns at most 2,000: the time to build and run dagrs's graphs grows faster than linearly.
+    /// Returns at most 2,000: the time to build and run dagrs's graphs grows superlinearly.
     fn at_most(&self, wanted: usize) -> usize {
         wanted.min(2_000)
     }

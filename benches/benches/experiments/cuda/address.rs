@@ -1,4 +1,4 @@
-//! Does the engine find the device in sysfs, and so the cores near it?
+//! Does the engine find the device, and thus the cores near it, in sysfs?
 
 use std::{ffi::CStr, fs, path::Path};
 

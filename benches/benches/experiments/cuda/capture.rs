@@ -1,4 +1,4 @@
-//! How do the recording of a graph on one thread and calls from other threads affect each other?
+//! How do recording a graph on one thread and calls from other threads affect each other?
 
 use std::{
     ptr,
@@ -154,7 +154,7 @@ fn begin(stream: Stream) {
     hand::must("a recording begins", begun);
 }
 
-/// Ends the recording. Returns the driver's code; the recording was broken unless the code is 0.
+/// Ends the recording. Returns the driver's code; unless it is 0, the recording was invalidated.
 fn end(stream: Stream) -> u32 {
     let mut graph = ptr::null_mut();
     // SAFETY: this thread has started the recording; the pointer is valid for the driver's write.
@@ -173,7 +173,7 @@ fn exchange(mut mode: Mode) -> Mode {
     mode
 }
 
-/// The resources that the calls use.
+/// The resources used by the calls.
 struct Bed {
     gpu: CudaGpu,
     kernels: Kernels,
@@ -199,8 +199,8 @@ impl Bed {
             "cuEventCreate" => unsafe { sys::cuEventCreate(&raw mut event, 2) },
             // SAFETY: the context is current, and the pointer is valid for the driver's write.
             "cuStreamCreate" => unsafe { sys::cuStreamCreate(&raw mut stream, 1) },
-            // A size for which the driver has no cached memory.
-            // SAFETY: the context is current, and the pointer is valid for the driver's write.
+            // The driver has no cached memory of this size. SAFETY: the context is current, and the pointer is valid
+            // for the driver's write.
             "cuMemAlloc" => unsafe { sys::cuMemAlloc_v2(&raw mut at, 16 << 20) },
             // SAFETY: the context is current, and the pointer is valid for the driver's write.
             "cuMemHostAlloc" => unsafe { sys::cuMemHostAlloc(&raw mut place, 1 << 20, 0) },
@@ -266,7 +266,7 @@ fn by_hand() {
     }
 }
 
-/// Keeps an engine at work, with allocations, while a thread makes one recording after another.
+/// Keeps an engine busy, with allocations, while a thread makes one recording after another.
 fn engine() {
     let Some(gpu) = hand::open_with_marks() else { return };
     let kernels = hand::kernels();
@@ -313,12 +313,12 @@ fn engine() {
     figure("lost", f64::from(u8::from(lost)));
 }
 
-/// Runs a slow kernel, a fill and a copy back, in newly allocated memory. An error is returned with a flag, which is
-/// set if the device is lost.
+/// Runs a slow kernel, a fill and a copy back, in newly allocated memory. An error is returned with a flag that
+/// indicates whether the device is lost.
 fn work(engine: &Engine, kernels: Kernels, round: u32) -> Result<(), (String, bool)> {
     let device = |error: DeviceError| (error.to_string(), error.is_lost());
     let plain = |error: &dyn std::fmt::Display| (error.to_string(), false);
-    // The sizes grow, so that the pool must allocate from the driver from time to time.
+    // The sizes grow, so the pool must allocate from the driver from time to time.
     let len = 1000 * (1 + round as usize % 256);
     let words = engine.device_var::<u32>(GPU, len).map_err(device)?;
     let back = engine.pinned_var::<u32>(GPU, len).map_err(device)?;

@@ -1,4 +1,4 @@
-//! Parts of experiments, which run in separate processes.
+//! Parts of experiments, run in separate processes.
 
 use std::{
     cell::RefCell,
@@ -20,7 +20,7 @@ pub const PART: &str = "--part";
 /// The prefix of a line with a figure.
 const FIGURE: &str = "figure ";
 
-/// The figure that a part prints last, before the process ends.
+/// The last figure printed by a part before the process ends.
 const LEAVING: &str = "leaving";
 
 static QUICK: AtomicBool = AtomicBool::new(false);
@@ -44,7 +44,7 @@ pub fn leaving() {
     figure(LEAVING, 0.0);
 }
 
-/// Prints figures for samples: their number, the median, the 99th percentile, and the largest.
+/// Prints figures for samples: their number, median, 99th percentile, and maximum.
 pub fn figures(name: &str, mut samples: Vec<f64>) {
     samples.sort_by(f64::total_cmp);
     let at = |part: f64| samples.get((samples.len().saturating_sub(1) as f64 * part).round() as usize).copied();
@@ -59,7 +59,7 @@ pub fn figures(name: &str, mut samples: Vec<f64>) {
 pub enum End {
     /// The part succeeded.
     Well,
-    /// The part failed, or was ended by a signal.
+    /// The part failed or was killed by a signal.
     Badly,
     /// The time limit expired.
     Never,
@@ -75,9 +75,9 @@ pub struct Part {
     pub exit: Duration,
     /// How the part ended, in words.
     status: String,
-    /// The standard error of the part, if it failed.
+    /// The part's standard error, if it failed.
     complaint: String,
-    /// The figures that were requested and are missing.
+    /// The requested figures that are missing.
     missing: RefCell<Vec<String>>,
 }
 
@@ -122,7 +122,7 @@ impl Part {
     }
 }
 
-/// Runs a part of an experiment, with additions to the environment, for at most `limit` seconds. Prints the part's
+/// Runs a part of an experiment with additional environment variables for at most `limit` seconds. Prints the part's
 /// output, except its figures.
 pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], limit: u64) -> Result<Part, String> {
     let this = env::current_exe().map_err(|error| error.to_string())?;
@@ -139,7 +139,7 @@ pub fn run(experiment: &str, arguments: &[&str], environment: &[(&str, &str)], l
     watch(child, name, Duration::from_secs(limit))
 }
 
-/// Reads the output of a part until the part ends or its time limit expires.
+/// Reads a part's output until the part ends or its time limit expires.
 fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String> {
     let deadline = Instant::now() + limit;
     let (send, lines) = mpsc::channel();
@@ -192,7 +192,7 @@ fn watch(mut child: Child, name: String, limit: Duration) -> Result<Part, String
         None => {
             // An error means that the process has just ended.
             let _ = child.kill();
-            // A process that is blocked in the driver may not end even then.
+            // A process blocked in the driver may not end even then.
             let killed = Instant::now();
             while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < Duration::from_secs(2) {
                 thread::sleep(Duration::from_millis(1));

@@ -29,7 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-/// The ways to wait for the end of a kernel.
+/// The ways to wait for a kernel's end.
 const WAYS: [(&str, &str); 5] = [
     ("spin", "an operation, workers spin"),
     ("default", "an operation, by default"),
@@ -78,7 +78,7 @@ fn run() -> Outcome {
     ))
 }
 
-/// The minimum duration of the kernels. It is longer than the time for which a lane polls without sleeping.
+/// The minimum duration of the kernels, which exceeds the time for which a lane polls without sleeping.
 const KERNEL: Duration = Duration::from_millis(2);
 
 fn part(_: &[&str]) {
@@ -88,7 +88,7 @@ fn part(_: &[&str]) {
     for (key, idle) in [("spin", IdlePolicy::Spin), ("default", IdlePolicy::default())] {
         bed.engine(key, idle);
     }
-    // The slack of this thread, which no engine has changed.
+    // This thread's slack, unchanged by any engine.
     figure("usual", slack() as f64);
     for (key, nanos) in [("sharp", 1), ("blunt", 50_000)] {
         bed.naps(key, nanos);
@@ -115,7 +115,7 @@ struct Bed {
     gpu: CudaGpu,
     kernels: Kernels,
     stream: hand::Stream,
-    /// A kernel writes the first word at its end; the second word is a counter of marks.
+    /// A kernel writes the first word at its end; the second word counts marks.
     end: Pinned,
 }
 
@@ -139,14 +139,14 @@ impl Bed {
         machine::choose(500, 20)
     }
 
-    /// Takes the samples of one way to wait. `wait` launches a kernel that writes `end`, and returns the time at which
-    /// the kernel's end was known.
+    /// Takes samples of one way to wait. `wait` launches a kernel that writes `end`, and returns the time at which the
+    /// kernel's end was known.
     fn samples(&self, key: &str, mut wait: impl FnMut(Duration) -> Instant) {
         let sample = |round| {
             // No thread reads the word now, and no kernel runs. Relaxed: the launch of the next kernel comes after this
             // store.
             self.end.word(0).store(0, std::sync::atomic::Ordering::Relaxed);
-            // A varying delay, so that the samples are not in step with periodic polls.
+            // A varying delay keeps the samples out of step with periodic polls.
             let time = KERNEL + Duration::from_nanos(u64::from(round) * 7_919 % 100_000);
             thread::scope(|scope| {
                 let watcher = scope.spawn(|| {

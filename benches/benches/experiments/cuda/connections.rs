@@ -27,7 +27,7 @@ const STREAMS: usize = 16;
 /// The number of kernels on each stream.
 const KERNELS: usize = 20;
 
-/// The duration of each kernel. It is much longer than a launch, so that streams can run in parallel.
+/// The duration of each kernel, much longer than a launch, so that streams can run in parallel.
 const KERNEL: Duration = Duration::from_micros(100);
 
 const ORDERS: [&str; 2] = ["by stream", "alternately"];

@@ -38,7 +38,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The number of consecutive launches that together take long when a stream is full.
+/// The number of consecutive launches that together take a long time when a stream is full.
 const RUN: u32 = 128;
 
 fn run() -> Outcome {
@@ -110,12 +110,12 @@ fn part(arguments: &[&str]) {
     leaving();
 }
 
-/// Returns the number of kernels that are pushed together.
+/// Returns the number of kernels pushed together.
 fn many() -> usize {
     machine::choose(5_000, 500)
 }
 
-/// An engine on which operations are timed, one at a time.
+/// An engine on which operations are timed individually.
 struct Probe {
     engine: Engine,
     kernels: hand::Kernels,
@@ -217,7 +217,7 @@ fn by_hand() {
         (launches, beside.join().expect("the thread ends"))
     });
     hand::must("all end", stream.synchronize());
-    // The driver may make room for one launch at a time or for many, so a few launches may take all of the time.
+    // The driver may make room for one launch at a time or for many, so a few launches may account for all of the time.
     let is_slow = |launches: &[Launch]| {
         let all: Duration = launches.iter().map(|launch| launch.1).sum();
         launches[0].1 > KERNEL / 4 && all / RUN > KERNEL / 4

@@ -1,5 +1,5 @@
-//! Direct calls to the driver's functions that the experiments need. No resource is released here, since the process of
-//! a part ends soon.
+//! Direct calls to driver functions needed by the experiments. No resource is released here, since a part's process
+//! ends soon.
 
 use std::{
     ffi::{CString, c_void},
@@ -18,13 +18,13 @@ use raddle::{
 
 use super::child;
 
-/// The figure that a part prints if the device does not support the requested kind of marks.
+/// The figure printed by a part if the device does not support the requested kind of marks.
 pub const REFUSED: &str = "refused";
 
 /// Threads per block. Not tuned.
 const BLOCK: u32 = 256;
 
-/// A stream, which outlives its uses here: one that was created directly, or the stream of a lane inside an operation.
+/// A stream that outlives its uses here: created directly, or a lane's stream inside an operation.
 #[derive(Clone, Copy)]
 pub struct Stream(pub sys::CUstream);
 
@@ -67,7 +67,7 @@ impl Pinned {
         unsafe { AtomicU64::from_ptr(at) }
     }
 
-    /// Spins until a word has a value, and returns the time at which the value was seen.
+    /// Spins until a word has the given value, and returns the time at which it was seen.
     pub fn spin(&self, number: usize, value: u64) -> Instant {
         // Acquire: makes the earlier writes of the device visible, as in the engine.
         while self.word(number).load(Acquire) != value {
@@ -108,12 +108,12 @@ pub fn must(what: &str, result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS, "{what}");
 }
 
-/// Opens the first GPU, and makes its context current on this thread.
+/// Opens the first GPU and makes its context current on this thread.
 pub fn open() -> CudaGpu {
     CudaGpu::open(0).unwrap_or_else(|error| panic!("the GPU cannot be opened: {error}"))
 }
 
-/// Opens the GPU as [`open`] does, with the kind of marks that the environment asks for. If the device or its driver
+/// Opens the GPU as [`open`] does, with the kind of marks requested by the environment. If the device or its driver
 /// does not support them, prints the figure `refused` and returns `None`.
 pub fn open_with_marks() -> Option<CudaGpu> {
     match CudaGpu::open(0) {
@@ -154,8 +154,8 @@ pub fn source() -> CString {
     CString::new(include_str!("../kernels.ptx")).expect("the source contains no NUL")
 }
 
-/// Loads the kernels into the current context, and runs each of them once except `poison`: the driver may defer work
-/// until the first launch.
+/// Loads the kernels into the current context and runs each except `poison` once: the driver may defer work until the
+/// first launch.
 pub fn kernels() -> Kernels {
     let (source, mut module) = (source(), ptr::null_mut());
     // SAFETY: the image is NUL-terminated PTX, and the driver may write through the pointer.
@@ -270,7 +270,7 @@ impl Kernels {
     }
 }
 
-/// Returns the stream of a lane, inside an operation on it.
+/// Returns a lane's stream, inside an operation on the lane.
 pub fn lane(stream: &mut GpuStream) -> Stream {
     Stream(stream.cuda().expect("a stream of a CUDA device").cu_stream())
 }
@@ -357,7 +357,7 @@ impl Event {
         unsafe { sys::cuEventQuery(self.0) }
     }
 
-    /// Spins until the event is complete, and returns the time at which its completion was seen.
+    /// Spins until the event is complete, and returns the time at which this was seen.
     pub fn spin(self) -> Instant {
         loop {
             match self.query() {
@@ -371,7 +371,7 @@ impl Event {
     }
 }
 
-/// Returns the number of blocks of a kernel that fills the device.
+/// Returns the number of blocks with which a kernel fills the device.
 pub fn many_blocks(gpu: &CudaGpu) -> u32 {
     let units = gpu.context().attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     // 2,048 threads on each multiprocessor.

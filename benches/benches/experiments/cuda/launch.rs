@@ -30,7 +30,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const THREADS: std::ops::RangeInclusive<usize> = 1..=4;
 
-/// The number of launches between two waits, which is less than a stream holds.
+/// The number of launches between two waits, less than a stream's capacity.
 const BATCH: usize = 256;
 
 fn run() -> Outcome {
@@ -79,7 +79,7 @@ fn part(_: &[&str]) {
     leaving();
 }
 
-/// Returns the number of launches of each thread.
+/// Returns the number of launches per thread.
 fn count() -> usize {
     machine::choose(20_480, 1_024)
 }
@@ -114,7 +114,7 @@ fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     (call, call / threads as f64)
 }
 
-/// Returns the time until all operations are done and the time of the lane's calls, each per operation and in ns.
+/// Returns the time until all operations are done and the time spent in the lane's calls, both in ns per operation.
 fn by_engine(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
     let engine = hand::engine(gpu, IdlePolicy::default());
     let vars: Vec<_> = (0..threads).map(|_| engine.device_var::<u32>(GPU, 1).expect("memory")).collect();

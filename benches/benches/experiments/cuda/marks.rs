@@ -29,7 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const MODES: [&str; 2] = ["counter", "events"];
 
-/// The numbers of engines that are used at the same time.
+/// The numbers of engines used at the same time.
 const ENGINES: [&str; 2] = ["1", "4"];
 
 /// The duration of the slow kernels.
@@ -88,7 +88,7 @@ fn part(arguments: &[&str]) {
     figure("ms", start.elapsed().as_secs_f64() * 1e3);
 }
 
-/// The checks that one thread makes.
+/// The checks made by one thread.
 struct Check<'a> {
     gpu: &'a CudaGpu,
     kernels: Kernels,
@@ -99,7 +99,7 @@ struct Check<'a> {
 type Words = Var<DeviceVec<u32>>;
 
 impl Check<'_> {
-    /// Makes all checks. Returns how many there are, and how many have failed.
+    /// Makes all checks. Returns how many there are and how many failed.
     fn all(mut self, seed: u32) -> (u32, u32) {
         hand::bind(self.gpu);
         for kind in [EngineKind::Naive, EngineKind::Pooled, EngineKind::PerDevice] {
@@ -118,7 +118,7 @@ impl Check<'_> {
         self.wrong += u32::from(!right);
     }
 
-    /// Checks values that are copied from the host to the device and back, and values that a kernel writes.
+    /// Checks values copied from the host to the device and back, and values written by a kernel.
     fn values(&mut self, engine: &Engine) {
         const LEN: usize = 1000;
         let (host, back) = (engine.pinned_var::<u32>(GPU, LEN).unwrap(), engine.pinned_var::<u32>(GPU, LEN).unwrap());

@@ -1,4 +1,4 @@
-//! What does each of the two kinds of marks cost, on the host and on the device?
+//! What does each of the two kinds of marks cost on the host and on the device?
 
 use std::time::{Duration, Instant};
 
@@ -90,7 +90,7 @@ fn run() -> Outcome {
     ))
 }
 
-/// The duration of the kernels that fill the device during copies.
+/// The duration of kernels that fill the device during copies.
 const LONG: Duration = Duration::from_millis(2);
 
 /// The size of a copy in bytes.
@@ -168,7 +168,7 @@ impl Bed {
     /// Measures the time from one kernel that records the clock to the next.
     fn gap(&self, between: &dyn Fn(u64) -> CUresult) -> f64 {
         let round = |_| {
-            // A long kernel comes first, so that all others are launched before the first of them runs.
+            // A long kernel comes first, so all others are launched before the first of them runs.
             hand::must("a long kernel", self.kernels.spin(self.stream, 1, Duration::from_millis(5)));
             for number in 0..=STAMPS {
                 let at = self.stamps.device + 8 * number as u64;

@@ -30,10 +30,10 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-/// The sizes that are allocated at the same time, in percent of the device's memory.
+/// The sizes allocated at the same time, in percent of the device's memory.
 const SHARES: [&[usize]; 2] = [&[47, 47], &[92]];
 
-/// The calls that are made while a thread launches.
+/// The calls made while a thread launches.
 const ACTS: [(&str, &str); 5] = [
     ("quiet", "nothing"),
     ("pinned.alloc", "cuMemHostAlloc"),
@@ -219,7 +219,7 @@ fn stalls() {
         let takes: f64 = spans.iter().map(|spans| ns(spans[act].1 - spans[act].0)).sum();
         figure(&format!("{key}.takes"), takes / spans.len() as f64);
         for (name, all) in [(key.to_string(), &launches), (format!("{key}.wait"), &waits)] {
-            // Returns for how long a call overlaps one of the spans, if it does.
+            // Returns how long a call overlaps one of the spans, if at all.
             let overlap = |other: &Span| {
                 let overlaps = spans.iter().map(|spans| {
                     let (start, end) = (other.0.max(spans[act].0), other.1.min(spans[act].1));
@@ -239,8 +239,7 @@ fn stalls() {
     drop(pinned);
 }
 
-/// Launches kernels until the flag is set, and waits for them after every 64. Returns the spans of the launches and of
-/// the waits.
+/// Launches kernels until the flag is set, and waits for them after every 64. Returns the spans of launches and waits.
 fn launch(gpu: &CudaGpu, kernels: Kernels, is_over: &AtomicBool) -> (Vec<Span>, Vec<Span>) {
     hand::bind(gpu);
     let (stream, mut launches, mut waits) = (hand::stream(), vec![], vec![]);

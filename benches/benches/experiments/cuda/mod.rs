@@ -1,7 +1,7 @@
 //! The list of experiments, and the command line.
 //!
-//! The main process opens no GPU. An experiment has *parts*, each of which runs in a separate process with a time limit
-//! (`child`), so that a part may lose its device or hang without ending the run. Parts print figures, from which the
+//! The main process opens no GPU. An experiment has *parts*, each run in a separate process with a time limit
+//! (`child`), so a part may lose its device or hang without ending the run. Parts print figures from which the
 //! experiment draws its conclusion.
 
 use std::{env, process::ExitCode, time::Instant};
@@ -26,7 +26,7 @@ mod memory;
 mod order;
 mod poison;
 
-/// The first GPU of an engine.
+/// An engine's first GPU.
 const GPU: Device = Device::Gpu(0);
 
 /// A verdict, or the reason why an experiment could not run.

@@ -1,4 +1,4 @@
-//! Are the writes of a copy visible when its mark has passed?
+//! Are a copy's writes visible when its mark has passed?
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -24,7 +24,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     part,
 };
 
-/// How the host learns of the end of a copy, the maximum number of copies, and the maximum time in seconds.
+/// How the host detects the end of a copy, the maximum number of copies, and the maximum time in seconds.
 const MEANS: [(&str, u32, u64); 3] = [("counter", 100_000, 36), ("event", 20_000, 8), ("engine", 20_000, 6)];
 
 fn run() -> Outcome {
@@ -55,7 +55,7 @@ fn words() -> usize {
     machine::choose(64 << 20, 4 << 20) / 4
 }
 
-/// The number of words that are checked at the end of a copy.
+/// The number of words checked at the end of a copy.
 const TAIL: usize = 16;
 
 fn part(arguments: &[&str]) {
@@ -73,7 +73,7 @@ fn part(arguments: &[&str]) {
     leaving();
 }
 
-/// Returns whether the end, the start and the middle of the copied words have the value of this round.
+/// Returns whether the end, the start and the middle of the copied words have this round's value.
 fn is_right(target: &Pinned, value: u32) -> bool {
     let word = |index: usize| {
         let at = target.host.cast::<u32>().wrapping_add(index);
@@ -84,7 +84,7 @@ fn is_right(target: &Pinned, value: u32) -> bool {
         word.load(Relaxed) == value
     };
     let last = words() - 1;
-    // The last words come first: words that are checked later have more time to arrive.
+    // The last words come first: words checked later have more time to arrive.
     (0..TAIL).all(|index| word(last - index)) && word(0) && word(last / 2)
 }
 

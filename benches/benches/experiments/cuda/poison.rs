@@ -1,4 +1,4 @@
-//! What state is a process in after one of its kernels has used an invalid address?
+//! In what state is a process after one of its kernels has used an invalid address?
 
 use std::{
     mem, ptr,
@@ -32,7 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// By default, a kernel is loaded at its first launch, so the measurement would include the loading.
 const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
-/// The number of threads that wait for operations after the kernel.
+/// The number of threads waiting for operations after the kernel.
 const WAITERS: usize = 16;
 
 fn run() -> Outcome {
@@ -104,8 +104,7 @@ fn part(arguments: &[&str]) {
 /// The time at which the faulting kernel was launched.
 static LAUNCHED: OnceLock<Instant> = OnceLock::new();
 
-/// Loses the device of an engine while threads wait; then drops everything and opens the device again, or exits
-/// immediately.
+/// Loses an engine's device while threads wait, then drops everything and reopens the device, or exits immediately.
 fn engine(drop_all: bool) {
     let Some(gpu) = hand::open_with_marks() else { return };
     let kernels = hand::kernels();
@@ -134,7 +133,7 @@ fn engine(drop_all: bool) {
         };
         let waiters: Vec<_> = vars.iter().map(wait).collect();
         barrier.wait();
-        // By now most of the threads sleep.
+        // By now most of the threads are asleep.
         thread::sleep(Duration::from_millis(20));
         drop(go);
         waiters.into_iter().map(|waiter| waiter.join().expect("the waiter returns")).collect()
@@ -207,7 +206,7 @@ const CALLS: [&str; 24] = [
     "cuDeviceGetCount",
 ];
 
-/// Loses the device without an engine, and prints the results of the driver's functions.
+/// Loses the device without an engine, and prints the driver functions' results.
 fn calls() {
     let gpu = hand::open();
     let kernels = hand::kernels();
