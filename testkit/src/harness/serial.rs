@@ -32,7 +32,7 @@ use raddle::{
 
 use super::{
     Bytes, PLANNED, Planned, Watch, check_recorded, elsewhere, engine_plan, eventually_ok, observe,
-    shapes::{self, Acquired, Content, DEFAULT, Narrow, OLDEST_SHAPES, Ref, SHAPES, Submitted, Wide},
+    shapes::{self, Acquired, Content, DEFAULT, GUARDED, Narrow, OLDEST_SHAPES, Ref, SHAPES, Submitted, Wide},
     watched,
 };
 use crate::shapes::*;
@@ -418,7 +418,7 @@ impl Program {
         let untyped = untyped.collect();
         let (mut shape, mut typed) = (0, Vec::new());
         if kind.is_typed() {
-            (shape, typed) = self.choose_typed(live, bytes);
+            (shape, typed) = self.choose_typed(live, kind.is_guarded(), bytes);
         }
         let mut operation = Operation {
             untyped,
@@ -487,8 +487,9 @@ impl Program {
     }
 
     /// Chooses a shape and a variable for each of its places.
-    fn choose_typed(&self, live: &[usize], bytes: &mut Bytes<'_>) -> (usize, Vec<usize>) {
-        let shape = bytes.below_or(OLDEST_SHAPES, SHAPES.len() - OLDEST_SHAPES);
+    fn choose_typed(&self, live: &[usize], is_guarded: bool, bytes: &mut Bytes<'_>) -> (usize, Vec<usize>) {
+        let shape =
+            if is_guarded { bytes.pick(&GUARDED) } else { bytes.below_or(OLDEST_SHAPES, SHAPES.len() - OLDEST_SHAPES) };
         let mut typed = Vec::new();
         let may_alias = bytes.one_in(4);
         for &(wide, access) in SHAPES[shape] {
@@ -515,7 +516,7 @@ impl Program {
     /// Adds steps that acquire variables, with or without a push in between.
     fn add_acquire(&mut self, live: &[usize], handles: &mut Vec<usize>, is_typed: bool, bytes: &mut Bytes<'_>) {
         let how = bytes.pick(&[Acquire::Used, Acquire::Used, Acquire::Dropped, Acquire::Panics]);
-        let (shape, typed) = self.choose_typed(live, bytes);
+        let (shape, typed) = self.choose_typed(live, true, bytes);
         let id = self.operations.len();
         self.operations.push(Operation {
             untyped: Vec::new(),
