@@ -89,7 +89,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     let sum = engine.var(0_u64);
     engine.op("compute").push(sum.write(), move |sum| {
         *sum = (1..=1000).sum();
-        // The send fails only if the reading thread has ended, and then there is nothing to do.
+        // The send fails only if the reading thread has ended, in which case there is nothing to do.
         let _ = go.send(*sum);
     })?;
 
@@ -165,7 +165,7 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     // A wait for all operations succeeds: it returns only failures that no other wait has returned.
     engine.wait_for_all()?;
 
-    // `multiply` was skipped. The operations before it and those independent of the width were not.
+    // `multiply` was skipped. The operations before it and those independent of the width ran.
     assert!(!ran.load(Ordering::Relaxed));
     assert_eq!(double.wait()?, 0);
     assert_eq!(engine.get(&colour)?, "red");

@@ -7,8 +7,8 @@
 //!
 //! Look at `transfer`: it acquires both accounts in one call and keeps the guards across an await. Tasks on one thread
 //! and operations on the workers use the same variables, in one order, without a lock. Look at `audit` too: it is an
-//! operation whose function returns a future. It holds all accounts while it waits for an auditor, and occupies no
-//! worker.
+//! operation whose function returns a future. The operation holds all accounts while it waits for an auditor, but
+//! occupies no worker.
 
 use raddle::{BoxError, Engine, Var, WaitError, cx};
 use tokio::{runtime, sync::oneshot, task::yield_now};

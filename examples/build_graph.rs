@@ -27,8 +27,8 @@ static MODULES: [Module; 7] = [
 struct Module {
     name: &'static str,
     source: &'static str,
-    /// The result of `compile`: the number of functions in this module and those below it. A token represents this
-    /// result.
+    /// The result of `compile`: the number of functions in this module and in the modules below it. A token represents
+    /// this result.
     functions: OnceLock<usize>,
 }
 
@@ -69,7 +69,7 @@ fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::builder().build()?;
-    // This is the only push from outside. Operations push all others.
+    // This is the only push from outside. All other pushes are made by operations.
     let built = build(&engine, &MODULES[0])?;
     engine.wait_for_var(&built)?;
 

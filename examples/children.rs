@@ -5,9 +5,9 @@
 //! ```
 //!
 //! A stage declares its frame's tiles, and each of its children declares one tile. A stage is complete when its last
-//! tile is, so one frame's stages run in sequence, while a stage's tiles and different frames' stages run in parallel.
-//! The last stage needs the frame's brightest pixel, which its children pass on in their own variables. No thread waits
-//! for a stage or a tile.
+//! tile is complete, so one frame's stages run in sequence, while a stage's tiles and different frames' stages run in
+//! parallel. The last stage needs the frame's brightest pixel, which its children pass on in their own variables. No
+//! thread waits for a stage or a tile.
 
 use std::error::Error;
 

@@ -4,9 +4,9 @@
 //! cargo run --release --example cholesky
 //! ```
 //!
-//! Look at the loops in `main`: they push the operations in textbook order, and each operation names its tiles. The
-//! engine finds those that can run in parallel, and starts the next column while updates from the current one are still
-//! running.
+//! Look at the loops in `main`: they push the operations in textbook order, and each operation declares its tiles. The
+//! engine finds the operations that can run in parallel, and starts the next column while updates from the current one
+//! are still running.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! Fork and join: operations that push their parts, wait for them and combine the results.
+//! Fork and join: operations that push parts of their work, wait for them and combine the results.
 //!
 //! ```text
 //! cargo run --release --example fork_join

@@ -1,4 +1,4 @@
-//! The smallest program: operations name the variables that they read and write, and the engine finds the order.
+//! The smallest program: operations declare the variables that they read and write, and the engine finds the order.
 //!
 //! ```text
 //! cargo run --example hello

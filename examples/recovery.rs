@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     scale()?;
     assert_eq!(engine.get(&scaled)?, 120);
 
-    // A panic is also a failure. `clear_error` makes the variable usable with its present value.
+    // A panic is also a failure. `clear_error` makes the variable usable with its current value.
     engine.op("index").push(number.write(), |number| {
         *number = 7;
         panic!("this panic is part of the example");

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Searches for the time `effort`, then reports.
+/// Searches for as long as `effort`, then reports the number of steps.
 fn request(engine: &Engine, answer: &Var<u64>, effort: Duration) -> Result<(), WaitError> {
     let request = engine.group();
     request.op("search").try_push((cx(), answer.write()), move |(cx, steps)| {

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The example blurs an image in two passes. Each pass reads one buffer and writes another, row by row, in operations
-//! that borrow both buffers. An operation of the second pass needs three rows of the first, and starts when they are
-//! done.
+//! that borrow both buffers. An operation of the second pass needs three rows from the first, and starts when those
+//! rows are done.
 
 use std::error::Error;
 

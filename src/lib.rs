@@ -84,8 +84,8 @@ pub use api::{
 };
 /// The version of cudarc that [`CudaGpu`] is built on.
 ///
-/// cudarc is a 0.x crate: a new minor version can break programs that use this re-export, so updating to one is a
-/// breaking change of this crate too. A program that needs another version must depend on cudarc itself.
+/// cudarc is a 0.x crate: a new minor version can break programs that use this re-export, so adopting one is a breaking
+/// change of this crate too. A program that needs another version must depend on cudarc itself.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]

@@ -44,7 +44,8 @@ fn cores_of_a_thread() -> String {
     thread::spawn(allowed_cores).join().expect("the thread does not panic")
 }
 
-/// The first push to a lane of a device starts the lane's thread. Here, an operation on a pinned worker pushes first.
+/// The first push to a lane of a device starts the lane's thread. Here, that push is made by an operation on a pinned
+/// worker.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
@@ -71,8 +72,8 @@ fn a_lane_thread_started_by_an_operation_may_use_all_cores() {
     }
 }
 
-/// A thread hands its worker to another thread when an operation waits. Afterwards, each thread runs on the core of its
-/// worker, if the worker is pinned.
+/// A thread hands its worker to another thread when an operation waits. Afterwards, each thread runs on its worker's
+/// core, if the worker is pinned.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
@@ -132,8 +133,8 @@ fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
     });
 }
 
-/// All threads of an engine stay on the cores of the thread that built the engine, including threads that other threads
-/// start later.
+/// All threads of an engine stay on the cores of the thread that built the engine, including threads started later by
+/// other threads.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {
@@ -186,7 +187,7 @@ fn in_a_child_two_engines_share_no_core_while_others_are_free() {
             cores,
             "the engines did not take the cores in order"
         );
-        // Every core is taken, so the next engine starts again from the first.
+        // Every core is taken, so the next engine starts again with the first core.
         let again = build(1);
         assert_eq!(places(&again), cores[..1]);
         drop(again);

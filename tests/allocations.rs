@@ -1,7 +1,7 @@
 //! In steady state, an operation allocates nothing: its record, its accesses and its function come from the pool.
 //!
-//! The epoch allocates bags for retired objects, one per 1,250 operations; the test allows only slightly more. It is a
-//! separate binary because it counts every allocation of the process.
+//! The epoch allocates bags for retired objects, one per 1,250 operations; the test allows only slightly more. This is
+//! a separate binary because it counts every allocation of the process.
 
 use raddle_testkit::shapes;
 
@@ -39,7 +39,7 @@ static ALLOCATOR: Counting = Counting;
 const MANY: usize = 200_000;
 const SOME: usize = 50_000;
 
-/// The limit on pending operations, which bounds the number of records in use at a time.
+/// The limit on pending operations, which bounds the number of records in use at any time.
 const BURST: usize = 500;
 
 /// Repeats rounds of `OPERATIONS` pushes until two consecutive rounds each make at most one allocation per thousand
@@ -105,7 +105,7 @@ fn operations_in_steady_state_allocate_nothing() {
         assert_allocates_nothing::<SOME>(&format!("{kind}: completions"), &[&tokens[0]], |_| {
             engine.push_async(|_, done| done.complete(), [&tokens[1]], [&tokens[0]]).expect("the engine is open");
         });
-        // Priorities and other lanes have separate queues.
+        // Each priority and each lane has its own queues.
         let properties = [Property::Normal, Property::CopyToGpu, Property::CpuPrioritized, Property::Async];
         assert_allocates_nothing::<SOME>(&format!("{kind}: priorities and properties"), &[&tokens[0]], |i| {
             let operation = engine.op("").priority(i as i32 % 20 - 10).kind(properties[i % 4]);

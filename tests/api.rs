@@ -183,7 +183,7 @@ fn in_a_child_operations_push_by_their_context() {
 }
 
 /// A wait inside the function runs the thread's deferred operations, but must not complete this operation before its
-/// function has ended.
+/// function has returned.
 #[test]
 fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
     use std::panic::{AssertUnwindSafe, catch_unwind};

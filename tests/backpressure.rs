@@ -71,8 +71,8 @@ fn open_ended(engine: &Engine) -> Completion {
     receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-/// Fills an engine with operations that wait for the returned completion. Once the first one's function has returned,
-/// none is ready or running.
+/// Fills an engine with operations that wait for the returned completion. Once the first operation's function has
+/// returned, none of them is ready or running.
 fn fill(engine: &Engine, limit: usize) -> (Completion, raddle::Token) {
     let token = engine.token();
     let (sender, receiver) = mpsc::channel();
@@ -269,7 +269,7 @@ fn a_push_passes_if_the_running_operation_waits_for_the_pushing_thread() {
         let (inner, waited) = (engine.downgrade(), token.clone());
         let started = Gate::new();
         let begins = started.clone();
-        // The operation waits inside its function, on a thread without a worker.
+        // The operation's function waits on a thread without a worker.
         engine
             .op("waits")
             .push((), move |()| {
@@ -393,7 +393,7 @@ fn an_operation_that_runs_in_a_push_may_wait_push_and_panic() {
                 .push((), move |()| {
                     assert_ne!(n, 7, "as planned");
                     let added = inner.op("add").submit(its.write(), |value| *value += 1).unwrap();
-                    // This does not wait for `add`: the worker that would run it may be busy until the gate opens.
+                    // This drop does not wait for `add`: the worker that would run it may be busy until the gate opens.
                     drop(added);
                 })
                 .unwrap();
@@ -643,7 +643,7 @@ fn operators_have_the_same_three_ways_to_push() {
         let tick: Operator =
             engine.op("tick").writes([&token]).operator((), move |()| _ = counted.fetch_add(1, SeqCst)).unwrap();
         assert!(is_full(tick.if_room()));
-        tick.push().unwrap(); // passes, since nothing runs
+        tick.push().unwrap(); // not held back: no operation is running
         assert!(matches!(block_on_within(tick.when_room(), MOMENT), Err(NotInTime)));
         done.complete();
         engine.wait_for_all().unwrap();
@@ -958,7 +958,7 @@ fn groups_have_limits_of_their_own() {
             }
             assert!(is_full(group.op("late").if_room()));
             engine.op("other").if_room().expect("the engine has no limit").push((), |()| {}).unwrap();
-            // Nothing runs, so the push passes.
+            // No operation is running, so the push is not held back.
             group.op("passes").writes([&token]).push((), |()| {}).unwrap();
             assert_eq!(group.pending(), 4);
             assert!(matches!(block_on_within(group.op("waits").when_room(), MOMENT), Err(NotInTime)));
@@ -1139,8 +1139,8 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
     on_limited(&THREADED, 1, 1, |engine| {
         let gate = occupy(&engine, 1);
         let inner = engine.downgrade();
-        // This push is not held back, since it is made inside a call to the engine. So one operation is ready while
-        // another runs.
+        // This push is not held back, since it is made inside a call to the engine. Thus, one operation is ready while
+        // another is running.
         let pushed = engine.with(&engine.var(1), |_| {
             let stops = inner.clone();
             inner.op("stops").push((), move |()| stops.notify_shutdown())
@@ -1167,8 +1167,8 @@ fn push_work(op: OpBuilder<'_>, sum: &Var<usize>) {
     .unwrap();
 }
 
-/// Returns the rate, in operations per second, at which a thread pushes when nothing holds it back. The workers are as
-/// busy as with a limit.
+/// Returns the rate, in operations per second, at which a thread pushes when its pushes are not held back. The workers
+/// are as busy as they are with a limit.
 fn unlimited_rate(kind: EngineKind) -> f64 {
     let rate = |_| {
         let engine = common::engine(kind, 2);
@@ -1183,8 +1183,8 @@ fn unlimited_rate(kind: EngineKind) -> f64 {
     (0..3).map(rate).fold(0.0, f64::max)
 }
 
-/// Pushes work as fast as possible for `time`, ten times faster than it is processed. On a naive engine, which runs
-/// each operation inside its push, no producer outruns the consumer.
+/// Pushes work for `time` from a thread that could push over ten times as fast as the work is processed. On a naive
+/// engine, which runs each operation inside its push, no producer outruns the consumer.
 fn overload(kind: EngineKind, is_group_limited: bool, time: Duration) {
     const LIMIT: usize = 500;
     let possible = unlimited_rate(kind);

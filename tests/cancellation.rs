@@ -126,7 +126,8 @@ fn a_wait_for_all_reports_only_a_loud_cancellation_that_no_wait_has_returned() {
 fn a_running_operation_is_not_cancelled_but_can_ask_whether_it_should_be() {
     let test = |engine: Engine| {
         let value = engine.var(0);
-        // On a naive engine, the operation runs on the thread that ends this operation, and another thread cancels it.
+        // On a naive engine, the operation runs on the thread that completes the holding operation, and another thread
+        // cancels it.
         let gate = hold(&engine, value.as_ref());
         let (sender, receiver) = mpsc::channel();
         let handle = engine
@@ -190,7 +191,7 @@ fn a_clean_up_cannot_be_cancelled() {
     });
 }
 
-/// Either way, the function is dropped once, and the handle has the matching result.
+/// In both cases, the function is dropped once, and the handle returns the corresponding result.
 #[test]
 fn either_a_cancellation_or_the_start_of_the_operation_wins() {
     on_kinds(&THREADED, 2, |engine| {
@@ -660,7 +661,7 @@ fn a_refused_push_leaves_the_group() {
     });
 }
 
-/// The push is refused late: the operation is already in a queue.
+/// The push is refused after the operation has entered a queue.
 #[test]
 fn a_member_that_is_refused_late_leaves_its_group_even_if_the_drop_of_its_function_panics() {
     on_kinds(&THREADED, 2, |engine| {

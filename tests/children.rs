@@ -113,7 +113,7 @@ fn children_are_ordered_among_themselves_as_operations_are() {
 
 #[test]
 fn children_have_children() {
-    /// Sorts a range of parts. The children of an operation sort the two halves of its range.
+    /// Sorts a range of parts. An operation's children sort the two halves of its range.
     fn sort(cx: &OpContext<'_>, parts: Arc<[Var<Vec<u32>>]>, from: usize, to: usize) {
         if to - from == 1 {
             cx.child("sort").push(parts[from].write(), |part| part.sort_unstable()).unwrap();
@@ -481,7 +481,7 @@ fn children_of_children_name_a_variable_of_the_family_if_their_parent_does() {
         let (refused, own) = parent.wait().unwrap().wait().unwrap();
         assert!(matches!(refused, Err(PushError::NotHeld(_))), "{refused:?}");
         assert_eq!(engine.get(&seen).unwrap(), 12);
-        // Nor can the children of another parent name this variable.
+        // Nor can another parent's children declare this variable.
         let refused = engine.op("parent").with_children().submit(cx(), move |cx| cx.child("").push(own.read(), |_| ()));
         assert!(matches!(refused.unwrap().wait().unwrap(), Err(PushError::FamilyVariable(_))));
     });
@@ -647,8 +647,8 @@ fn an_asynchronous_parent_ends_with_its_completion_and_its_children() {
 #[test]
 fn an_asynchronous_parent_fails_with_its_function_or_its_completion_before_its_children() {
     on_kinds(&KINDS, 2, |engine| {
-        // Each case gives how the function ends, how the completion is used, the parent's failure, and how often the
-        // child runs.
+        // Each case lists how the function ends, how the completion is used, the parent's failure, and the number of
+        // the child's runs.
         let cases = [
             ("well", "complete", "by a child", 1),
             ("well", "fail", "by the completion", 1),
@@ -736,7 +736,7 @@ fn children_of_a_future_start_when_it_has_ended_and_its_guards_are_gone() {
             }
             thread::yield_now();
         };
-        // The guard is alive, so the parent's own work has not ended and more children may be pushed.
+        // While the guard is alive, the parent's own work has not ended, so more children may be pushed.
         thread::sleep(MOMENT / 10);
         assert!(!parent.is_done());
         let more = value.clone();

@@ -33,7 +33,7 @@ use raddle::{
 
 const GPU: Device = Device::Gpu(0);
 
-/// The number of threads per block, not tuned.
+/// The number of threads per block; it is not tuned.
 const BLOCK: u32 = 256;
 
 /// The duration of a slow kernel.
@@ -133,7 +133,7 @@ impl Kernels {
     /// Launches a kernel whose invalid write makes the device unusable for this process.
     fn poison(&self, stream: &mut GpuStream) -> Result<(), DriverError> {
         let stream = stream.cuda().expect("a stream of a CUDA device");
-        // SAFETY: the kernel has no parameters. It writes to an unmapped address: the device reports a fault and no
+        // SAFETY: the kernel has no parameters. It writes to an unmapped address, so the device reports a fault and no
         // memory changes.
         unsafe { stream.launch_builder(&self.poison).launch(one_thread()) }.map(drop)
     }
@@ -152,7 +152,7 @@ fn zeros(engine: &Engine, len: usize) -> Var<DeviceVec<u32>> {
     device
 }
 
-/// Pushes an operation that copies the device's values to the host, and returns them.
+/// Pushes an operation that copies the device's values to the host, and returns the values.
 fn values(engine: &Engine, device: &Var<DeviceVec<u32>>, len: usize) -> Vec<u32> {
     let host = engine.pinned_var::<u32>(GPU, len).expect("pinned memory");
     engine.op("out").on(GPU).copy_from_device(device, &host).expect("pushed");
@@ -478,7 +478,7 @@ fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: 
     }
 }
 
-/// Runs in a child process, since such a capture forbids, for the whole process, driver calls that other tests make.
+/// This runs in a child process, since such a capture forbids driver calls that other tests make in the same process.
 /// The capture lasts until the other lanes have completed their work.
 #[test]
 fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
@@ -507,7 +507,7 @@ fn in_a_child_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the
         let graph = move |stream: &mut GpuStream, values: &mut _| {
             six_by_graph(&by_graph, CU_STREAM_CAPTURE_MODE_GLOBAL, stream, values, (3, 1), || {
                 begun.send(()).expect("the test thread waits");
-                // An error means that the other thread has failed, which ends the capture as well.
+                // An error means that the other thread has failed, which also ends the capture.
                 let _ = is_done.recv();
             })
         };
@@ -549,7 +549,7 @@ fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_dis
                     stream.synchronize().expect("the value was copied");
                     let graph = recorded(&stream, CU_STREAM_CAPTURE_MODE_GLOBAL, || {
                         begun.send(()).expect("the test thread waits");
-                        // An error means that the other thread has failed, which ends the capture as well.
+                        // An error means that the other thread has failed, which also ends the capture.
                         let _ = is_done.recv();
                         let (count, factor, term) = (1u32, 3u32, 1u32);
                         let mut arguments = stream.launch_builder(&kernels.affine);
@@ -715,7 +715,7 @@ fn in_a_child_a_kernel_writes_to_an_invalid_address() {
             }
         });
         assert_eq!(engine.get(&cpu).unwrap(), 1);
-        // Later operations fail as well instead of hanging.
+        // Later operations also fail, instead of hanging.
         for var in &untouched {
             let again = Arc::clone(&kernels);
             let step = move |stream: &mut GpuStream, values: &mut _| again.affine(stream, values, 3, 1);

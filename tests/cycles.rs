@@ -1,4 +1,4 @@
-//! Cycles of waits through groups, ends of scopes and several engines: one of the waits is refused.
+//! Cycles of waits that involve groups, the ends of scopes or several engines: one of the waits is refused.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 #![forbid(unsafe_code)]
@@ -117,7 +117,7 @@ fn a_wait_for_a_group_is_not_refused_because_of_members_that_it_does_not_cover()
                 .op("pushes")
                 .push((), move |()| {
                     thread::sleep(Duration::from_millis(20));
-                    // This member stands behind the waiting operation but is pushed after the wait began.
+                    // This member is queued behind the waiting operation but was pushed after the wait began.
                     beside.op("later").push(blocked.read(), |_| ()).unwrap();
                 })
                 .unwrap();
@@ -146,7 +146,7 @@ fn a_wait_for_a_group_whose_members_can_start_is_not_refused() {
     });
 }
 
-/// `waiter` waits for the group of `member`, and `member` waits for an operation behind `waiter`.
+/// `waiter` waits for the group of `member`, and `member` waits for an operation queued behind `waiter`.
 #[test]
 fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_wait_is_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -178,7 +178,7 @@ fn a_cycle_through_a_member_that_runs_is_found_and_the_youngest_wait_is_refused(
     });
 }
 
-/// A value that, when dropped, pushes an operation that reads `value` and waits for it.
+/// A value whose drop pushes an operation that reads `value`, and waits for that operation.
 struct WaitsOnDrop {
     meeting: Meeting,
     engine: Engine,
@@ -200,7 +200,7 @@ impl Drop for WaitsOnDrop {
 fn a_cycle_through_the_epilogue_of_a_member_is_found() {
     on_kinds(&THREADED, 2, |engine| {
         for of_all in [false, true] {
-            // Inside an operation, only another engine allows a wait for all operations.
+            // Inside an operation, a wait for all operations is allowed only on another engine.
             let other = common::engine(engine.kind(), 2);
             let (value, group, signal, meeting) = (engine.var(0), other.group(), other.token(), Meeting::new(2));
             let (sender, dropped) = mpsc::channel();
@@ -341,7 +341,7 @@ impl Drop for Borrows<'_> {
     }
 }
 
-/// The scope's operations stand behind the operation that opened it, with a third operation in between.
+/// The scope's operations are queued behind the operation that opened the scope, with a third operation in between.
 #[test]
 fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
@@ -393,7 +393,7 @@ fn the_youngest_of_several_scopes_that_wait_for_each_other_is_refused() {
                     let outer = move |_: &mut i32| {
                         let mut seen = -1;
                         meeting.join();
-                        // The scopes open one after another in round 0, and all at once otherwise.
+                        // The scopes open one after another in round 0, and all at once in other rounds.
                         thread::sleep(index as u32 * (1 - round) * MOMENT);
                         let result = inner.scope(|s| {
                             let seen = s.lend(&mut seen);
@@ -484,7 +484,7 @@ fn random_waits_of_all_kinds_return() {
     });
 }
 
-/// Operations wait only for what was pushed before them, so no wait can last forever.
+/// Operations wait only for operations pushed before them, so no wait can last forever.
 #[test]
 fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
     on_kinds(&THREADED, 2, |engine| {
@@ -575,8 +575,8 @@ fn a_wait_for_another_engine_with_an_operation_that_waits_for_the_caller_is_refu
     });
 }
 
-/// The outer operation waits for the other engine's operation, which in turn waits for one that stands behind the outer
-/// one.
+/// The outer operation waits for the other engine's operation, which in turn waits for an operation queued behind the
+/// outer one.
 #[test]
 fn a_cycle_that_leaves_an_engine_and_comes_back_is_found() {
     on_kinds(&KINDS, 2, |one| {

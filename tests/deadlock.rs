@@ -78,7 +78,7 @@ fn pushes_on_two_variables_in_opposite_orders_do_not_deadlock() {
     });
 }
 
-/// `R(b) W(a)` against `R(a) W(b)`: an engine that locked the variables one by one would deadlock.
+/// `R(b) W(a)` against `R(a) W(b)`: an engine that locked the variables one after another would deadlock.
 #[test]
 fn a_read_and_a_mutation_in_opposite_orders_do_not_deadlock() {
     on_kinds(&KINDS, 2, |engine| {
@@ -267,7 +267,7 @@ fn waits_for_variables_may_nest_on_a_single_worker() {
     });
 }
 
-/// The awaited operations can only run on the waiting worker.
+/// The awaited operations can run only on the waiting worker.
 #[test]
 fn every_form_of_wait_works_inside_an_operation() {
     on_kinds(&KINDS, 1, |engine| {
@@ -345,7 +345,7 @@ fn operations_of_two_engines_may_wait_for_each_other() {
     }
 }
 
-/// More operations wait than spare threads can exist. Each wait succeeds or returns an error immediately.
+/// More operations wait than there can be spare threads. Each wait succeeds or returns an error immediately.
 #[test]
 #[cfg_attr(miri, ignore = "starts 1,024 threads")]
 fn too_many_concurrent_waits_return_an_error() {
@@ -365,7 +365,7 @@ fn too_many_concurrent_waits_return_an_error() {
                 .expect("the engine is open");
         }
         drop(sender);
-        let early = receiver.recv_timeout(PATIENCE).expect("one operation has no spare thread to wait with");
+        let early = receiver.recv_timeout(PATIENCE).expect("one operation gets no spare thread for its wait");
         assert!(matches!(early, Err(WaitError::TooManyWaiting)), "{early:?}");
         gate.open();
         let others: Vec<_> = receiver.iter().collect();
@@ -672,7 +672,8 @@ fn a_blocked_waker_does_not_delay_ready_operations() {
     });
 }
 
-/// The operation blocks unnoticed by the engine, so another worker must take the operation that it pushed.
+/// The engine cannot see that the operation blocks, so another worker must take the operation that the blocked one
+/// pushed.
 #[test]
 fn a_pushed_operation_runs_while_its_pusher_blocks() {
     on_kinds(&THREADED, 2, |engine| {
@@ -692,8 +693,8 @@ fn a_pushed_operation_runs_while_its_pusher_blocks() {
 
 // ------------------------------------------------------------------------- functions deferred by other crates ----
 
-/// Functions that other crates defer in the default collector of crossbeam may run on any thread that pins it, even
-/// while a worker steals from another worker's deque. Here, they push and wait.
+/// Functions that other crates defer in crossbeam's default collector may run on any thread that pins it, even while a
+/// worker steals from another worker's deque. Here, they push and wait.
 #[test]
 fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
     /// The number of deferred functions that the collector passes on together.
@@ -765,7 +766,7 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
         };
         engine.push_sync(pushes, [], []).expect("the engine is open");
         eventually("all pushed operations have run", || ran.load(SeqCst) == PUSHES);
-        // Any thread may run the deferred function, and this one must if no other does.
+        // Any thread may run the deferred function, but if no other thread does, this thread must.
         eventually("the deferred function has run", || {
             epoch::pin().flush();
             deferred.load(SeqCst) == 1
@@ -778,7 +779,7 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
 }
 
 /// A wait times out, and its variable's failure is cleared. The wait's operation then drops the last clone of the
-/// error: program code running inside an operation.
+/// error, which runs program code inside an operation.
 #[test]
 fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
     #[derive(Debug)]
@@ -833,7 +834,7 @@ fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     });
 }
 
-/// An operation pushes more operations than a deque has room for, and none is lost.
+/// An operation pushes more operations than fit in a deque, and none is lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn functions_deferred_by_other_crates_may_panic_while_an_operation_pushes() {
@@ -896,7 +897,8 @@ fn in_a_child_deferred_functions_panic() {
         let end = Instant::now() + Duration::from_secs(20);
         while on_workers.load(SeqCst) < PANICS && Instant::now() < end {
             let on_workers = Arc::clone(&on_workers);
-            // The function may run on any thread that pins but panics only on a worker, so the loop defers many.
+            // The function may run on any thread that pins but panics only on a worker, so the loop defers many such
+            // functions.
             epoch::pin().defer(move || {
                 if thread::current().name().is_some_and(|name| name.starts_with("raddle-")) {
                     on_workers.fetch_add(1, SeqCst);
@@ -909,7 +911,7 @@ fn in_a_child_deferred_functions_panic() {
                 engine.push_sync(move |_| _ = ran.fetch_add(1, SeqCst), [], []).expect("the engine is open");
                 pushed += 1;
             }
-            // The sleep is long enough for workers to park occasionally.
+            // The sleep lets workers park occasionally.
             thread::sleep(Duration::from_micros(200));
         }
         println!("{} panics", on_workers.load(SeqCst));
@@ -956,7 +958,7 @@ fn a_deferred_operation_runs_when_the_shutdown_of_another_engine_waits_for_it() 
     }
 }
 
-/// Dropping the last handle inside an operation does not wait, so neither operation waits for the other.
+/// Dropping the last handle inside an operation returns without waiting, so neither operation waits for the other.
 #[test]
 fn operations_of_two_engines_may_drop_the_last_handles_of_each_other() {
     on_kinds(&THREADED, 1, |one| {
@@ -1144,8 +1146,8 @@ fn a_child_that_waits_for_what_stands_behind_its_parent_is_refused() {
 #[test]
 fn a_parent_that_waits_for_its_child_through_another_operation_is_refused() {
     on_kinds(&KINDS, 2, |engine| {
-        // In the first round, the parent runs `between` in place. In the others, another worker has begun it: either
-        // `between` or the parent waits first.
+        // In the first round, the parent runs `between` in place. In the other rounds, another worker has begun it, and
+        // either `between` or the parent waits first.
         for (before_parent, before_between) in [(0, 0), (60, 0), (60, 120)] {
             let inner = engine.downgrade();
             let parent = engine.op("parent").with_children().submit(raddle::cx(), move |cx| {
@@ -1295,7 +1297,7 @@ fn long_waits_that_end_are_not_refused() {
         let (a, b) = (engine.var(0), engine.var(0));
         let inner = engine.downgrade();
         let (a2, b2) = (a.clone(), b.clone());
-        // The awaited operations stand behind slow ones, but not behind the waiting one.
+        // The awaited operations are queued behind slow ones, but not behind the waiting one.
         let outer = engine.op("outer").submit(a.read(), move |_| {
             inner.op("slow").push(b2.write(), |b| {
                 thread::sleep(Duration::from_millis(250));
@@ -1336,7 +1338,7 @@ fn waits_for_earlier_operations_are_never_refused() {
                 let body = move || {
                     thread::sleep(Duration::from_millis(pause));
                     if let Some(earlier) = earlier {
-                        earlier.wait().expect("the operation stands before the waiter");
+                        earlier.wait().expect("the operation is queued ahead of the waiter");
                     }
                 };
                 let pushed = if x == y {

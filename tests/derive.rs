@@ -27,7 +27,7 @@ where
 
 type Function<T> = Box<dyn Fn(&T) -> usize + Send>;
 
-/// A struct whose bounds name the lifetime.
+/// A struct whose bounds mention the lifetime.
 #[derive(Accesses)]
 struct Bounded<'v, T: Send + Sync + 'static + 'v>
 where

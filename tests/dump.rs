@@ -147,8 +147,7 @@ fn a_wait_inside_a_function_is_part_of_the_chain() {
     });
 }
 
-/// Pushes a ring of `length` operations, each of whose functions waits for another operation that stands behind the
-/// next one.
+/// Pushes a ring of `length` operations. Each one's function waits for an operation queued behind the next one.
 fn push_ring(engine: &Engine, length: usize) {
     let vars: Vec<_> = (0..length).map(|_| engine.var(0)).collect();
     let channels: Vec<_> = vars
@@ -450,7 +449,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
             spawn("for room", Box::new(move || full.op("held back").push(write.write(), |_| {}).unwrap())),
         ];
         eventually("four threads wait", || engine.dump().waits().len() == 4);
-        // A held-back push's thread wakes occasionally and is not listed while checking for room.
+        // The thread of a held-back push wakes occasionally and is not listed while it checks for room.
         let mut seen = None;
         eventually("all are listed", || {
             let dump = engine.dump();

@@ -44,7 +44,7 @@ const HANDLES: &str = "without the ordering, a push through another handle could
                        models explore no loads of stores from the future";
 const DEVICE: &str = "the other side is a device, which models do not have; tests on x86-64 cannot show the need";
 
-/// Edges that no entry names, each with its reason.
+/// Edges that no entry covers, each with its reason.
 const UNNAMED: [(&str, &str, &str); 2] =
     [("src/device/cuda.rs", "mark", DEVICE), ("src/device/mod.rs", "mark", DEVICE)];
 
@@ -103,7 +103,7 @@ fn planted() -> (BTreeSet<Place>, Vec<String>) {
     (places, names)
 }
 
-/// Returns whether a line of code names an ordering that hands data over.
+/// Returns whether a line of code contains an ordering that hands data over.
 fn has_ordering(line: &str) -> bool {
     let code = line.split("//").next().unwrap_or(line);
     ["Acquire", "Release", "AcqRel", "SeqCst"].iter().any(|ordering| {
@@ -115,7 +115,7 @@ fn has_ordering(line: &str) -> bool {
     })
 }
 
-/// Returns the lines of a file that name such an ordering, except those in `use` declarations and unit tests.
+/// Returns the lines of a file that contain such an ordering, except those in `use` declarations and unit tests.
 fn orderings(text: &str) -> Vec<(usize, &str)> {
     let (mut found, mut in_use) = (Vec::new(), false);
     let mut lines = (1..).zip(text.lines().map(str::trim)).peekable();
@@ -203,6 +203,6 @@ fn each_edge_has_a_planted_bug() {
         }
     }
     assert!(all > 25, "found only {all} edges in the tables");
-    assert!(missing.is_empty(), "no entry of .ci/planted.txt names:\n{}", missing.join("\n"));
+    assert!(missing.is_empty(), "no entry of .ci/planted.txt covers:\n{}", missing.join("\n"));
     assert!(unused.is_empty(), "these edges have an entry or do not exist: {unused:?}");
 }

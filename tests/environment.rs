@@ -129,7 +129,7 @@ fn in_a_child_the_program_ends_with_a_busy_engine() {
         engine.op("").push((), |()| thread::sleep(std::time::Duration::from_millis(50))).unwrap();
     }
     let token = engine.token();
-    // The operation never completes, because its completion is leaked.
+    // The operation never completes because its completion is leaked.
     engine.push_async(|_, done| std::mem::forget(done), [], [&token]).unwrap();
     std::mem::forget(token);
 }

@@ -12,7 +12,7 @@ use common::shapes::*;
 use common::{Gate, THREADED, eventually, lock, on_kinds};
 use raddle::{Engine, OpContext, Token};
 
-/// The documented number of its own operations that a worker runs before checking the injector.
+/// The documented number of operations that a worker runs from its own queues before it checks the injector.
 const RUN: usize = 32;
 
 /// The maximum number of operations that a worker starts in one round: a run, one operation stolen from another worker,
@@ -27,7 +27,8 @@ const WORKERS: [usize; 3] = [1, 2, 4];
 /// How a chain continues.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Each operation pushes the next one on its own variable. It becomes ready when this operation completes.
+    /// Each operation pushes the next one on its own variable. The next operation becomes ready when the pushing one
+    /// completes.
     Successor,
     /// Each operation pushes the next one, which is ready immediately.
     Inside,
@@ -37,7 +38,7 @@ enum Kind {
 
 const CHAINS: [Kind; 3] = [Kind::Successor, Kind::Inside, Kind::TwoSuccessors];
 
-/// Chains that continue until stopped, with the number of their operations started on each worker.
+/// Chains that continue until stopped, with the number of operations that each worker has started.
 struct Chains {
     engine: Engine,
     kind: Kind,
@@ -47,8 +48,8 @@ struct Chains {
 }
 
 impl Chains {
-    /// Starts two chains per worker, enough that no worker runs out of operations while others steal. Waits until they
-    /// run.
+    /// Starts two chains per worker, so that no worker runs out of operations while others steal. Waits until the
+    /// chains run.
     fn start(engine: &Engine, kind: Kind, priority: i32, workers: usize) -> Arc<Self> {
         let started = (0..workers).map(|_| AtomicUsize::new(0)).collect();
         let chains = Arc::new(Self { engine: engine.clone(), kind, priority, over: AtomicBool::new(false), started });

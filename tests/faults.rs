@@ -1,8 +1,8 @@
 //! A thread stopped at any step of a protocol delays only dependent operations.
 //!
 //! Each test uses a [`Stop`] to stop a thread at one [`Point`] after another, lets other threads continue, and compares
-//! the operations that ran with those that may be delayed. After the release, everything runs in push order. The tests
-//! exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
+//! the operations that ran with those that may be delayed. After the thread is released, all operations run in push
+//! order. The tests exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
 #![cfg(raddle_pause)]
 #![forbid(unsafe_code)]
 
@@ -128,7 +128,7 @@ impl World {
         let engine = Engine::clone(&self.engine);
         let description = self.engine.op("").reads(self.names(&shape, false)).writes(self.names(&shape, true));
         let pushed = description.submit((), move |()| {
-            // A stop still armed here was meant for an earlier operation.
+            // If a stop is still armed here, it was meant for an earlier operation.
             Stop::disarm();
             journal.add((number, true));
             f(&engine);
@@ -189,12 +189,12 @@ fn ends(handle: &mut OpHandle<()>, what: &str) {
     handle.wait_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// Predicts, from the order of the pushes, which operations depend on the one being pushed by the stopped thread.
+/// Predicts, from the order of the pushes, which operations depend on the operation that the stopped thread is pushing.
 struct Oracle {
     stopped: Shape,
     /// The number of queues that contain the operation while no thread helps it.
     linked: usize,
-    /// Whether another thread has helped the operation into all its queues.
+    /// Whether another thread has helped insert the operation into all its queues.
     placed: bool,
     after: Vec<Shape>,
 }
@@ -242,8 +242,8 @@ impl Stopped {
         Self { stop, thread }
     }
 
-    /// Like [`push`](Self::push), but the thread pushes operations until it reaches the point. Each push follows the
-    /// end of the previous operation.
+    /// Like [`push`](Self::push), but the thread pushes operations until it reaches the point. Each push begins after
+    /// the previous operation has ended.
     fn push_until(world: &Arc<World>, shape: Shape, point: Point, nth: usize) -> Self {
         let (stop, world) = (Stop::new(point), Arc::clone(world));
         let armed = stop.clone();
@@ -273,7 +273,7 @@ impl Stopped {
     }
 }
 
-/// Gates that open when a test ends, even by a panic.
+/// Gates that open when a test ends, even if it panics.
 struct Gates(Vec<Gate>);
 
 impl Drop for Gates {
@@ -293,7 +293,7 @@ fn run_apart(world: &Arc<World>, phase: u8) {
     pusher.join().expect("an operation on other variables was delayed");
 }
 
-/// When an earlier operation on the same variables ends.
+/// When an earlier operation on the same variables completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Earlier {
     /// Before the stopped push.
@@ -412,8 +412,8 @@ fn a_thread_stopped_in_a_push_delays_only_dependent_operations() {
 /// The number of seeds, and thus of random shapes, per case.
 const SEEDS: u64 = 6;
 
-/// One thread is stopped in a push, and another while helping that push or making its own. Both delay only operations
-/// on these pushes' variables.
+/// One thread is stopped in a push, and another while helping that push or making its own. Together, they delay only
+/// operations on the variables of these pushes.
 #[test]
 fn a_thread_stopped_while_helping_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
@@ -527,8 +527,8 @@ fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Ve
     behind
 }
 
-/// Stops a worker while it completes an operation. Behind that operation stand others, or one whose push is stopped as
-/// well. Returns whether the worker reached the point.
+/// Stops a worker while it completes an operation. Other operations are queued behind that one, or else a single
+/// operation whose push is also stopped. Returns whether the worker reached the point.
 fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: u64) -> bool {
     let random = &mut Random(seed);
     let world = World::new(IdlePolicy::default());
@@ -555,7 +555,7 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
         let shape = full_shape(random);
         let stopped = Stopped::push(&world, BEHIND, shape, Point::PushLinked, 1);
         assert!(stopped.wait_until_stopped(), "the point was not reached");
-        // Operations that depend on this one may be delayed as well.
+        // Operations that depend on this one may also be delayed.
         oracle.after.push(shape);
         half = Some(stopped);
     } else {
@@ -585,8 +585,8 @@ fn one_completion_is_stopped(point: Point, nth: usize, half_pushed: bool, seed: 
     stopped
 }
 
-/// A worker stopped while completing an operation may delay only operations that depend on that one. All others run,
-/// including readers next to a reader and operations in the worker's deque.
+/// A worker stopped while completing an operation may delay only operations that depend on the one being completed. All
+/// others run, including readers next to a reader and operations in the worker's deque.
 #[test]
 fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
     let mut reached = HashSet::new();
@@ -611,7 +611,7 @@ fn a_worker_stopped_in_a_completion_delays_only_dependent_operations() {
 // -------------------------------------------------------------------------------- injector, count, wake-up ----
 
 /// A thread is stopped between a push and the notification of a worker. Until the operation is in the injector,
-/// dependent operations wait. After that, it may run if a worker happens to find it.
+/// dependent operations wait. Once it is there, it may run if a worker happens to find it.
 #[test]
 fn a_thread_stopped_while_injecting_delays_only_dependent_operations() {
     for &point in Point::INJECT.iter().chain(Point::WAKE) {
@@ -721,13 +721,13 @@ fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
     }
 }
 
-/// A stopped thread may hold a wait already completed by the tracker. Later waits do not join it.
+/// A stopped thread may hold a wait already completed by the tracker. Later waits do not join that wait.
 #[test]
 fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
     watched(|| {
         let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("it is built");
         let (token, (sender, receiver)) = (engine.token(), mpsc::channel::<Completion>());
-        let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test goes on");
+        let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test keeps the receiver");
         engine.op("held").writes([&token]).push_async_any(raddle::cx(), begin).expect("the engine is open");
         let done = receiver.recv().expect("it starts");
         drop(engine.wait_to_read_async(&token));
@@ -779,8 +779,8 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
 
 // ------------------------------------------------------------------------------------------ sleep and theft ----
 
-/// A worker stopped while parking or waking holds no operation: the awake worker runs them all. If that worker is
-/// asleep too when an operation is pushed, the operation may be delayed but is not lost.
+/// A worker stopped while parking or waking holds no operations: the awake worker runs them all. If that worker is also
+/// asleep when an operation is pushed, the operation may be delayed but is not lost.
 #[test]
 fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     for &point in Point::SLEEP {
@@ -813,7 +813,7 @@ fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     }
 }
 
-/// A worker stopped while stealing withholds at most the one operation returned by the theft. An awake worker runs the
+/// A worker stopped while stealing withholds at most the one operation returned by the steal. An awake worker runs the
 /// rest of the batch.
 #[test]
 fn a_worker_stopped_while_stealing_withholds_at_most_one_operation() {

@@ -10,7 +10,7 @@ use std::{fs, path::PathBuf, sync::mpsc, thread, time::Duration};
 use common::{HOSTILE, watched};
 use raddle::{Device, Engine, EngineKind, Recorder, SimulatedGpu, Trace};
 
-/// The folder for the files: `RADDLE_FILES`, or a temporary folder that is removed at the end.
+/// The folder for the files: `RADDLE_FILES`, or a temporary folder that is removed when this value is dropped.
 struct Folder(PathBuf, bool);
 
 impl Folder {

@@ -1,5 +1,5 @@
-//! Program code run by the engine: once its operation has released its variables, it may wait for dependent operations,
-//! push, block, panic, and drop the last handle to the engine.
+//! Program code run by the engine: once the operation has released its variables, the code may wait for dependent
+//! operations, push, block, panic, and drop the last handle to the engine.
 //!
 //! The first tests visit every place in [`places_after_release`], where an operation has released its variables. The
 //! tests of deletions visit every entry in [`DELETIONS`], where an operation still holds them. The remaining tests are
@@ -61,7 +61,7 @@ impl fmt::Display for Foreign {
     }
 }
 
-/// An error whose drop runs program code. The mutex makes it `Sync`, as errors are shared between threads.
+/// An error whose drop runs program code. The mutex makes it `Sync`, since errors are shared between threads.
 #[derive(Debug)]
 struct Failing(#[allow(dead_code, reason = "held only to be dropped")] Mutex<Foreign>);
 
@@ -211,7 +211,7 @@ fn program_code_may_wait_for_dependent_operations() {
             Box::new(move || engine.wait_for_var(&var).map(|()| var.version()))
         },
         |name, received| match received {
-            // The wait returns the failure if the place involves one; the next operation has ended even then.
+            // If the place involves a failure, the wait returns it; even then, the next operation has ended.
             Ok(Ok(_) | Err(WaitError::Failed(_))) => {}
             other => panic!("{name}: {other:?}"),
         },
@@ -255,7 +255,7 @@ fn a_panic_in_program_code_loses_no_operation() {
     at_every_place(
         |_, _| Box::new(|| std::panic::resume_unwind(Box::new("foreign"))),
         |name, engine, var| {
-            // One error is the operation's failure. The panic is another, if an operation can report it.
+            // One error is the operation's failure. Another is the panic, if an operation can report it.
             while engine.wait_for_all_timeout(PATIENCE).is_err() {}
             assert!(var.version() >= 1, "{name}: the next operation has not run");
             let more = engine.op("more").run_always().submit(var.write(), |_| ()).unwrap();
@@ -493,8 +493,8 @@ fn values_dropped_after_a_shutdown_on_the_device_of_another_engine_are_freed() {
     });
 }
 
-/// An operation pushed by the function runs after the function has returned, even if the function checks whether it is
-/// done.
+/// An operation pushed by the function runs after the function has returned, even if the function checks whether the
+/// operation is done.
 #[test]
 fn no_operation_runs_inside_a_device_function() {
     watched(|| {
@@ -564,7 +564,7 @@ fn a_waker_that_waits_may_hold_a_lock_that_another_waker_takes() {
         has_begun.recv_timeout(PATIENCE).expect("the other waker runs");
         thread::sleep(MOMENT);
         done.complete();
-        has_waited.recv_timeout(PATIENCE).expect("the first waker goes on").unwrap();
+        has_waited.recv_timeout(PATIENCE).expect("the first waker continues").unwrap();
     });
 }
 
@@ -609,7 +609,7 @@ fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     });
 }
 
-/// While a worker exists, it calls the waker instead of the device's thread.
+/// As long as there is a worker, the worker calls the waker, not the device's thread.
 #[test]
 fn a_waker_triggered_by_a_device_may_wait_during_a_shutdown() {
     watched(|| {

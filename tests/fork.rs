@@ -1,8 +1,8 @@
 //! Forked processes: in the child, calls on the parent's engines return errors, and new engines work.
 //!
 //! Each test runs in a separate process, since a fork would also copy the state of concurrent tests. A forked process
-//! reports through its exit status whether its checks passed, writes to standard error's descriptor without the lock of
-//! `std`, and is killed by an alarm if it hangs.
+//! reports through its exit status whether its checks passed, writes to the descriptor of standard error without taking
+//! the lock of `std`, and is killed by an alarm if it hangs.
 
 #![cfg(target_os = "linux")]
 
@@ -117,8 +117,8 @@ fn in_own_process(body: impl FnOnce()) {
 struct PausingAllocator;
 
 std::thread_local! {
-    /// The allocation at which this thread pauses: the number of allocations to skip, and the minimum and maximum size
-    /// in bytes of those counted.
+    /// The allocation at which this thread pauses: the number of allocations to skip, and the minimum and maximum size,
+    /// in bytes, of the allocations counted.
     static PAUSE_AT: Cell<Option<(usize, usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -481,7 +481,7 @@ fn assert_new_engine_works(kind: EngineKind) {
     engine.wait_for_all().unwrap();
     assert_eq!(engine.get(&var).unwrap(), 100);
     let completion = hold(&engine, var.token());
-    // None of this process's records comes from its parent, as the addresses of the parent's records are unknown to it.
+    // This process does not know the addresses of its parent's records, so all of its records are its own.
     let dump = engine.dump();
     assert_eq!((dump.ops().len(), dump.unlisted()), (1, 0), "{dump}");
     completion.complete();
@@ -583,8 +583,8 @@ tests! {
                 pauses += at_each_allocation(
                     |arm| call(&fixture, arm),
                     |at| forked(&format!("{kind}, a thread in {name}, at its allocation {at}"), || {
-                        // SAFETY: the child exits without using or dropping the original, so the value has one user
-                        // there.
+                        // SAFETY: the child exits without using or dropping the original, so the value has only one
+                        // user there.
                         unsafe { std::ptr::read(&raw const fixture) }.assert_refuses();
                         assert_new_engine_works(kind);
                     }),
@@ -678,7 +678,7 @@ tests! {
                 let parent = process::id();
                 for _ in 0..100 {
                     let assert_parent = move || if process::id() != parent { exit(99) };
-                    // One operation stands behind the forking one, and another is independent of it.
+                    // One operation is queued behind the forking one, and another is independent of it.
                     engine.op("").push(var.read(), move |_| assert_parent()).unwrap();
                     engine.op("").push((), move |()| assert_parent()).unwrap();
                 }
@@ -732,7 +732,7 @@ tests! {
             let also = var.clone();
             push(&engine, &var, forker.clone());
             if process::id() != parent {
-                // Failures are reported by the exit status, since a panic in the child would not be.
+                // Failures are reported through the exit status, since a panic in the child would not be reported.
                 let calls = || {
                     assert_engine_refuses(&behind);
                     assert_wait_refused(behind.get(&also));
@@ -747,7 +747,7 @@ tests! {
 
 type Call = fn(&Fixture, &dyn Fn());
 
-/// Calls that take locks. Each calls its argument on the locking thread, which then pauses at one of its next
+/// Calls that take locks. Each of them invokes its argument on the locking thread, which then pauses at one of its next
 /// allocations.
 const CALLS: &[(&str, Call)] = &[
     ("wait_for_all_timeout", |fixture, arm| {
@@ -756,7 +756,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("many waits for all", |fixture, arm| {
         arm();
-        // Registers more waits than the pending count can hold without allocating under its lock.
+        // Registers so many waits that the pending count must allocate under its lock.
         for _ in 0..12 {
             fixture.engine.op("").push(fixture.busy.read(), |_| ()).unwrap();
             drop(fixture.engine.wait_for_all_async());
@@ -855,7 +855,7 @@ fn push_and_wait(engine: &Engine) {
     assert_eq!(handle.wait().unwrap(), 50);
 }
 
-/// Asserts that memory grows by far less than the operations' total use.
+/// Asserts that memory grows by far less than the operations use in total.
 fn assert_memory_stays_flat(kind: EngineKind) {
     let engine = engine(kind);
     let var = engine.var(0_u64);

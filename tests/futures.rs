@@ -35,7 +35,7 @@ fn assert_panicked(error: &raddle::OpError, message: &str) {
     assert!(matches!(error.cause(), Cause::Panic(Some(found)) if found == message), "{error}");
 }
 
-/// A future that `set` wakes and makes ready.
+/// A future that becomes ready, and is woken, when `set` is called.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(bool, Option<Waker>)>>);
 
@@ -96,7 +96,7 @@ fn guards_have_the_shape_of_their_accesses() {
     });
 }
 
-/// Guards are `Send` and `Sync` under the same conditions as references are.
+/// Guards are `Send` and `Sync` under the same conditions as references.
 #[test]
 fn guards_are_send_and_sync_as_references_are() {
     fn send<T: Send>() {}
@@ -224,7 +224,7 @@ fn a_panic_that_drops_a_guard_fails_what_its_operation_mutates() {
         assert_panicked(&failure(engine.wait_for_var(&written)), "a guard was dropped by a panic");
         engine.wait_for_var(&read).unwrap();
         assert_eq!(written.version(), 0);
-        // Readers change nothing, so no value can be left half modified.
+        // Readers change nothing, so they cannot leave a value half modified.
         let guard = block_on(engine.acquire(read.read())).unwrap();
         _ = catch_unwind(AssertUnwindSafe(move || {
             let _guard = guard;
@@ -814,7 +814,7 @@ fn futures_on_a_device_are_refused() {
     let refused = engine.op("").on(gpu).push_future((), |()| async {});
     assert_eq!(refused, Err(PushError::FutureOnDevice));
     assert_eq!(engine.op("").on(gpu).submit_future((), |()| async {}).err(), Some(PushError::FutureOnDevice));
-    // Guards may depend on work of the device, and wakers need not run on its lane's thread.
+    // Guards may depend on a device's work, and wakers need not run on the thread of its lane.
     let there = engine.device_var::<f32>(gpu, 16).unwrap();
     let host = engine.pinned_var::<f32>(gpu, 16).unwrap();
     engine.op("load").on(gpu).copy_to_device(&host, &there).unwrap();
@@ -981,7 +981,7 @@ fn ready_waits_for_the_mutations_before_the_call() {
     });
 }
 
-/// The future holds no clone, its waker is dropped with it, and nothing of it remains once its turn has come.
+/// The future holds no clone, its waker is dropped with it, and it leaves nothing behind once its turn has come.
 #[test]
 fn a_pending_get_async_that_is_dropped_leaks_nothing() {
     on_kinds(&KINDS, 1, |engine| {
@@ -1136,7 +1136,8 @@ const CALLS_FOR_ROOM_IN_A_GROUP: [(&str, AsyncCall); 2] = [
     }),
 ];
 
-/// Each future is created and polled on a thread that must not block, while the operation that it waits for runs.
+/// Each future is created and polled on a thread that must not block, while the operation awaited by the future is
+/// running.
 #[test]
 fn polls_never_block() {
     fn assert_polls_return(engine: Engine, group: Group, what: &str, call: AsyncCall) {

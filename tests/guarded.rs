@@ -1,4 +1,4 @@
-//! Guarded values: an operation may use only those that it has declared.
+//! Guarded values: an operation may use only the guarded values that it has declared.
 
 #![forbid(unsafe_code)]
 

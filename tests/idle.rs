@@ -18,13 +18,13 @@ use raddle::{Engine, EngineKind, IdlePolicy};
 /// Returns the CPU time of this process, in the kernel's ticks of 10 ms.
 fn ticks() -> u64 {
     let stat = fs::read_to_string("/proc/self/stat").expect("procfs");
-    // The name of the process, in parentheses, may contain anything.
+    // The name of the process, in parentheses, may contain any characters.
     let fields = stat.rsplit(')').next().expect("a line of fields");
     let field = |index: usize| fields.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok());
     field(11).expect("the user's time") + field(12).expect("the system's time")
 }
 
-/// Returns the share of one core used by the process during one second in which this thread sleeps.
+/// Returns the share of one core that the process uses while this thread sleeps for one second.
 fn share_of_a_core() -> f64 {
     let (start, before) = (Instant::now(), ticks());
     thread::sleep(Duration::from_secs(1));

@@ -1,7 +1,7 @@
-//! Checks the layers of `src` by the `use` lines and paths in each file.
+//! Checks the layers of `src`, based on the `use` lines and paths in each file.
 //!
-//! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may name files of its own
-//! folder and lower ones. At most three files may name each other in a cycle.
+//! The folders of `src` are layers, listed from top to bottom in `ARCHITECTURE.md`. A file may refer only to files in
+//! its own folder and in lower layers. At most three files may form a cycle of references.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ const MAX_CIRCLE: usize = 3;
 /// The path of a module, such as `engine::push`. It is empty for the root of the crate.
 type Module = String;
 
-/// Returns the source files by module, without test modules.
+/// Returns each module's source, except for test modules.
 fn sources() -> BTreeMap<Module, String> {
     fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
@@ -125,7 +125,7 @@ fn absolute(module: &str, path: &str) -> Option<String> {
     Some(base.join("::"))
 }
 
-/// The paths that a module names, from the crate's root, and the items that it re-exports from other modules.
+/// The paths to which a module refers, from the crate's root, and the items that it re-exports from other modules.
 struct Names {
     named: BTreeSet<String>,
     /// The paths of exported items, by name.
@@ -151,7 +151,7 @@ fn names(module: &str, code: &str, modules: &BTreeSet<Module>) -> Names {
         let is_export =
             statement[..at].trim_end().ends_with("pub") || statement[..at].trim_end().ends_with("pub(crate)");
         for path in flatten(&statement[at + 4..]) {
-            // A child module may be named without `self`.
+            // A path to a child module may omit `self`.
             let head = path.split("::").next().unwrap_or_default();
             let child = if module.is_empty() { head.to_owned() } else { format!("{module}::{head}") };
             let path = if modules.contains(&child) { format!("self::{path}") } else { path };
@@ -174,7 +174,7 @@ fn names(module: &str, code: &str, modules: &BTreeSet<Module>) -> Names {
     Names { named, exported }
 }
 
-/// Returns the modules that each module names.
+/// Returns, for each module, the modules to which it refers.
 fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
     let sources = sources();
     let modules: BTreeSet<_> = sources.keys().cloned().collect();
@@ -200,7 +200,7 @@ fn graph() -> BTreeMap<Module, BTreeSet<Module>> {
         let targets = names[module].named.iter().filter_map(|path| resolve(path));
         targets.filter(|target| target != module && !target.is_empty()).collect()
     };
-    // The root is left out: it names every module and is named only for its exports.
+    // The root is omitted: it refers to every module, and modules refer to it only for its exports.
     modules.iter().filter(|module| !module.is_empty()).map(|module| (module.clone(), edges(module))).collect()
 }
 
@@ -246,7 +246,7 @@ fn arrows_between_layers_point_down() {
             targets.iter().filter(|target| layer(target) < layer(module)).map(|to| format!("{module} -> {to}")),
         );
     }
-    assert!(upwards.is_empty(), "these files name a layer above their own:\n{}", upwards.join("\n"));
+    assert!(upwards.is_empty(), "these files refer to a layer above their own:\n{}", upwards.join("\n"));
     for name in &layers {
         assert!(
             graph.keys().any(|module| module.split("::").next() == Some(name)),
@@ -268,7 +268,7 @@ fn cycles_have_at_most_three_files() {
         }
     }
     let too_large: Vec<_> = circles.iter().filter(|circle| circle.len() > MAX_CIRCLE).collect();
-    assert!(too_large.is_empty(), "more than {MAX_CIRCLE} files name each other in a cycle: {too_large:#?}");
+    assert!(too_large.is_empty(), "more than {MAX_CIRCLE} files form a cycle of references: {too_large:#?}");
     assert!(!circles.is_empty(), "the search did not find the cycle of the engine, its frames and its tasks");
 }
 

@@ -104,8 +104,8 @@ fn every_value_is_dropped(end: End) {
             End::Wait => {
                 workload(&engine, &inner, fewer(200));
                 let _ = engine.wait_for_all();
-                // A worker drops a value after its variable's last handle is dropped. This second wait covers these
-                // drops.
+                // A worker drops a value after the last handle to the value's variable has been dropped. This second
+                // wait covers these drops.
                 let _ = engine.wait_for_all();
                 common::eventually("every value is dropped", || drops.dropped() == drops.made());
                 drop(engine);
@@ -125,7 +125,7 @@ fn every_value_is_dropped(end: End) {
                 if waits {
                     engine.op("gate").push((), move |()| held.pass()).expect("the engine is open");
                 }
-                // Waits within the workload need the remaining worker.
+                // The workload's waits need the remaining worker.
                 workload(&engine, &inner, 50);
                 engine.notify_shutdown();
                 gate.open();

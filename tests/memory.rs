@@ -18,7 +18,7 @@ const BURST: usize = 10_000;
 const MEBIBYTE: usize = 1 << 20;
 
 /// The permitted growth. If a thread is preempted at a bad moment, the epoch may hold back two bursts' records, 3 MB
-/// each, while a third burst's are in use. A leak of two bytes per operation exceeds the limit.
+/// each, while the records of a third burst are in use. A leak of two bytes per operation exceeds the limit.
 const LIMIT: usize = 16 * MEBIBYTE;
 
 #[test]

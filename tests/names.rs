@@ -60,7 +60,7 @@ fn a_variable_keeps_its_first_name_and_shows_it() {
 fn a_push_that_a_concurrent_deletion_refuses_names_both() {
     on_kinds(&KINDS, 1, |engine| {
         let (mut refused, mut round, start) = (0, 0, Instant::now());
-        // With only one free core, most rounds refuse no push.
+        // With only one free core, no push is refused in most rounds.
         while round < 300 || refused == 0 {
             assert!(start.elapsed() < PATIENCE, "no push was refused");
             round += 1;

@@ -1,4 +1,4 @@
-//! Waits inside waits: what a waiter runs in place, when a function regains a worker, which waits are refused.
+//! Waits inside waits: what a waiter runs in place, when a function regains a worker, and which waits are refused.
 
 #![forbid(unsafe_code)]
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -26,7 +26,7 @@ fn engine(workers: usize) -> Engine {
     common::engine(EngineKind::PerDevice, workers)
 }
 
-/// A member pushed after the wait began must not run in place, which would bury the wait under it.
+/// A member pushed after the wait began must not run in place, since the wait would be buried under it.
 #[test]
 fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     watched_for(LIMIT, || {
@@ -64,8 +64,8 @@ fn a_wait_for_a_group_is_not_buried_under_a_later_member() {
     });
 }
 
-/// A wait must not run in place an operation awaited by another *with a time limit*, since that wait could then exceed
-/// its limit.
+/// A wait must not run in place an operation that its dependency awaits *with a time limit*: the dependency may give up
+/// first, and the wait would remain buried under the operation.
 #[test]
 fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
     watched_for(LIMIT, || {
@@ -97,7 +97,7 @@ fn a_wait_is_not_buried_under_what_a_waiter_with_a_time_limit_awaits() {
                     rel.pass_within(ms(5000));
                 })
                 .unwrap();
-            h_started.pass(); // both workers are busy: with F and H
+            h_started.pass(); // both workers are busy, with F and H
             let t = inside.op("T").submit((), move |()| _ = blocking(|| rx.recv())).unwrap();
             handle_tx.send(t).unwrap();
             waits.pass();
@@ -232,7 +232,7 @@ fn one_of_two_operations_that_wait_for_each_others_handles_is_refused() {
 }
 
 /// A scope's operation waits for a variable held by an operation outside the scope. If `in_place`, the scope's
-/// operation runs on top of the other, on the same stack.
+/// operation runs on top of the outside operation, on the same stack.
 fn scoped_on_top(in_place: bool) {
     watched_for(LIMIT, move || {
         let engine = engine(1);
@@ -354,8 +354,8 @@ fn a_cycle_that_a_time_limit_ends_is_not_a_deadlock() {
     });
 }
 
-/// The last clone of an error is in a stale entry of a worker's deque. Its drop may do everything, as the table of
-/// program code in ARCHITECTURE.md says.
+/// The last clone of an error is in a stale entry of a worker's deque. Its drop may do anything, as the table of
+/// program code in ARCHITECTURE.md states.
 #[test]
 fn the_drop_of_an_error_in_a_stale_entry_may_wait() {
     #[derive(Debug)]

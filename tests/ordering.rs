@@ -55,8 +55,8 @@ fn recorded_runs_are_in_the_order_of_the_pushes() {
     });
 }
 
-/// Two acquisitions that have been dropped end one after the other, before the operation that the first holds back is
-/// recorded as ready.
+/// Two dropped acquisitions end one after the other before the operation held back by the first one is recorded as
+/// ready.
 #[test]
 fn a_reader_behind_a_dropped_acquisition_is_not_late() {
     for kind in THREADED {
@@ -94,7 +94,7 @@ fn check_order(program: &Program, history: &common::program::History, label: &st
     check_some_order(program, history).unwrap_or_else(|error| panic!("{label}, seed {seed}: {error}"));
 }
 
-/// The program is as large as the one that `MXNet` uses to compare its engine with a serial run: 10,000 operations on
+/// The program has the size of the one with which `MXNet` compares its engine with a serial run: 10,000 operations on
 /// 100 variables.
 #[test]
 fn ten_thousand_operations_over_a_hundred_variables_equal_the_serial_run() {
@@ -264,7 +264,7 @@ fn the_checker_rejects_tampered_histories() {
     }
 }
 
-/// Two variables see two pushes in different orders, as they would in an engine whose push is not atomic.
+/// Two pushes reach two variables in different orders, as they would in an engine whose push is not atomic.
 #[test]
 fn the_checker_rejects_a_cyclic_order() {
     let shape = Shape { variables: 2, accesses: 2, operations: 600, threads: 2, waits: false, ..Shape::default() };

@@ -86,7 +86,7 @@ fn in_a_child_a_library_is_unloaded_and_the_process_continues() {
 fn a_library_is_unloaded_and_the_process_continues() {
     let name = "in_a_child_a_library_is_unloaded_and_the_process_continues";
     common::child_succeeds_on_each_kind(name);
-    // The library's engine obeys the variable: an unknown kind fails the build.
+    // The library's engine reads the environment variable: with an unknown kind, it cannot be built.
     let (succeeded, output) = common::child(name, &[("RADDLE_ENGINE", "Other")]);
     assert!(!succeeded && output.contains("left: -1"), "{output}");
 }

@@ -1,6 +1,7 @@
 //! Operations' records are reused, a bounded number is kept for reuse, and threads that end keep none.
 //!
-//! This is a separate binary because the test counts the records of the whole process, which it recognises by layout.
+//! This is a separate binary because the test counts the records of the whole process, which it recognises by their
+//! layout.
 
 use raddle_testkit::shapes;
 
@@ -140,7 +141,7 @@ fn records_are_reused_and_freed() {
 
     // A thread that ends returns the rest of its lists.
     let before = RECORDS.alive();
-    // Deleting the thread's variable is one more operation.
+    // The deletion of the thread's variable is one more operation.
     for pushes in [7, 35, 36, 37, 38].into_iter().cycle().take(3000) {
         // These pushes make a batch available to the thread.
         (0..4 * BATCH).for_each(|_| push(&engine, &one));

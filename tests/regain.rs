@@ -21,7 +21,7 @@ use std::{
 use common::{Gate, MOMENT, PATIENCE, THREADED, at_the_first_deferred_push, hold, on_kinds, watched};
 use raddle::{Engine, EngineKind, OpHandle, Shutdown, blocking};
 
-/// The number of computing functions, and how often there were too many.
+/// The number of computing functions, and the number of times there were too many.
 #[derive(Default)]
 struct Computing {
     now: AtomicUsize,
@@ -42,7 +42,8 @@ impl Computing {
     }
 }
 
-/// Pushes operations that compute, call `wait` and compute again. Returns how often too many were computing.
+/// Pushes operations that compute, call `wait` and compute again. Returns the number of times that too many were
+/// computing.
 fn overlaps(
     engine: &Engine,
     workers: usize,
@@ -219,7 +220,7 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     });
 }
 
-/// A thread that has given up its worker takes the next one given up.
+/// A thread that has given up its worker takes the next worker given up.
 #[test]
 fn consecutive_waits_need_no_further_threads() {
     watched(|| {

@@ -198,7 +198,7 @@ fn captures_and_values_are_dropped_before_the_scope_ends() {
 
 #[test]
 fn drops_of_values_may_push_to_the_scope_which_waits_for_these_operations() {
-    /// A value whose drop tries to push on variables with already dropped values, pushes to its scope, and creates
+    /// A value whose drop tries to push on variables whose values have been dropped, pushes to its scope, and creates
     /// another such value.
     struct Pushes<'scope, 'env> {
         s: &'scope Scope<'scope, 'env>,
@@ -551,8 +551,8 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
                 let seen = inner.scope(|s| {
                     let early = s.op("early").writes([token]).push((), |()| unreachable!());
                     let (waits, proceed) = mpsc::channel();
-                    // An operation of the scope that started before the completion was used may then also name the
-                    // token, as may a scope within that operation.
+                    // An operation of the scope that started before the completion was used may then also declare the
+                    // token, as may operations of a scope within that operation.
                     if inner.kind() != EngineKind::Naive {
                         s.op("inner")
                             .push((), move |()| {

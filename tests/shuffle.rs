@@ -58,8 +58,8 @@ fn every_order_of_independent_operations_occurs() {
     });
 }
 
-/// Runs a program of several bursts on one worker: operations on variables, operations that push others, and handles,
-/// with three kinds of wait in between. Returns the order in which the operations ran.
+/// Runs a program on one worker, in several bursts of operations on variables, operations that push others, and
+/// operations with handles. Three kinds of wait separate the bursts. Returns the order in which the operations ran.
 fn bursts(kind: EngineKind, seed: u64) -> Vec<String> {
     let (engine, log) = (shuffled(kind, 1, seed), Log::default());
     let vars: Vec<_> = (0..4).map(|_| engine.var(0)).collect();
@@ -129,8 +129,8 @@ fn conflicting_operations_run_in_the_order_of_their_pushes() {
     });
 }
 
-/// Runs a program whose second operation reads, without declaring it, what the first one writes. Returns whether the
-/// second ran first.
+/// Runs a program whose second operation reads a value written by the first one, without declaring the access. Returns
+/// whether the second ran first.
 fn reads_before_it_is_written(seed: u64) -> bool {
     let engine = shuffled(EngineKind::PerDevice, 1, seed);
     let file = Arc::new(Mutex::new(None));

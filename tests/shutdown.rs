@@ -1,5 +1,5 @@
 //! The end of an engine: a shutdown meets its deadline even if the program's functions block, and dropping the last
-//! handle ends the threads, wherever it is dropped.
+//! handle, on whatever thread, ends the engine's threads.
 
 #![cfg_attr(miri, allow(unused))]
 
@@ -27,10 +27,10 @@ use common::{
 use logger::log_to;
 use raddle::{Engine, OpContext, Shutdown, ShutdownError};
 
-/// Shuts the engine down repeatedly until only the threads `names` are left. Each attempt must report all of these.
+/// Shuts the engine down repeatedly until only the threads in `names` remain. Each attempt must report all of these.
 #[track_caller]
 fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N]) {
-    // The first attempts do not wait; later ones leave the other threads time to end.
+    // The first attempts do not wait; later ones give the other threads time to end.
     for time in [Duration::ZERO, MOMENT] {
         eventually("the other threads have ended", || match engine.shutdown(how, Some(time)) {
             Err(ShutdownError::ThreadsLeft(left)) => {
@@ -242,10 +242,11 @@ fn in_a_child_the_logger_shuts_the_engine_down() {
                 uncounted.op("fails").push_sync(|_: &OpContext<'_>| panic!("on purpose")).expect("the engine is open");
                 log_to(move |text| {
                     assert!(text.contains("never reported"), "{text}");
-                    let (engine, results) = common::lock(&last).take().expect("the engine warns once");
+                    let (engine, results) = common::lock(&last).take().expect("the engine logs one warning");
                     act(engine, results);
                 });
-                // This runs on a separate thread; its end drops the thread-local that the logger may set.
+                // This runs on a separate thread; when the thread ends, it drops the thread-local that the logger may
+                // set.
                 let ends = move || {
                     let first = uncounted.shutdown(Shutdown::Drain, limit);
                     (first, uncounted)
@@ -357,7 +358,7 @@ mod without_threads {
         });
     }
 
-    /// An error whose drop shows that the engine holding it is gone.
+    /// An error whose drop shows that the engine holding the error is gone.
     #[derive(Debug)]
     struct Noted(Arc<AtomicBool>);
 

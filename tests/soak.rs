@@ -33,7 +33,7 @@ use raddle::{
 
 /// The maximum number of threads pushing on one engine.
 const PUSHERS: usize = 4;
-/// The number of an engine's typed variables, and of its tokens.
+/// The number of an engine's typed variables, which is also the number of its tokens.
 const VARIABLES: usize = 6;
 /// The number of concurrent engines.
 const DRIVERS: usize = 2;
@@ -340,7 +340,7 @@ impl Pusher<'_> {
                         Ok::<(), BoxError>(())
                     },
                 );
-                // The operation names a variable twice.
+                // The operation declares a variable twice.
                 if matches!(pushed, Err(PushError::AliasedVariable(_))) { Ok(()) } else { pushed }
             }
             30..45 => {
@@ -470,8 +470,8 @@ impl Pusher<'_> {
     }
 }
 
-/// Builds an engine, pushes on it from several threads, and ends it in a random way. Nothing of the engine is left when
-/// this returns.
+/// Builds an engine, pushes on it from several threads, and ends it in a random way. When this returns, nothing of the
+/// engine remains.
 fn round(ledger: &Arc<Ledger>, seed: u64) {
     let (mut random, start) = (Random(seed), Instant::now());
     let kind =
@@ -501,7 +501,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
             for (done, life, how) in receiver {
                 ledger.note("ends an asynchronous operation");
                 // `life` is dropped first, because as soon as the completion is used, a thread waiting for the
-                // operation may check what is left.
+                // operation may check what remains.
                 drop(life);
                 match how {
                     0 => done.fail("on purpose"),
@@ -535,7 +535,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
             }
             1 => {
                 ledger.note("drains with a time limit");
-                // Half of the drains cannot end in time: an asynchronous operation stays pending until they time out.
+                // Half of the drains cannot end in time: an asynchronous operation is pending until they time out.
                 let held = random.one_in(2).then(|| {
                     let (sender, receiver) = mpsc::channel();
                     let pushed = round.engine.op("held").push_async_any(raddle::cx(), move |_, done| {

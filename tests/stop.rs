@@ -224,7 +224,7 @@ fn stops_and_starts_may_be_repeated_and_race() {
     });
 }
 
-/// The threads that a start gives to workers do not end, so a pending stop must not wait for them.
+/// The threads that `start` gives to workers do not end, so a pending stop must not wait for them.
 #[test]
 fn a_start_ends_stops_without_a_time_limit() {
     on_kinds(&KINDS, 2, |engine| {
@@ -395,7 +395,7 @@ fn in_a_child_main_ends_while_the_global_engine_works() {
     });
     started.pass();
     assert!(engine.pending() > 0);
-    // The process ends with the test, dropping no statics.
+    // The process ends with the test, without dropping statics.
 }
 
 #[test]

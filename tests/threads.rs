@@ -60,8 +60,8 @@ fn assert_both_work(engine: &Engine) {
     engine.wait_for_all_timeout(common::SOON).expect("no operation is lost");
 }
 
-/// The logger panics while a worker logs a caught panic. Destructors of thread-locals do not use the thread's lost
-/// worker.
+/// The logger panics while a worker logs a caught panic. Destructors of thread-locals do not use the worker that the
+/// thread has lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_panicking_logger_loses_neither_the_worker_nor_its_operations() {
@@ -220,7 +220,7 @@ fn in_a_child_no_thread_can_be_started_for_a_while() {
     });
 }
 
-/// The call pushes an operation whose turn comes when no thread waits for it any longer.
+/// The call pushes an operation whose turn comes when no thread is waiting for it any longer.
 #[test]
 fn a_call_of_with_that_cannot_wait_releases_its_variable() {
     on_kinds(&THREADED, 1, |engine| {
@@ -308,7 +308,7 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
             wait_for_thread_count(before);
             assert!(start.elapsed() > Duration::from_secs(8), "the threads ended too soon: {:?}", start.elapsed());
         }
-        // The engines still work.
+        // The engines still run operations.
         for engine in &engines {
             let value = engine.var(0);
             for _ in 0..1000 {
@@ -319,7 +319,7 @@ fn in_a_child_threads_started_for_waits_end_when_idle() {
     });
 }
 
-/// A workload that needs few threads at a time keeps only those; the others end although waits continue.
+/// A workload that needs only a few threads at a time keeps only that many; the others end although waits continue.
 #[test]
 #[cfg_attr(miri, ignore = "takes ten seconds")]
 fn surplus_threads_end_while_a_smaller_load_continues() {

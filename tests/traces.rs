@@ -466,8 +466,8 @@ fn a_chrome_trace_has_a_slice_for_each_run_and_an_arrow_for_each_dependency() {
     });
 }
 
-/// Reads the fields of a message in the Protocol Buffers wire format. Returns each field's number with its value, a
-/// number or bytes.
+/// Reads the fields of a message in the Protocol Buffers wire format. Returns each field's number and its value, which
+/// is a number or bytes.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let mut value = 0;
@@ -783,8 +783,8 @@ fn an_observer_sees_what_the_recorder_records() {
                             assert_eq!(seen.place_name, trace.place(run), "{kind} {seen:?}");
                         }
                     }
-                    // A GPU operation has released its variables when it ends; an asynchronous one may have done so
-                    // when its function returns.
+                    // A GPU operation has released its variables when it ends; an asynchronous operation may already
+                    // have done so when its function returns.
                     let has_released = seen.step == "returned" || seen.step == "ended" && device != Device::Cpu;
                     if !has_released || !seen.accesses.is_empty() {
                         let found: Vec<_> = seen.accesses.iter().map(|(name, mode)| (&**name, *mode)).collect();
@@ -1013,8 +1013,8 @@ fn statistics_count_queues_steals_parks_and_wake_ups() {
             let before = lane();
             assert!(before.workers.iter().all(|worker| (worker.queued, worker.steals) == (0, 0)), "{before:?}");
 
-            // One worker makes ten operations ready, and the first occupies it. The rest stay in its deque until the
-            // second worker is free.
+            // One worker makes ten operations ready, and the first of them occupies it. The others stay in its deque
+            // until the second worker is free.
             let x = engine.token();
             let second = common::occupy(&engine, 1);
             let (written, run) = (Gate::new(), Gate::new());

@@ -75,8 +75,8 @@ fn alone_on(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + S
     }
 }
 
-/// The permitted growth over [`MANY`] repetitions or three times as many. A leak of 42 bytes in each of 100,000
-/// repetitions exceeds it.
+/// The permitted growth, in bytes, over [`MANY`] repetitions or three times as many. A leak of 42 bytes in each of
+/// 100,000 repetitions exceeds it.
 const LIMIT: isize = 4 << 20;
 
 /// Runs `f` `times` times and asserts that memory stays flat.

@@ -63,7 +63,7 @@ fn recursions_that_count_their_threads() {
                 }
                 assert_eq!(recursion.join().unwrap(), expected);
             });
-            // The thread waiting for the recursion is not the engine's.
+            // The thread waiting for the recursion does not belong to the engine.
             let others = before + 1;
             println!("{most} threads at most, {others} without the {kind} engine with {workers} workers");
             assert!(most <= others + workers + 8, "{most} threads, {others} without the engine");
@@ -81,7 +81,7 @@ fn recursions_that_count_their_threads() {
 fn ten_thousand_nested_waits_end() {
     for kind in KINDS {
         for workers in [1, 2] {
-            // A wait may hand over its worker, which takes long on a busy machine.
+            // A wait may hand over its worker, which takes a long time on a busy machine.
             watched_for(2 * PATIENCE, move || {
                 println!("on the {kind} engine with {workers} workers");
                 let engine = engine(kind, workers);
@@ -104,7 +104,7 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
     });
 }
 
-/// Calls a function with the engine inside an operation and returns the result.
+/// Calls a function, with the engine as its argument, inside an operation and returns the result.
 fn inside<R: Send + 'static>(
     engine: &Engine,
     f: impl FnOnce(&Engine) -> Result<R, BoxError> + Send + 'static,
@@ -257,7 +257,7 @@ fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
     });
 }
 
-/// A lane has its own workers, which may be pinned, and another lane's waiter takes nothing from it.
+/// A lane has its own workers, which may be pinned, and another lane's waiter takes no operations from it.
 #[test]
 fn an_operation_of_another_lane_runs_on_that_lane() {
     on_kinds(&THREADED, 1, |engine| {
@@ -480,11 +480,11 @@ fn blocking_is_allowed_everywhere() {
 
 // ------------------------------------------------------------------------------------------ engines without workers ----
 
-/// What `first` does in a test of [`beside`].
+/// What `first` does in a test that calls [`beside`].
 type First = fn(&Engine, &Var<i32>, OpHandle<i32>) -> Result<i32, WaitError>;
 
 /// Pushes three operations that become ready together and, on a naive engine, run on one thread: `first` mutates a
-/// variable and runs `f`, `second` waits for that variable, and `third` returns 3. Returns what `first` has returned.
+/// variable and runs `f`, `second` waits for that variable, and `third` returns 3. Returns the result of `first`.
 fn beside(engine: &Engine, f: First) -> Result<i32, WaitError> {
     let (gate, value) = (engine.token(), engine.var(0));
     let held = hold(engine, &gate);

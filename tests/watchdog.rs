@@ -283,7 +283,7 @@ fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
                 })
                 .unwrap();
         };
-        // A lane that completes operations is not reported, although operations are always in flight. The engine may
+        // A lane that completes operations is not reported, even if it always has operations in flight. The engine may
         // learn of several completions at once, so the operations are not all issued together.
         for _ in 0..100 {
             launch("short", Duration::from_millis(6));

@@ -81,7 +81,8 @@ pub struct Camera {
 }
 
 impl Camera {
-    /// Creates a camera with a view of `size` pixels that loses every `lose_every`-th frame, none if it is 0.
+    /// Creates a camera with a view of `size` pixels that loses every `lose_every`-th frame, or no frame if
+    /// `lose_every` is 0.
     pub fn new(photo: RgbImage, size: Size, lose_every: u64) -> Result<Camera, TooLarge> {
         let whole = Size { width: photo.width(), height: photo.height() };
         if size.width > whole.width || size.height > whole.height {
@@ -90,7 +91,7 @@ impl Camera {
         Ok(Camera { photo, size, lose_every })
     }
 
-    /// Captures one frame, with a small sensor's noise.
+    /// Captures one frame, with noise typical of a small sensor.
     pub fn capture(&self, frame: u64) -> Result<RgbImage, FrameLost> {
         if self.lose_every > 0 && (frame + 1) % self.lose_every == 0 {
             return Err(FrameLost(frame));

@@ -9,7 +9,7 @@
 //! No code here waits, locks or counts. An operation declares the variables that it reads and writes, and the engine
 //! derives the rest: that a frame's gradient and corners may be computed concurrently, that frames in different slots
 //! of the ring are independent, and that a frame may use a slot's images only after the last reader of the slot's
-//! previous frame, whether the statistics or the encoder.
+//! previous frame, whether that is the statistics or the encoder.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;

@@ -371,7 +371,7 @@ impl Setup<'_> {
         Ok(outcome)
     }
 
-    /// Waits for a frame and records its result. Returns the handle to its statistics, which can wait.
+    /// Waits for a frame and records its result. Returns the handle to its statistics, which can be awaited later.
     fn finish(
         &self,
         graph: &Graph<'_>,
@@ -402,10 +402,10 @@ impl Setup<'_> {
     }
 }
 
-/// Separates the expected loss of a frame from all other failures, which end the program. The inner error is the loss's
-/// message.
+/// Separates the expected loss of a frame from all other failures, which end the program. The inner error is the
+/// message of the lost frame's failure.
 ///
-/// If a frame is lost, a wait for its last operation returns its first one's error, because the engine propagates
+/// If a frame is lost, a wait for its last operation returns its first operation's error, because the engine propagates
 /// errors through the graph.
 fn unless_lost<T>(result: Result<T, WaitError>) -> Result<Result<T, String>, WaitError> {
     match result {
@@ -428,7 +428,7 @@ struct Outcome {
     digests: Vec<Option<u64>>,
     /// Each frame's statistics, if any.
     statistics: Vec<Option<Statistics>>,
-    /// The number of lost frames, and the first one's error.
+    /// The number of lost frames, and the error of the first lost frame.
     lost: Option<(u64, String)>,
     /// A frame as captured and as delivered.
     pictures: Option<(RgbImage, RgbImage)>,

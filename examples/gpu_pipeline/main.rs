@@ -10,7 +10,7 @@
 //! `kernels.ptx` the same for CUDA. This file contains the options, timing and report.
 //!
 //! The program first runs each lane's work alone: capture and comparison, copies in, kernels, copies out. Then it runs
-//! all lanes together, which at best takes as long as the slowest lane alone. Each chunk's result must equal the CPU's
+//! all lanes together; at best, this takes as long as the slowest lane alone. Each chunk's result must equal the CPU's
 //! byte for byte, or the example fails.
 //!
 //! Without an NVIDIA GPU, the example uses the simulated one, whose results are real but whose times are invented.
@@ -248,7 +248,7 @@ fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     Ok((0..SCENES).map(scene).collect())
 }
 
-/// Returns the time of one step for all chunks, run alone.
+/// Runs one step alone for all chunks and returns the time taken.
 fn alone_of(
     engine: &Engine,
     chunks: usize,

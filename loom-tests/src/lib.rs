@@ -74,11 +74,11 @@ mod model {
     /// The number of steps per interleaving after which a model counts as not terminating.
     const MAX_BRANCHES: usize = 5_000;
 
-    /// Runs `f` in every interleaving with at most `bound` preemptions, on the reclamation `flavour`. Returns the
+    /// Runs `f` in every interleaving with at most `bound` preemptions, with the reclamation `flavour`. Returns the
     /// number of interleavings.
     ///
     /// # Panics
-    /// If `f` fails in an interleaving or has only one.
+    /// If `f` fails in an interleaving or has only one interleaving.
     #[track_caller]
     pub fn model(bound: impl Into<Option<usize>>, flavour: Flavour, f: impl Fn() + Send + Sync + 'static) -> usize {
         let (bound, at, start) = (bound.into(), Location::caller(), Instant::now());

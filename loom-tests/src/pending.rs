@@ -1,8 +1,8 @@
 //! Pending operations and their waiters, for the models of waits and of completions.
 
 use std::{
-    // From `std`, so that they add no interleavings. They are used on one thread, or read after joining the thread that
-    // wrote them.
+    // These types are from `std`, so they add no interleavings. They are used on one thread, or are read after the
+    // writing thread has been joined.
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -16,10 +16,10 @@ use raddle::{
     internals::{PendingOps, Ticket},
 };
 
-/// The place where an operation leaves its completion on starting.
+/// The place where an operation stores its completion when it starts.
 pub type Place = Arc<Mutex<Option<Completion>>>;
 
-/// Pushes an asynchronous operation that writes `token`. Returns the place where it leaves its completion.
+/// Pushes an asynchronous operation that writes `token`. Returns the place where the operation stores its completion.
 ///
 /// # Panics
 /// If the engine has shut down.

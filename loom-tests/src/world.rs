@@ -198,7 +198,7 @@ impl World {
         number
     }
 
-    /// Notes the end of a push. Takes the operation's number, because the operation may have been reclaimed.
+    /// Records the end of a push. Takes the operation's number, because the operation may have been reclaimed.
     fn note_push_ends(&self, number: usize, pushed: Pushed<Task>) -> Pushed<Task> {
         self.diary.entry(number, |entry| {
             entry.push_ended = Some(self.diary.tick());
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// Reads or writes the data of `op`'s variables, unless it was rejected, and notes the run.
+    /// Reads or writes the data of `op`'s variables, unless `op` was rejected, and records the run.
     pub fn execute(&self, op: &Op<Task>) {
         let rejected = op.is_rejected();
         for access in op.accesses() {
@@ -280,8 +280,8 @@ impl World {
 
     /// Checks the history after all threads have been joined: every operation became ready once and ran once, its push
     /// and its run agree on whether it was rejected, conflicting operations pushed one after the other ran in that
-    /// order, no operation used a variable after its deletion, and every variable was written as often as expected.
-    /// Then disposes of the variables and checks that every task is dropped once.
+    /// order, no operation used a variable after the variable's deletion, and every variable was written as often as
+    /// expected. Then disposes of the variables and checks that every task was dropped once.
     ///
     /// If two queues disagreed about the order of two conflicting operations, these would wait for each other forever.
     /// So if every operation ran, the queues agree.

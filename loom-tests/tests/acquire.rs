@@ -9,19 +9,19 @@ use raddle_loom_tests::{model, pending};
 
 /// A value whose cell reports concurrent accesses.
 struct Data(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 impl Data {
     fn get(&self) -> usize {
-        // SAFETY: the engine orders the accesses, which is what the models check.
+        // SAFETY: the engine orders the accesses; the models verify this.
         self.0.with(|data| unsafe { *data })
     }
 
     fn add(&self) {
-        // SAFETY: the engine orders the accesses, which is what the models check.
+        // SAFETY: the engine orders the accesses; the models verify this.
         self.0.with_mut(|data| unsafe { *data += 1 });
     }
 }

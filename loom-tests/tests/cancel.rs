@@ -5,7 +5,7 @@ use std::{
     panic::Location,
     sync::{
         Arc,
-        // From `std`, so that it adds no interleavings; it is read after the threads have been joined.
+        // From `std`, so it adds no interleavings; it is read only after the threads have been joined.
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -19,24 +19,24 @@ use raddle_loom_tests::{COMPLETE, model, must_fail, pending, without};
 
 /// A value whose cell reports concurrent accesses.
 struct Data(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 impl Data {
     fn get(&self) -> usize {
-        // SAFETY: the engine orders the accesses, which is what the models check.
+        // SAFETY: the engine orders the accesses; the models verify this.
         self.0.with(|data| unsafe { *data })
     }
 
     fn add(&self) {
-        // SAFETY: the engine orders the accesses, which is what the models check.
+        // SAFETY: the engine orders the accesses; the models verify this.
         self.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
 
-/// A value captured by a function; it counts its drops.
+/// A value that is captured by a function and counts its drops.
 struct Captured(Arc<AtomicUsize>);
 
 impl Drop for Captured {
@@ -87,8 +87,8 @@ fn an_operation_is_claimed_again_without_the_check() {
     without(Step::ClaimOnce, one_claim_is_won);
 }
 
-/// When a scope ends, it abandons an operation that it cancels or that was cancelled before, while the operation's turn
-/// comes on another thread. Exactly one of the two threads counts the operation out.
+/// When a scope ends, it abandons an operation that it cancels or that was cancelled earlier. Meanwhile, the
+/// operation's turn comes on another thread. Exactly one of the two threads counts the operation out.
 fn one_counts_out_an_abandoned_operation() {
     for is_cancelled in [false, true] {
         model(COMPLETE, Flavour::Contract, move || {
@@ -143,7 +143,7 @@ impl Drop for Borrows {
 }
 
 /// A scope ends while another thread cancels the only operation. If the scope's end counts the operation out, the
-/// scope's frame may end at once, so it must have exclusive access to what the function borrowed.
+/// scope's frame may end immediately, so the frame must have exclusive access to what the function borrowed.
 #[test]
 fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
     for how in [Cancel::Loudly, Cancel::Quietly] {

@@ -169,8 +169,8 @@ fn two_predecessors_complete_while_the_successor_is_pushed() {
     });
 }
 
-/// Two readers stand between two writers. The first writer's completion has made them ready. Separate threads complete
-/// the readers while the second writer is pushed.
+/// Two readers are queued between two writers and have been made ready by the first writer's completion. Separate
+/// threads complete the readers while the second writer is pushed.
 fn readers_between_writers(bound: usize, ends: [usize; 2]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -259,7 +259,7 @@ fn unless_readers_propagate_read_ok_one_waits_for_the_other() {
 }
 
 /// An operation completes while two more are pushed behind it, each by its own thread: the flags grantable to the
-/// second operation when it was linked count for the third, however late the tail is moved.
+/// second operation when it was linked also apply to the third, however late the tail is moved.
 fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -351,7 +351,7 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     });
 }
 
-/// A completion that finds the tail lagging advances it, and hands over the access that the tail reaches.
+/// A completion that finds the tail lagging advances the tail and hands over the access that the tail reaches.
 #[test]
 fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {
@@ -378,7 +378,7 @@ fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
 }
 
 /// An operation completes while a second one is linked behind it and a third is pushed behind the second, before the
-/// tail has been moved to the second. The flags grantable to the second when it was linked count for the third: no
+/// tail has been moved to the second. The flags grantable to the second when it was linked also apply to the third: no
 /// reader waits for another.
 #[test]
 fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_they_are_linked() {
@@ -466,8 +466,8 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     });
 }
 
-/// A thread that finds a variable idle may use the variable's data, as could the function of an operation pushed at
-/// that moment.
+/// A thread that finds a variable idle may use the variable's data, just as the function of an operation pushed at that
+/// moment could.
 #[test]
 fn a_thread_that_finds_a_variable_idle_sees_the_writes_to_it() {
     for mode in [Write, Read] {
@@ -553,7 +553,7 @@ fn without_a_pin_a_walk_reads_a_reclaimed_record() {
     must_fail("a_walk_without_a_pin", "");
 }
 
-/// A running operation looks at the operations known to wait for it while another thread pushes them.
+/// A running operation inspects the operations known to be waiting for it while another thread pushes them.
 #[test]
 fn an_operation_sees_its_followers_as_they_were_pushed() {
     model(2, Contract, || {
@@ -574,7 +574,7 @@ fn an_operation_sees_its_followers_as_they_were_pushed() {
     });
 }
 
-/// A thread looks at the operations waiting for another operation, as dumps do, while another thread pushes them.
+/// A thread inspects the operations waiting for an operation, as dumps do, while another thread pushes them.
 #[test]
 fn a_look_at_waiting_operations_sees_them_as_they_were_pushed() {
     model(2, Contract, || {

@@ -18,15 +18,15 @@ use raddle::{
 use raddle_loom_tests::shapes::*;
 use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
-/// If a function fails while its completion is used, exactly one side gets the error: the completion, which completes
-/// the operation with it, or, if the operation is already complete, the function.
+/// If a function fails while its completion is used, exactly one side gets the error: the completion, which then
+/// completes the operation with that error, or, if the operation is already complete, the function.
 #[test]
 fn the_error_of_a_function_reaches_exactly_one_side() {
     model(COMPLETE, Flavour::Contract, || {
         let state = Arc::new(AsyncState::default());
         let other = Arc::clone(&state);
         let function = thread::spawn(move || {
-            // SAFETY: called once, by the thread that stands for the function.
+            // SAFETY: called once, by the thread that represents the function.
             unsafe { other.fail(Box::new(7)) }
         });
         let by_completion = state.resolve();
@@ -46,14 +46,14 @@ fn a_thread_that_sees_a_resolution_sees_the_writes_before_it() {
             let (state, data) = (Arc::new(AsyncState::default()), Arc::new(Data(UnsafeCell::new(0))));
             let (other, written) = (Arc::clone(&state), Arc::clone(&data));
             let completion = thread::spawn(move || {
-                // SAFETY: the other thread reads only after it has seen the resolution, which is what the model checks.
+                // SAFETY: the other thread reads only after it has seen the resolution; the model verifies this.
                 written.0.with_mut(|data| unsafe { *data = 1 });
                 let _ = other.resolve();
             });
-            // SAFETY: called once, by the thread that stands for the function.
+            // SAFETY: called once, by the thread that represents the function.
             let resolved = if by_failing { unsafe { state.fail(()) }.is_err() } else { state.is_resolved() };
             if resolved {
-                // SAFETY: the resolution comes after the write, which is what the model checks.
+                // SAFETY: the resolution comes after the write; the model verifies this.
                 assert_eq!(data.0.with(|data| unsafe { *data }), 1);
             }
             completion.join().unwrap();
@@ -62,9 +62,9 @@ fn a_thread_that_sees_a_resolution_sees_the_writes_before_it() {
 }
 
 struct Data(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 #[test]
@@ -74,7 +74,7 @@ fn a_wait_ends_after_the_completion_and_sees_the_writes_before_it() {
         let data = Arc::new(Data(UnsafeCell::new(0)));
         let other = Arc::clone(&data);
         let thread = thread::spawn(move || {
-            // SAFETY: the wait ends after this write, which is what the model checks.
+            // SAFETY: the wait ends after this write; the model verifies this.
             other.0.with_mut(|data| unsafe { *data = 1 });
             done.complete();
         });
@@ -94,11 +94,11 @@ fn an_operation_pushed_behind_runs_once_after_the_completion() {
         let data = Arc::new(Data(UnsafeCell::new(0)));
         let (first, second) = (Arc::clone(&data), Arc::clone(&data));
         let thread = thread::spawn(move || {
-            // SAFETY: the next operation runs after this write, which is what the model checks.
+            // SAFETY: the next operation runs after this write; the model verifies this.
             first.0.with_mut(|data| unsafe { *data += 1 });
             done.complete();
         });
-        // SAFETY: the operation runs after the completion, which is what the model checks.
+        // SAFETY: the operation runs after the completion; the model verifies this.
         engine.push_sync(move |_| second.0.with_mut(|data| unsafe { *data *= 10 }), [], [&token]).unwrap();
         engine.wait_for_all().unwrap();
         // SAFETY: both operations are complete.

@@ -1,5 +1,6 @@
 //! GPU lanes: a lane publishes its stream's state and its device's failure while operations wait for the stream and
-//! other lanes need its events. Also models the simulated device, which executes commands on any thread that polls it.
+//! other lanes need its events. The models also cover the simulated device, which executes commands on any thread that
+//! polls it.
 //!
 //! Whole lanes, with a simulated device, are in `shuttle.rs`: loom cannot model so many threads.
 #![cfg(raddle_loom)]
@@ -19,7 +20,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// The data written by a device, or noted about an operation by a lane.
+/// The data written by a device, or recorded by a lane about an operation.
 struct Data(UnsafeCell<u64>);
 
 impl Data {
@@ -28,19 +29,19 @@ impl Data {
     }
 
     fn write(&self, value: u64) {
-        // SAFETY: the model's lane writes before it publishes that the operation is complete; loom reports a race.
+        // SAFETY: the model's lane writes before it publishes that the operation is complete; loom would report a race.
         self.0.with_mut(|data| unsafe { *data = value });
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: the reader has seen that the operation is complete; loom reports a race.
+        // SAFETY: the reader has seen that the operation is complete; loom would report a race.
         self.0.with(|data| unsafe { *data })
     }
 }
 
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 /// A lane completes two operations one after the other. A thread that finds an operation complete sees its effects.
@@ -106,8 +107,8 @@ fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
 }
 
 /// A lane records an event behind its operation, and the operation completes, while another lane checks for both. Once
-/// the event is published, the other lane finds the event or the completion. So it never asks for an event behind a
-/// complete operation, and never waits for an event that no lane will record.
+/// the event is published, the other lane finds the event or the completion. So the other lane never asks for an event
+/// behind a complete operation, and never waits for an event that no lane will record.
 fn a_lane_publishes_and_completes_while_another_checks() {
     let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
     // From `std`: it records what came first in an interleaving and orders nothing.
@@ -164,7 +165,7 @@ fn a_lane_gets_the_first_event_that_covers_the_operation() {
     });
 }
 
-/// Lanes note their operations concurrently, and the numbers never decrease.
+/// Lanes record their operations concurrently, and the numbers never decrease.
 #[test]
 fn lanes_note_operations_at_the_same_time() {
     model(COMPLETE, Flavour::Contract, || {
@@ -185,7 +186,7 @@ fn lanes_note_operations_at_the_same_time() {
 
 // ------------------------------------------------------------------------------------------------------- faults ----
 
-/// The state shared by a device's lanes and the dependent operations: that of one variable, which the device is
+/// The state that a device's lanes share with dependent operations: the state of one variable, which the device is
 /// writing.
 #[derive(Default)]
 struct Device {
@@ -226,7 +227,7 @@ impl Device {
     /// finds, if any.
     fn verdict(&self, lanes: usize) -> Option<Option<u32>> {
         let is_complete = |lane: usize| self.timelines[lane].is_complete(self.fault.last_on_device(lane, Mode::Write));
-        // SAFETY: the operation holds the variable, and the device's work on it is complete; loom reports a race.
+        // SAFETY: the operation holds the variable, and the device's work on it is complete; loom would report a race.
         (0..lanes).all(is_complete).then(|| unsafe { self.fault.failure() })
     }
 }
@@ -277,8 +278,8 @@ fn a_wait_that_begins_while_a_device_is_lost_does_not_return_immediately() {
     });
 }
 
-/// Two lanes find their device lost, each by its own error. Their operations, and one behind both, fail for the same
-/// reason.
+/// Two lanes find their device lost, each through its own error. Their operations, and an operation behind both, fail
+/// for the same reason.
 fn two_lanes_find_their_device_lost() {
     let device = Device::with_lanes(2);
     let lanes = [(0, 7), (1, 8)].map(|(lane, error)| {

@@ -2,7 +2,7 @@
 #![cfg(raddle_loom)]
 
 use std::sync::{
-    // From `std`, so that they add no interleavings.
+    // From `std`, so they add no interleavings.
     Arc,
     atomic::{AtomicUsize as Counter, Ordering::Relaxed},
 };
@@ -16,9 +16,9 @@ use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
 /// A value whose cell reports concurrent accesses.
 struct Data(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 impl Data {
@@ -27,12 +27,12 @@ impl Data {
     }
 
     fn get(&self) -> usize {
-        // SAFETY: the counts order the accesses, which is what the models check.
+        // SAFETY: the counts order the accesses; the models verify this.
         self.0.with(|data| unsafe { *data })
     }
 
     fn add(&self) {
-        // SAFETY: the counts order the accesses, which is what the models check.
+        // SAFETY: the counts order the accesses; the models verify this.
         self.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
@@ -124,7 +124,7 @@ fn children_end() {
     assert!(family.count.end_part(), "there is one part");
     let other = Arc::clone(&family);
     let child = thread::spawn(move || other.run(0));
-    // Dropping a value, behind the children, has its own share.
+    // The drop of a value is queued behind the children and has its own share.
     family.variables.add();
     family.count.enter();
     family.run(1);
@@ -220,8 +220,8 @@ fn a_child_that_is_admitted_in_any_case_comes_after_the_others_have_started() {
 
 // ------------------------------------------------------------------------------------------------ whole engines ----
 
-/// One thread uses a parent's completion while the parent's function returns on another, which runs the child. The
-/// operation behind the parent runs on either thread.
+/// One thread uses a parent's completion while the parent's function returns on another thread, which also runs the
+/// child. The operation behind the parent runs on either thread.
 #[test]
 fn a_child_sees_what_its_parent_did_and_the_operation_behind_the_parent_sees_everything() {
     model(Some(2), Flavour::Contract, || {

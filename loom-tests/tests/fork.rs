@@ -1,5 +1,5 @@
-//! The list of living engines, where a forked child finds the engines that it must end. The models do not show that a
-//! child sees the writes before the fork, since they let another thread read the list instead of a child.
+//! The list of living engines, in which a forked child finds the engines that it must end. The models do not show that
+//! a child sees the writes made before the fork, since a thread reads the list in place of the child.
 #![cfg(raddle_loom)]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -14,7 +14,7 @@ struct Engine(UnsafeCell<u32>);
 #[derive(Clone, Copy)]
 struct Name(NonNull<Engine>);
 
-// SAFETY: loom reports it if two threads use an engine at the same time.
+// SAFETY: loom reports any use of an engine by two threads at the same time.
 unsafe impl Send for Name {}
 
 impl Name {

@@ -1,8 +1,9 @@
-//! Operations that are futures, and guards: which thread polls, which ends the operation, and what they hand over.
+//! Operations that are futures, and guards: which thread polls them, which thread ends the operation, and which writes
+//! they hand over.
 #![cfg(raddle_loom)]
 
 use std::{
-    // From `std`, so that they add no interleavings.
+    // From `std`, so they add no interleavings.
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize as Counter, Ordering::Relaxed},
@@ -23,9 +24,9 @@ use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
 /// A value whose cell reports concurrent accesses.
 struct Data(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 impl Data {
@@ -34,12 +35,12 @@ impl Data {
     }
 
     fn get(&self) -> usize {
-        // SAFETY: the guards and the states order the accesses, which is what the models check.
+        // SAFETY: the guards and the states order the accesses; the models verify this.
         self.0.with(|data| unsafe { *data })
     }
 
     fn add(&self) {
-        // SAFETY: the guards and the states order the accesses, which is what the models check.
+        // SAFETY: the guards and the states order the accesses; the models verify this.
         self.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
@@ -348,7 +349,7 @@ fn a_future_whose_last_waker_is_dropped_fails_once() {
             })
             .unwrap();
         thread.join().unwrap();
-        // If the thread came before the future registered its waker, the future is still waiting.
+        // If the thread acted before the future registered its waker, the future is still waiting.
         if dropped.load(Relaxed) == 0 {
             polled.forget();
         }

@@ -13,14 +13,14 @@ use raddle_loom_tests::{end_alone, model, must_fail, without};
 
 #[derive(Default)]
 struct Runs(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Runs {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Runs {}
 
 impl Runs {
     fn add(&self) {
-        // SAFETY: the operation has one owner at a time, which is what the models check.
+        // SAFETY: the operation has one owner at a time; the models verify this.
         self.0.with_mut(|runs| unsafe { *runs += 1 });
     }
 
@@ -41,7 +41,7 @@ fn run(op: OpRef<Task>) {
     end_alone(op);
 }
 
-/// Pops the entry and runs its operation unless that was taken or cancelled.
+/// Pops the entry and runs its operation unless the operation was already taken or cancelled.
 fn work(queue: &Mutex<Option<OpRef<Task>>>, shared: &Shared) {
     let Some(entry) = queue.lock().unwrap().take() else { return };
     let Some(op) = entry.pop_entry() else { return };

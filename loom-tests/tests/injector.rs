@@ -75,7 +75,7 @@ fn two_poppers_that_take_several_share_all_pushed_operations() {
     model(3, Flavour::Contract, || {
         let injector = Arc::new(Injector::default());
         (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
-        // Takes the oldest and installs the rest.
+        // Takes the oldest operation and installs the rest.
         assert_eq!(pop(&injector, DEFAULT_BAND), Some(0));
         let other = Arc::clone(&injector);
         let thread = thread::spawn(move || {
@@ -197,7 +197,7 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
     }
 }
 
-/// Creates a lane of two workers; the models do the workers' part.
+/// Creates a lane of two workers; the models act as the workers.
 fn lane() -> Arc<Lane<usize>> {
     Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
 }

@@ -92,8 +92,8 @@ fn without_the_notification_the_worker_stays_idle_for_ever() {
     must_fail("without_the_notification", "deadlock");
 }
 
-/// A function continues, waits and continues again while the worker that stays idle for it sees that it has given the
-/// place back.
+/// A function continues after a wait, waits again and continues again, while the worker staying idle in its place sees
+/// that the function has given the place back.
 #[test]
 fn a_worker_that_has_stayed_idle_sees_the_next_loan() {
     model(3, Flavour::Contract, || {
@@ -124,7 +124,7 @@ fn at_most_one_of_two_workers_stays_idle_for_a_function() {
     });
 }
 
-/// Two functions try to continue in place of one worker. At most one does at any time.
+/// Two functions try to continue in place of one worker. At most one of them continues at any time.
 #[test]
 fn a_place_is_lent_to_one_function_at_a_time() {
     model(COMPLETE, Flavour::Contract, || {

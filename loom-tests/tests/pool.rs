@@ -58,7 +58,7 @@ impl Taken {
     fn write(&self) {
         // SAFETY: batches live until `end`.
         let uses = unsafe { &self.0.as_ref().uses };
-        // SAFETY: the batch belongs to this thread, which is what the models check.
+        // SAFETY: the batch belongs to this thread; the models verify this.
         uses.with_mut(|uses| unsafe { *uses += 1 });
     }
 

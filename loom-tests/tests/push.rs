@@ -95,7 +95,7 @@ fn a_reader_and_a_writer_exclude_each_other_while_they_are_pushed() {
 }
 
 /// One thread pushes two operations while another push gets in their way: a slow helper must notice that the access has
-/// been inserted, even if another operation is already behind it.
+/// been inserted, even if another operation is already queued behind that access.
 fn a_slow_helper() {
     let world = World::new(2);
     let lists = vec![vec![world.op(&[A, B]), world.op(&[B])], vec![world.op(&[A])]];
@@ -166,8 +166,8 @@ fn an_access_inserted_by_two_helpers_is_counted_once() {
     });
 }
 
-/// A thread that moves the tail to an access linked by another thread hands over that access: a thread that finds it at
-/// the tail may use it.
+/// A thread that moves the tail to an access linked by another thread hands over that access: any thread that finds the
+/// access at the tail may use it.
 #[test]
 fn the_tail_hands_over_the_access_it_points_to() {
     model(2, Contract, || {

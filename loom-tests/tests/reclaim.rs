@@ -1,8 +1,7 @@
 //! Records and variables are reclaimed once, never while a thread may still use them.
 //!
-//! An idle variable keeps its last access, and thus the record of the access's operation, until its next operation.
-//! Then the access is spent and retired while other threads may still use it: threads that have read the tail, and
-//! helpers.
+//! An idle variable keeps its last access, and thus the record of the access's operation, until its next operation. The
+//! access is then spent and retired, although helpers and threads that have read the tail may still use it.
 //!
 //! The models run on `Flavour::Contract`, which reclaims a record as soon as epoch-based reclamation's contract allows.
 //! crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could still use;
@@ -105,7 +104,7 @@ fn with_the_tail_at_a_retired_access_a_record_is_used_after_reclamation() {
 }
 
 /// Like `complete_while_another_appends`, but the completing thread calls `is_idle` instead of pushing a third
-/// operation, and the other thread finishes a stalled push over two variables, or makes a push over one.
+/// operation, and the other thread finishes a stalled push over two variables or makes a new push over one.
 fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
         let world = World::new(2);
@@ -200,7 +199,8 @@ fn a_task_is_dropped_after_all_uses_by_other_holders() {
     });
 }
 
-/// A single-access operation's record is left to that access unless another thread still holds the operation.
+/// The access of a single-access operation receives the only share of the record unless another thread still holds the
+/// operation.
 #[test]
 fn an_operation_that_another_thread_holds_keeps_its_record() {
     model(COMPLETE, Contract, || {
@@ -215,7 +215,7 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
             drop(hold);
         });
         world.complete(op, &mut ReadyList::default());
-        // This makes the first operation's access leave its queue.
+        // This removes the first operation's access from its queue.
         world.push_and_run(world.op(&[(0, Write)]));
         thread.join().unwrap();
         world.end();

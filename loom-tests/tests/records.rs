@@ -1,5 +1,5 @@
 //! The pool of records: a record has one user at a time and is neither reused nor freed while a pinned thread may read
-//! it. Lists hold two records here, and a batch is three records with its list.
+//! it. Here, a list holds two records, and a batch comprises three records, one of which holds the list.
 #![cfg(raddle_loom)]
 
 use std::{
@@ -167,7 +167,7 @@ struct Marked {
     data: UnsafeCell<usize>,
 }
 
-/// As dumps do while operations are pushed, a thread looks for marked records while another fills and marks a record.
+/// A thread looks for marked records, as dumps do during pushes, while another thread fills and marks a record.
 #[test]
 fn a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked() {
     model(COMPLETE, ContractForReaders, || {
@@ -180,13 +180,13 @@ fn a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked() {
             looks.each_marked(&pin(), [OWN; 2], |record, _| {
                 // SAFETY: the record lives until the thread is joined.
                 let record = unsafe { record.cast::<Marked>().as_ref() };
-                // SAFETY: the record was filled before it was marked, which is what the model checks.
+                // SAFETY: the record was filled before it was marked; the model verifies this.
                 assert_eq!(record.data.with(|data| unsafe { *data }), 1);
             });
         });
         // SAFETY: the record lives until the end of the interleaving.
         let filled = unsafe { at.as_ref() };
-        // SAFETY: other threads read the data only when the record is marked, which is what the model checks.
+        // SAFETY: other threads read the data only when the record is marked; the model verifies this.
         filled.data.with_mut(|data| unsafe { *data = 1 });
         // SAFETY: this thread uses the record.
         unsafe { mark(at.cast(), OWN) };

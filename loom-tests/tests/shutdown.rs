@@ -27,9 +27,9 @@ struct Shared {
     data: [UnsafeCell<usize>; 2],
 }
 
-// SAFETY: the cells are loom's, which report a race instead of letting it happen.
+// SAFETY: loom's cells report a race instead of allowing it.
 unsafe impl Sync for Shared {}
-// SAFETY: the cells are loom's, which report a race instead of letting it happen.
+// SAFETY: loom's cells report a race instead of allowing it.
 unsafe impl Send for Shared {}
 
 fn shared() -> Arc<Shared> {
@@ -49,7 +49,7 @@ fn wait_for_two(watched: bool) {
     let threads = tickets.map(|(index, ticket)| {
         let other = Arc::clone(&shared);
         thread::spawn(move || {
-            // SAFETY: the wait ends after this write, which is what the model checks.
+            // SAFETY: the wait ends after this write; the model verifies this.
             other.data[index].with_mut(|data| unsafe { *data = 1 });
             leave(&other.pending, ticket);
         })
@@ -97,11 +97,11 @@ fn end_of_a_scope() {
         let second = other.pending.enter();
         let another = Arc::clone(&other);
         let thread = thread::spawn(move || {
-            // SAFETY: the scope ends after this write, which is what the model checks.
+            // SAFETY: the scope ends after this write; the model verifies this.
             another.data[1].with_mut(|data| unsafe { *data = 1 });
             leave(&another.pending, second);
         });
-        // SAFETY: the scope ends after this write, which is what the model checks.
+        // SAFETY: the scope ends after this write; the model verifies this.
         other.data[0].with_mut(|data| unsafe { *data = 1 });
         leave(&other.pending, first);
         thread
@@ -167,7 +167,7 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
         let other = Arc::clone(&shared);
         let racing = thread::spawn(move || {
             let ticket = other.pending.enter();
-            // SAFETY: a wait after the join covers this operation, which is what the model checks.
+            // SAFETY: a wait after the join covers this operation; the model verifies this.
             other.data[0].with_mut(|data| unsafe { *data = 1 });
             leave(&other.pending, ticket);
         });
@@ -189,7 +189,7 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
         }
         leave(&shared.pending, after);
         assert_eq!(shared.pending.wait(None), Waited::Idle, "an operation is still counted");
-        // SAFETY: the operation is complete, as the model checks.
+        // SAFETY: the operation is complete; the model verifies this.
         assert_eq!(shared.data[0].with(|data| unsafe { *data }), 1);
     });
 }
@@ -241,7 +241,7 @@ fn a_thread_that_finds_nothing_pending_sees_what_the_operations_did() {
         let shared = shared();
         let (other, ticket) = (Arc::clone(&shared), shared.pending.enter());
         let thread = thread::spawn(move || {
-            // SAFETY: the operation is counted until after this write, which is what the model checks.
+            // SAFETY: the operation is counted until after this write; the model verifies this.
             other.data[0].with_mut(|data| unsafe { *data = 1 });
             leave(&other.pending, ticket);
         });
@@ -427,8 +427,8 @@ fn entries_are_counted_once_while_generations_are_reused() {
 }
 
 /// Either a wait covers an operation, or the operation sees the writes before the wait, so a shutdown can refuse late
-/// pushes. While the operation is about to enter the generation, it is closed and reopened, and its word returns to its
-/// old value.
+/// pushes. While the operation is about to enter a generation, that generation is closed and reopened, and its word
+/// returns to its old value.
 #[test]
 fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
@@ -437,7 +437,7 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
         let (other, its_phase, is_over) = (Arc::clone(&pending), Arc::clone(&phase), Arc::clone(&over));
         let thread = thread::spawn(move || {
             let ticket = other.enter();
-            // Relaxed: entering acquires the write, which is what the model checks.
+            // Relaxed: entering acquires the write; the model verifies this.
             if its_phase.load(Relaxed) == 0 {
                 assert!(!is_over.load(Relaxed), "what was done before the wait is not seen");
             }

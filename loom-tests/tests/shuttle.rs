@@ -205,7 +205,7 @@ fn a_lane_with_three_workers() {
                 let mut taken = Vec::new();
                 while let Some(number) = take(&worker) {
                     taken.push(number);
-                    // Every third operation makes another ready, which goes to the slot or the deque.
+                    // Every third operation makes another operation ready, which goes to the slot or the deque.
                     if number % 3 == 0 {
                         if below(2) == 0 {
                             worker.push_next(op(number + 1));
@@ -875,7 +875,7 @@ fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
                         }
                         3 => {
                             drop(life);
-                            // From one device variable to the other, through the host.
+                            // Copies from one device variable to the other, through the host.
                             engine.op("out").on(GPU).copy_from_device(var, &host).unwrap();
                             engine.op("in").on(GPU).copy_to_device(&host, other).unwrap();
                         }
@@ -1069,7 +1069,7 @@ macro_rules! twins {
         #[test]
         #[ignore = "fails by design; run by the test below"]
         fn $twin() {
-            // Ends with the first failing schedule; for some models, such schedules are rare.
+            // Stops at the first failing schedule; for some models, such schedules are rare.
             without(Step::$step, || explore(200_000, $model));
         }
 

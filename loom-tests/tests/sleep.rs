@@ -45,7 +45,7 @@ fn take(worker: &Worker<Number>) -> Option<Number> {
     Some(number)
 }
 
-/// Starts a thread for each worker and calls `f` with the worker there.
+/// Starts a thread for each worker and calls `f` with the worker on that thread.
 fn spawn_workers<R: 'static>(workers: Vec<Worker<Number>>, f: fn(Worker<Number>) -> R) -> Vec<thread::JoinHandle<R>> {
     let spawn = |worker: Worker<Number>| {
         thread::spawn(move || {
@@ -110,8 +110,8 @@ fn two_pushes_reach_one_worker() {
     model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
 }
 
-/// A push may rely on a searching worker. Each of two operations is taken once, and the end of the lane reaches both
-/// workers.
+/// A push may rely on a searching worker. Each of two operations is taken once, and both workers observe the end of the
+/// lane.
 #[test]
 fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
@@ -121,8 +121,8 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
         lane.inject(op(1, DEFAULT_BAND));
         lane.end();
         let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        // A lane ends when nothing is pending; here, it ends early, and the injector still holds the operations not
-        // taken.
+        // A real lane ends when nothing is pending; this one ends early, while the injector still holds the operations
+        // not taken.
         let mut left = 0;
         while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             end_alone(chain.last().unwrap());
@@ -154,9 +154,9 @@ fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Worker 0, which was announced, finds an operation, as does a searcher. Then the searcher or another thread publishes
+/// Worker 0, which was announced, and a searcher each find an operation. Then the searcher or another thread publishes
 /// work. Of worker 0 and the searcher, only the last to stop searching checks again. So the publishing thread must wake
-/// worker 1, which sleeps. If that thread instead takes worker 0 for a sleeper, worker 0 or the searcher must wake
+/// worker 1, which sleeps. If that thread instead mistakes worker 0 for a sleeper, worker 0 or the searcher must wake
 /// worker 1.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
@@ -254,7 +254,8 @@ fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     });
 }
 
-/// Two operations become ready on a worker, which runs one of them and does not search again before it has ended.
+/// Two operations become ready on a worker, which runs one of them and does not search again until that operation has
+/// ended.
 #[test]
 fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
@@ -291,9 +292,9 @@ fn shared_successors_reach_a_worker_that_parks() {
 }
 
 struct Data(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 #[test]
@@ -307,10 +308,10 @@ fn workers_see_earlier_writes_when_their_lane_ends() {
         let thread = thread::spawn(move || {
             worker.lane().sleep().set_thread(0);
             assert!(take(&worker).is_none());
-            // SAFETY: the lane has ended, and no thread writes afterwards, which is what the model checks.
+            // SAFETY: the lane has ended, and no thread writes afterwards; the model verifies this.
             assert_eq!(other.0.with(|data| unsafe { *data }), 1);
         });
-        // SAFETY: the worker reads only after the lane has ended, which is what the model checks.
+        // SAFETY: the worker reads only after the lane has ended; the model verifies this.
         data.0.with_mut(|data| unsafe { *data = 1 });
         lane.end();
         thread.join().unwrap();

@@ -53,7 +53,7 @@ fn without_the_second_check_a_worker_offered_to_a_thread_that_gives_up_is_lost()
 }
 
 /// Two workers are offered concurrently while two threads wait or are about to wait. Each accepted worker is taken
-/// once, and the end reaches the threads offered none.
+/// once, and the threads that are offered no worker observe the end.
 #[test]
 fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_others() {
     model(2, Flavour::Contract, || {
@@ -75,7 +75,7 @@ fn two_workers_offered_concurrently_are_taken_once_each_and_the_end_reaches_the_
     });
 }
 
-/// An engine's end in the background, as soon as nothing is pending.
+/// An engine that ends in the background as soon as nothing is pending.
 struct Ends {
     pending: Arc<PendingOps>,
     /// The number of complete operations.
@@ -86,7 +86,7 @@ struct Ends {
 impl Wake for Ends {
     fn wake(self: Arc<Self>) {
         if self.pending.poll_idle(&Waker::from(Arc::clone(&self))).is_ready() {
-            // Relaxed: the pending count hands over the operations' effects, which is part of what the model checks.
+            // Relaxed: the pending count hands over the operations' effects; the model verifies this too.
             assert_eq!(self.over.load(Relaxed), 3, "an operation is still pending");
             self.ended.store(true, Relaxed);
         }
@@ -211,7 +211,7 @@ fn a_lane_that_is_first_used_during_a_stop_has_no_thread_afterwards() {
         });
         assert!(aside.request(|| recalled.store(true, SeqCst)));
         let (other, serving) = (Arc::clone(&aside), Arc::clone(&served));
-        // The lane's thread, if any, which the recall wakes.
+        // The lane's thread, if any; the recall wakes it.
         let lane = thread::spawn(move || {
             let _ = other.lay(|| serving.lock().unwrap().take());
         });

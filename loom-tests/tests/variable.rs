@@ -16,9 +16,9 @@ use raddle_loom_tests::model;
 use raddle_loom_tests::shapes::*;
 
 struct Data(UnsafeCell<usize>);
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
-// SAFETY: the cell is loom's, which reports a race instead of letting it happen.
+// SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
 /// A value whose drop uses the data.
@@ -26,7 +26,7 @@ struct Value(Arc<Data>);
 
 impl Drop for Value {
     fn drop(&mut self) {
-        // SAFETY: no handle is left, so no other thread uses the data, which is what the model checks.
+        // SAFETY: no handle is left, so no other thread uses the data; the model verifies this.
         self.0.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
@@ -39,7 +39,7 @@ fn uses_through_any_handle_come_before_the_drop_of_the_value() {
         let var = engine.var(Value(Arc::clone(&data)));
         let (other, handle) = (Arc::clone(&data), var.clone());
         let thread = thread::spawn(move || {
-            // SAFETY: the value is dropped only after this handle, which is what the model checks.
+            // SAFETY: the value is dropped only after this handle; the model verifies this.
             other.0.with_mut(|data| unsafe { *data += 1 });
             drop(handle);
         });
@@ -61,11 +61,11 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
         let (its_token, its_data) = (token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
             if its_token.version() == 1 {
-                // SAFETY: the mutation has been counted, so it is over, which is what the model checks.
+                // SAFETY: the mutation has been counted, so it is over; the model verifies this.
                 assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
             }
         });
-        // SAFETY: the other thread reads only after the mutation is over, which is what the model checks.
+        // SAFETY: the other thread reads only after the mutation is over; the model verifies this.
         let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
         engine.push_sync(move |_| mutate(), [], [&token]).unwrap();
         thread.join().unwrap();
@@ -73,7 +73,7 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
     });
 }
 
-/// As above, for a GPU operation: several lanes may concurrently count mutations of a variable.
+/// Like the model above, but for a GPU operation: several lanes may concurrently count mutations of a variable.
 #[test]
 fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() {
     model(2, Contract, || {
@@ -82,11 +82,11 @@ fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() 
         let (its_token, its_data) = (token.clone(), Arc::clone(&data));
         let thread = thread::spawn(move || {
             if its_token.version() == 1 {
-                // SAFETY: the mutation has been counted, so it is over, which is what the model checks.
+                // SAFETY: the mutation has been counted, so it is over; the model verifies this.
                 assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
             }
         });
-        // SAFETY: the other thread reads only after the mutation is over, which is what the model checks.
+        // SAFETY: the other thread reads only after the mutation is over; the model verifies this.
         let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
         engine.op("").on(Device::Gpu(0)).writes([&token]).launch((), move |_, ()| mutate()).unwrap();
         thread.join().unwrap();

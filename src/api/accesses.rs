@@ -18,7 +18,7 @@ use crate::{
 
 /// The accesses that a typed operation declares: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of them, arrays,
 /// `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives references in the
-/// same shape: an array for an array, and a `Vec` for a `Vec` or a slice. Operations over only untyped variables
+/// same shape: an array for an array, and a `Vec` for a `Vec` or a slice. Operations whose variables are all untyped
 /// declare `()`.
 ///
 /// ```
@@ -151,7 +151,7 @@ pub trait ScopedAccesses: sealed::Sealed + for<'a> AccessRefs<'a> {
 /// ```
 pub type Refs<'a, A> = <A as AccessRefs<'a>>::Refs;
 
-/// The references with lifetime `'a` that accesses yield while an operation runs. Programs name them through [`Refs`].
+/// The references with lifetime `'a` that accesses yield while an operation runs. Programs refer to them as [`Refs`].
 ///
 /// `Outlives` is always `&'a Self`. It tells the compiler that the variables' values live for `'a`, so a value may
 /// borrow data that lives only as long as a [scope](crate::Engine::scope).
@@ -417,7 +417,7 @@ impl ScopedAccesses for () {
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
-/// The declaration, returned by [`cx`], that makes an operation's function receive its [`OpContext`].
+/// A declaration, returned by [`cx`], that an operation's function receives its [`OpContext`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -42,8 +42,8 @@ impl Engine {
     /// accesses yield tuples and arrays of guards, `Vec`s and slices yield a `Vec`, and [`cx()`](crate::cx) yields a
     /// [`FutureContext`](crate::FutureContext).
     ///
-    /// The future and the guards keep the engine open, as its handles do. Dropping the last of these returns
-    /// immediately if it is a future or a guard, and the engine ends in the background.
+    /// The future and the guards keep the engine open, as its handles do. If the last of these to be dropped is a
+    /// future or a guard, the drop returns immediately, and the engine ends in the background.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,8 +66,8 @@ impl Engine {
     /// that would have been mutated also fail. It resolves to [`WaitError::WouldDeadlock`] if the calling operation
     /// holds one of the variables, and to [`WaitError::Refused`] if the push was refused.
     ///
-    /// A task that awaits a conflicting acquisition of variables whose guards it holds waits forever. In one call,
-    /// acquire all variables that are used together.
+    /// A task waits forever if it awaits a conflicting acquisition of variables whose guards it holds. Variables that
+    /// are used together should be acquired in one call.
     #[track_caller]
     pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
         let mut entries = Entries::new();

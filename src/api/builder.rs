@@ -183,13 +183,13 @@ impl EngineBuilder {
     }
 
     /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true`. If the operating
-    /// system refuses, the worker runs unpinned, [`Engine::placements`] says so, and a warning is logged. A GPU's
+    /// system refuses, the worker runs unpinned, [`Engine::placements`] reports this, and a warning is logged. A GPU's
     /// threads run on the cores nearest the GPU if Linux reports them.
     ///
-    /// An engine may use the cores on which its building thread may run at the time or, if that thread belongs to
-    /// another engine, all of that engine's cores. All of its threads stay on these cores. The engine pins its workers
-    /// to the cores with the fewest pinned workers from the process's other engines, preferring lower-numbered cores. A
-    /// worker releases its core when the engine ends.
+    /// An engine may use the cores available to the thread that builds it or, if that thread belongs to another engine,
+    /// all of that engine's cores. All of its threads stay on these cores. The engine pins its workers to the cores
+    /// with the fewest pinned workers from the process's other engines, preferring lower-numbered cores. A worker
+    /// releases its core when the engine ends.
     ///
     /// A thread started by an operation inherits the worker's core. Operations should therefore start threads, such as
     /// those of a thread pool, inside [`unpinned`](crate::unpinned).
@@ -238,12 +238,13 @@ impl EngineBuilder {
     /// A thread must therefore not push while it holds a lock that an operation takes, or a guard or completion that an
     /// operation's function waits for: that operation may run inside the push. [`OpBuilder::if_room`] never blocks or
     /// runs operations: if there is no room, it returns [`PushError::Full`]. [`OpBuilder::when_room`] is for
-    /// asynchronous code. Both enforce the limit in case 2 too. A shutdown ends every wait for room with
+    /// asynchronous code. Both enforce the limit even in case 2. A shutdown ends every wait for room with
     /// [`PushError::ShutDown`]. While the engine is [stopped](Engine::stop), a push that finds it full returns
     /// [`PushError::Full`].
     ///
     /// Pushes from operations, from polls of their futures, and from other code called by an engine, such as wakers and
-    /// destructors, count towards the limit but are never held back. Neither are [`Engine::acquire`] and waits.
+    /// destructors, count towards the limit but are never held back. [`Engine::acquire`] and waits are never held back
+    /// either.
     ///
     /// The limit is approximate. Except in case 2, a single pushing thread does not exceed it. If several threads push,
     /// each may exceed it by up to 32 operations, or by a few if the limit is small.
@@ -278,7 +279,7 @@ impl EngineBuilder {
     ///
     /// A recorder adds about 25 ns to each push and about 40 ns to each run; each clock reading accounts for 10 ns of
     /// that. An engine without a recorder, an [observer](Self::observer), a [profile](Self::profile) or a
-    /// [watchdog](Self::watchdog) pays only for one test per push.
+    /// [watchdog](Self::watchdog) performs only one additional test per push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -295,11 +296,11 @@ impl EngineBuilder {
         self
     }
 
-    /// Writes a trace of all engine activity to the file at `path` while the engine runs. If the name ends with
+    /// Writes a trace of all engine activity to the file at `path` while the engine runs. If the file name ends with
     /// `.json`, the file is in Chrome's format; otherwise, as for `trace.pftrace`, it is in the native format of
-    /// [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part is written when the engine ends, so a
-    /// program should drop its engine or shut it down before exiting. If several of a program's engines write profiles
-    /// to the same path, the later ones add a number to the name.
+    /// [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part of the trace is written when the
+    /// engine ends, so a program should drop its engine or shut it down before exiting. If several of a program's
+    /// engines write profiles to the same path, the later engines add a number to the file name.
     ///
     /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset.
     ///

@@ -24,7 +24,7 @@ use crate::{
 /// values, the operation is complete only once the function has also returned.
 ///
 /// Dropping a completion unused fails its operation with [`Cause::LostCompletion`]: a forgotten completion is an error,
-/// not a hang. This includes a function without references to values that returns an error early, dropping its
+/// not a hang. This also applies if a function without references to values returns an error early, dropping its
 /// completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports the function's error. Such a function
 /// should pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the completion, the
 /// operation fails with the panic. If a completion is leaked, for example by [`std::mem::forget`], its operation never
@@ -49,7 +49,7 @@ use crate::{
 /// ```
 #[must_use = "a completion dropped unused fails its operation"]
 pub struct Completion {
-    /// The right to end the operation, along with its engine, until the completion is used.
+    /// The right to end the operation, and the operation's engine, until the completion is used.
     of: Option<(Right<Task>, Arc<Core>)>,
     /// Set if the operation's function has references to values, which must not outlive the operation.
     gate: Option<Arc<Gate>>,
@@ -137,7 +137,7 @@ impl Drop for Completion {
 /// function returns.
 fn resolve(gate: Option<Arc<Gate>>, right: Right<Task>, core: Arc<Core>, result: Result<(), Cause>) {
     if core.is_forked() {
-        // Another thread of the parent process may have held the gate's lock.
+        // Another thread of the parent process may have held the gate's lock at the fork.
         return std::mem::forget((gate, right, core, result));
     }
     let used = Used { right, core, result };
@@ -218,7 +218,8 @@ pub(crate) unsafe fn call_async<A: Accesses>(
     // ending until `f` has returned.
     let result = panics::catch(|| f(unsafe { A::refs(captured, &cx) }, done));
     if call.core().is_forked() {
-        // The parent process completes the operation, and another of its threads may have held the gate's lock.
+        // The parent process completes the operation, and another of its threads may have held the gate's lock at the
+        // fork.
         std::mem::forget((gate, result));
         return Ok(());
     }

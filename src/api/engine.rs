@@ -97,9 +97,9 @@ pub enum Shutdown {
 ///
 /// A forked child has none of the threads of its parent's engines, so these engines cannot work there. On Linux, every
 /// call on such an engine, or on its variables and handles, returns immediately in the child: a push with
-/// [`PushError::Forked`], a wait with [`WaitError::Refused`], a shutdown with [`ShutdownError::Forked`], and a future
-/// when it is polled. In the child, pending operations do not run and drops have no effect: variables and their values
-/// stay in memory. The parent is unaffected.
+/// [`PushError::Forked`], a wait with [`WaitError::Refused`], and a shutdown with [`ShutdownError::Forked`]. A future
+/// resolves as soon as it is polled. In the child, pending operations do not run and drops have no effect: variables
+/// and their values stay in memory. The parent is unaffected.
 ///
 /// A child may build its own engines, and [`global`](Self::global) returns the child's own engine. A process may also
 /// fork inside an operation. If an engine thread forks, the child's copy of that thread ends when the operation's
@@ -160,8 +160,8 @@ impl Engine {
         &self.core
     }
 
-    /// Returns a handle that can push and wait but does not keep the engine open: when the last handle that does so is
-    /// dropped, the engine drains, and later pushes are refused with [`PushError::ShutDown`].
+    /// Returns a handle that can push and wait but does not keep the engine open: when the last handle that keeps it
+    /// open is dropped, the engine drains, and later pushes are refused with [`PushError::ShutDown`].
     ///
     /// While the engine drains, its operations may still push, and the drain also waits for that work. An operation's
     /// function should therefore capture a downgraded handle. An ordinary clone captured by the function keeps the
@@ -307,8 +307,8 @@ impl Engine {
     /// without host waits between them.
     ///
     /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
-    /// the previous operation failed. A success then clears this variable's error, so an operation should also mutate
-    /// the variables that hold its data: these keep their errors.
+    /// the previous operation failed. A successful operation then clears this variable's error, so an operation should
+    /// also mutate the variables that hold its data, which keep their errors.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
@@ -586,7 +586,7 @@ impl Engine {
     /// that neither [`clear_error`](Self::clear_error) nor an overwriting operation has cleared from a variable. The
     /// error then counts as reported. Repeat the call for the next error, or call [`clear_errors`](Self::clear_errors)
     /// to discard the rest. The engine stores at most 4,096 errors and only counts the excess. After the stored errors,
-    /// a final error gives the number of those only counted.
+    /// a final error gives the number of errors that were only counted.
     ///
     /// Returns [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself, and
     /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
@@ -633,10 +633,10 @@ impl Engine {
         self.core.wait_for_all_async()
     }
 
-    /// Returns a snapshot of the pending operations, what each waits for, which operations hold each variable, and
-    /// which threads are waiting. The call does not interrupt the engine and may be made at any time on any thread,
-    /// even inside an operation: it takes no lock that an operation's code could hold. A dump shows where operations
-    /// run and how old they are only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// Returns a snapshot of the engine: which operations are pending, what each waits for, which operations hold each
+    /// variable, and which threads are waiting. The call does not interrupt the engine and may be made at any time on
+    /// any thread, even inside an operation: it takes no lock that an operation's code could hold. A dump shows where
+    /// operations run and how old they are only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
     /// A function that waits for an operation may run it on its own stack. The dump then shows both operations as
@@ -729,7 +729,7 @@ impl Engine {
     ///
     /// A thread has ended once its thread-local destructors have run. A shutdown with a `timeout` starts another thread
     /// to wait for these destructors. If that thread cannot be started, a shutdown on systems other than Linux does not
-    /// wait for them.
+    /// wait for the destructors.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -795,14 +795,14 @@ impl Engine {
     /// workers run what it may be waiting for. All other operations stay pending. Pushes are accepted unless a
     /// [limit](crate::EngineBuilder::max_pending) leaves no room. The pushed operations stay pending too, except for
     /// ready deletions and ready [eager](crate::OpBuilder::eager) operations, which run on the pushing thread. A wait
-    /// for a pending operation returns only after a start or at its time limit.
+    /// for a pending operation returns only once the engine has been started again, or at the wait's time limit.
     ///
     /// Devices complete all issued work, and the call waits for it too. Nothing more is issued. The streams stay open,
-    /// so objects that the program has bound to them remain valid. A stopped engine runs no wakers, so futures of such
-    /// work and waits for its groups may be notified only after a start.
+    /// so objects that the program has bound to them remain valid. A stopped engine runs no wakers, so futures that
+    /// await such work, and waits for its groups, may be notified only after a start.
     ///
-    /// If a function is still running or a device still working when `timeout` expires, the call returns an error and
-    /// the engine keeps running.
+    /// If a function is still running or a device is still working when `timeout` expires, the call returns an error
+    /// and the engine keeps running.
     ///
     /// A [`Naive`](EngineKind::Naive) engine has no threads, so its operations run inside their pushes as usual. A
     /// shutdown starts a stopped engine again, as does dropping its last handle. Several threads may stop and start an
@@ -822,7 +822,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`ShutdownError::TimedOut`] if a function is still running or a device still working,
+    /// Returns [`ShutdownError::TimedOut`] if a function is still running or a device is still working,
     /// [`ShutdownError::ThreadsLeft`] if the engine is stopped but threads have not ended yet,
     /// [`ShutdownError::InsideOperation`] in the same cases as [`shutdown`](Self::shutdown), and
     /// [`ShutdownError::Forked`] in a forked child.
@@ -833,8 +833,8 @@ impl Engine {
     /// Starts the threads of a [stopped](Self::stop) engine. On any other engine, does nothing.
     ///
     /// # Errors
-    /// Returns [`BuildError::Thread`] if a thread could not be started. Workers that have threads run; another call
-    /// retries for the rest.
+    /// Returns [`BuildError::Thread`] if a thread could not be started. The workers that have threads run; another call
+    /// tries to start the remaining threads.
     pub fn start(&self) -> Result<(), BuildError> {
         self.core.start()
     }

@@ -22,7 +22,7 @@ use crate::{
 
 /// A value that is associated with a [`Token`] and can check whether the code using it has declared that token.
 ///
-/// The engine does not know what a token stands for, so it cannot check that operations use only what they have
+/// The engine does not know what a token represents, so it cannot check that operations use only what they have
 /// declared. A guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
 /// return an error unless the caller is part of an operation that has declared the token. The error names the caller's
 /// operation and the last one that used the value. In every build, both return an error if a conflicting use is in

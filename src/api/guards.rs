@@ -31,11 +31,11 @@ use crate::engine::held::Share;
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct ReadGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation from completing, and thus the value valid.
+    /// Keeps the operation from completing, and so keeps the value valid.
     _share: Share,
 }
 
-// SAFETY: the guard is a `&T`, which the operation keeps valid, and a share, which is `Send`.
+// SAFETY: the guard consists of a `&T`, which the operation keeps valid, and a share, which is `Send`.
 unsafe impl<T: Sync> Send for ReadGuard<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T: Sync> Sync for ReadGuard<T> {}
@@ -75,9 +75,9 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, no other operation uses the
 /// variable.
 ///
-/// An operation is complete only when all of its guards have been dropped; see [`ReadGuard`]. Its completion counts as
-/// a mutation of each variable that it mutates, even if the value was not changed. If a panic drops a guard, these
-/// variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
+/// An operation is complete only when all of its guards have been dropped; see [`ReadGuard`]. The operation's
+/// completion counts as a mutation of each variable that it mutates, even if the value was not changed. If a panic
+/// drops a guard, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -122,16 +122,16 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
 #[must_use = "the variable is released when the guard is dropped"]
 pub struct WriteGuard<T> {
     value: NonNull<T>,
-    /// Keeps the operation from completing, and thus the value valid.
+    /// Keeps the operation from completing, and so keeps the value valid.
     _share: Share,
     /// Makes the guard invariant in `T`: a guard for a `&'static U` must not coerce to a guard for a `&'short U`,
     /// through which a short-lived reference could be stored.
     _invariant: PhantomData<fn(T) -> T>,
 }
 
-// SAFETY: the guard is a `&mut T`, which the operation keeps valid, and a share, which is `Send`.
+// SAFETY: the guard consists of a `&mut T`, which the operation keeps valid, and a share, which is `Send`.
 unsafe impl<T: Send> Send for WriteGuard<T> {}
-// SAFETY: as for `Send`; a shared guard is a `&T`.
+// SAFETY: as for `Send`; a shared guard acts as a `&T`.
 unsafe impl<T: Sync> Sync for WriteGuard<T> {}
 
 impl<T> WriteGuard<T> {

@@ -123,7 +123,7 @@ impl<R> OpHandle<R> {
 impl<R> OpHandle<R> {
     /// Drops the handle. Any failure that the handle would have returned counts as reported, so
     /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and any
-    /// variables that it fails stay failed.
+    /// variables that fail because of it stay failed.
     ///
     /// If the handle is dropped without this call, `wait_for_all` returns the failure.
     ///
@@ -217,7 +217,8 @@ impl<R> OpHandle<R> {
     }
 }
 
-/// Returns whether the result is set. If not, first runs the calling thread's deferred work, which may set it.
+/// Returns whether the result is set. If it is not, runs the calling thread's deferred work, which may set it, and
+/// checks again.
 pub(super) fn is_done<R, T: ?Sized>(waiter: &Waiter<R, T>) -> bool {
     let is_done = || waiter.oneshot().is_done();
     is_done() || {

@@ -373,7 +373,7 @@ impl<'e> OpBuilder<'e> {
     /// # let engine = raddle::Engine::builder().workers(1).build()?;
     /// use std::panic::Location;
     ///
-    /// /// Work that a client requests, and that is pushed later.
+    /// /// Work requested by a client and pushed later.
     /// struct Request {
     ///     from: &'static Location<'static>,
     /// }
@@ -400,28 +400,28 @@ impl<'e> OpBuilder<'e> {
     /// complete when its function has returned and all its children, including their own children, are complete. No
     /// function needs to wait for them. Until then, the operation holds its variables.
     ///
-    /// If the operation has a [`Completion`], it must also have been used. If the operation is a future, the future
-    /// must have ended and its guards must have been dropped; it pushes children through
+    /// If the operation has a [`Completion`], the completion must also have been used. If the operation is a future,
+    /// the future must have ended and its guards must have been dropped; it pushes children through
     /// [`FutureContext::child`](crate::FutureContext::child). Each run of an [`Operator`] may have children.
     ///
     /// Children may name variables that their parent holds: they may mutate what it mutates and read what it reads or
     /// mutates. They may also name [their own variables](OpContext::child_var), which end with the parent. They take
-    /// the parent's place in the order, so no other operation comes between them, and are ordered among themselves like
-    /// any other operations. They start after the parent's function has returned or, if the parent is a future, after
-    /// the future has ended and its guards have been dropped. A function or future must therefore not wait for its
-    /// children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be
-    /// used before or after the children run.
+    /// the parent's place in the order, so no unrelated operation comes between them. Among themselves, they are
+    /// ordered like any other operations. They start after the parent's function has returned or, if the parent is a
+    /// future, after the future has ended and its guards have been dropped. A function or future must therefore not
+    /// wait for its children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A
+    /// completion may be used before or after the children run.
     ///
     /// If the function fails, the variables that the parent mutates fail for its children too, and children that name
-    /// one are skipped. If a child fails and no later child clears the failure, the parent fails with it; if there are
-    /// several such failures, the parent fails with that of the child pushed first. The version of each variable that
-    /// the parent mutates increases by one, however many children mutate it. Children inherit their parent's priority,
-    /// deadline and group, but may set their own priority or deadline; children of a [clean-up](Self::cleanup) are
-    /// clean-ups. Cancelling the group cancels children that have not started; cancelling the parent through its handle
-    /// does not, once the parent has started.
+    /// one of them are skipped. If a child fails and no later child clears the failure, the parent fails with it; if
+    /// there are several such failures, the parent fails with that of the child pushed first. The version of each
+    /// variable that the parent mutates increases by one, however many children mutate it. Children inherit their
+    /// parent's priority, deadline and group, but may set their own priority or deadline; children of a
+    /// [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started; cancelling
+    /// the parent through its handle does not, once the parent has started.
     ///
     /// Pushing a child costs time and memory for each family that contains it, so families should not be nested
-    /// hundreds deep.
+    /// hundreds of levels deep.
     ///
     /// Only CPU operations can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be any
     /// kind of operation except an operator, and may run on a device.
@@ -536,7 +536,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Declares variables that the operation reads: [`Token`]s or [`Var`]s, by reference. Each call takes variables of
-    /// one type. For several types, call it repeatedly or name the variables' [tokens](Var::token).
+    /// one type. For several types, call this method repeatedly or pass the variables' [tokens](Var::token).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -569,8 +569,8 @@ impl<'e> OpBuilder<'e> {
         self.declare(variables, Mode::Write)
     }
 
-    /// Declares variables that the operation mutates regardless of their state: their failure does not cause it to be
-    /// skipped, and its success clears their errors.
+    /// Declares variables that the operation mutates regardless of their state: the operation is not skipped if they
+    /// have failed, and clears their errors if it succeeds.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -602,8 +602,8 @@ impl<'e> OpBuilder<'e> {
     /// [`try_push`](Self::try_push) or [`submit`](Self::submit).
     ///
     /// The function receives what `accesses` declares: references to values, and the operation's context for
-    /// [`cx()`](crate::cx). `()` declares nothing, for operations over only untyped variables. The function may outlive
-    /// the pushing code, so it cannot assign to that code's local variables; to get a value back, use
+    /// [`cx()`](crate::cx). `()` declares nothing and suits operations whose variables are all untyped. The function
+    /// may outlive the pushing code, so it cannot assign to that code's local variables; to get a value back, use
     /// [`submit`](Self::submit).
     ///
     /// ```
@@ -909,8 +909,8 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
-    /// Pushes a copy of a whole buffer into the memory of the operation's device. Unless a [property](Self::property)
-    /// is set, the copy uses the lane for copies to the device. If the lengths differ, the operation fails.
+    /// Pushes an operation that copies a whole buffer into its device's memory. Unless a [property](Self::property) is
+    /// set, the copy uses the lane for copies to the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
@@ -926,8 +926,8 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy of a whole buffer from the memory of the operation's device. Unless a [property](Self::property)
-    /// is set, the copy uses the lane for copies from the device. If the lengths differ, the operation fails.
+    /// Pushes an operation that copies a whole buffer from its device's memory. Unless a [property](Self::property) is
+    /// set, the copy uses the lane for copies from the device. If the lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
@@ -943,9 +943,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes a copy of a whole buffer from one device's memory to another's. The operation's device performs the copy.
-    /// Unless a [property](Self::property) is set, the copy uses the lane for copies to the device. If the lengths
-    /// differ, the operation fails.
+    /// Pushes an operation that copies a whole buffer from one device's memory to another's. The operation's device
+    /// performs the copy. Unless a [property](Self::property) is set, the copy uses the lane for copies to the device.
+    /// If the lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
@@ -1051,13 +1051,13 @@ impl<'e> OpBuilder<'e> {
     /// The operation is complete when the future has ended and all guards have been dropped. The future may pass guards
     /// on, for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push
     /// even while the engine drains, and must not wait for the operation's variables. A future that blocks hands over
-    /// its worker like other functions; a future that awaits does not need to.
+    /// its worker, as a blocking function does; a future that awaits need not.
     ///
     /// If the future panics, the variables that the operation mutates fail. They also fail, with [`Cause::LostFuture`],
     /// if all the future's wakers are dropped, since nothing can wake it again. If the operation is cancelled through
     /// its handle or group after it has started, the next poll drops the future, and the operation fails.
     ///
-    /// A [`Naive`](crate::EngineKind::Naive) engine polls inside the push, and later inside each wake.
+    /// A [`Naive`](crate::EngineKind::Naive) engine polls the future inside the push and, later, inside each wake.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -158,13 +158,13 @@ impl<'a> OpContext<'a> {
 /// Variables for children.
 impl OpContext<'_> {
     /// Creates a variable for the children of this operation, which must have been pushed
-    /// [`with_children`](crate::OpBuilder::with_children). Only these children can name the variable and, if a child
-    /// does, so can its own children.
+    /// [`with_children`](crate::OpBuilder::with_children). Only these children can name the variable, along with the
+    /// children of any child that names it.
     ///
     /// The value is dropped after the last child that names the variable, and before a wait for the operation returns,
     /// even if the program still has handles to the variable. If a child that mutates the variable fails, so does the
-    /// operation, unless a later child [overwrites](Var::overwrite) it. If the operation's function fails, the variable
-    /// fails too.
+    /// operation, unless a later child [overwrites](Var::overwrite) the variable. If the operation's function fails,
+    /// the variable fails too.
     ///
     /// All other uses of the variable, such as waiting for it, return [`PushError::FamilyVariable`].
     ///

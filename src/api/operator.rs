@@ -89,7 +89,7 @@ impl Drop for Owner {
         }
         let remains = Remains(self.inner);
         let Some(&entry) = self.get().entries.first() else {
-            // Runs without variables count as owners, so none is left.
+            // Runs without variables count as owners, so no run is left.
             return drop(remains);
         };
         let spec = Spec::internal("delete_operator", i32::MAX, flag::NO_SKIP | flag::SILENT).passing_closed();
@@ -223,7 +223,7 @@ impl Operator {
         self.push_with_priority(self.inner().spec.priority)
     }
 
-    /// Pushes a run of the operator with this priority instead of the operator's own. It has no effect on
+    /// Pushes a run of the operator with this priority instead of the operator's own. The priority has no effect on
     /// [clean-ups](crate::OpBuilder::cleanup) or on operators whose property determines the priority.
     ///
     /// ```
@@ -289,8 +289,8 @@ impl Operator {
         Ok(Admitted(self))
     }
 
-    /// Returns a future that resolves to an [`Admitted`] when there is room for a run. A push through this is not held
-    /// back. See [`OpBuilder::when_room`](crate::OpBuilder::when_room).
+    /// Returns a future that resolves to an [`Admitted`] when there is room for a run. A push through the `Admitted` is
+    /// not held back. See [`OpBuilder::when_room`](crate::OpBuilder::when_room).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -32,8 +32,8 @@ impl Engine {
     ///
     /// `f` runs on the calling thread. When `f` has returned or panicked, the call waits for the scope's operations,
     /// including those that they push to the scope in turn. It then drops the values of the scope's variables. A worker
-    /// that waits at the end of a scope runs the scope's ready operations that no other worker has taken. Another
-    /// thread then takes over the worker.
+    /// that waits at the end of a scope runs the scope's ready operations that no other worker has taken. If the wait
+    /// is not over then, another thread takes over the worker.
     ///
     /// Scopes may be nested: any operation can open a scope, even an operation in another scope.
     ///

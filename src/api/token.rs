@@ -157,8 +157,8 @@ impl Token {
         self.cell().name().map(Name::as_str)
     }
 
-    /// Returns a future that waits for every mutation of the variable pushed before this call. This is
-    /// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async) without a handle to the engine.
+    /// Returns a future that waits for every mutation of the variable pushed before this call. Like
+    /// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async), but needs no handle to the engine.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -176,8 +176,8 @@ impl Token {
     }
 
     /// Returns the number of successful mutations of the variable. Skipped, failed and cancelled mutations do not
-    /// count. The count may increase at any time due to other threads. The writes of all counted mutations are visible
-    /// to the caller.
+    /// count. Other threads may increase the count at any time. The writes of all counted mutations are visible to the
+    /// caller.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -12,7 +12,7 @@ pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
 
-/// Notes, in a child process forked by a kernel, that no kernel is running on this thread: the kernel belongs to the
+/// Records, in a child process forked by a kernel, that no kernel is running on this thread: the kernel belongs to the
 /// parent.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_kernel() {

@@ -18,8 +18,8 @@
 //! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before the mark are done and their writes are visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
 //! | `events` | an event from the device's list | the state of each event, oldest first (`cuEventQuery`) |
 //!
-//! A failed device no longer writes counters, and the host, which only reads a word, does not notice the failure. A
-//! later call to the driver reports it, at the latest that in [`Stream::probe`].
+//! A failed device no longer writes counters, and the host, which only reads a word, does not detect the failure. A
+//! later call to the driver reports it, at the latest the call in [`Stream::probe`].
 //!
 //! # Edges
 //!
@@ -29,7 +29,7 @@
 //!
 //! # Progress
 //!
-//! A call on a stream puts a command into a queue of the driver. It waits for the device only if this queue, which
+//! A call on a stream puts a command into one of the driver's queues. It waits for the device only if this queue, which
 //! holds about a thousand commands, is full. A lane limits how many operations it has in flight on a stream. Memory is
 //! allocated when the pool has no suitable block, and freed when the device is full or its last handle is dropped;
 //! either may make the driver wait for the whole device.
@@ -40,9 +40,10 @@
 //! may invalidate the capture. This module makes calls known to be of this kind in the thread's relaxed mode
 //! (`Relaxed`).
 //!
-//! A function must end every capture on the stream of its lane before it returns. An open capture is found as follows:
+//! A function must end every capture on the stream of its lane before it returns. An open capture is detected as
+//! follows:
 //!
-//! | found by | when | consequence |
+//! | detected by | when | consequence |
 //! |---|---|---|
 //! | the check after a function | the function has failed, or this is a build with debug assertions; always after `include` | the capture is ended, and its graph is not used; the operation fails |
 //! | the same check, if earlier functions were not checked | as in the first row | the same, and the device is given up, since those functions' work may be in the graph |
@@ -127,7 +128,7 @@ const FUNCTIONS: [&str; 34] = [
 /// The function needed only for counters.
 const WRITE_VALUE: &str = "cuStreamWriteValue64_v2";
 
-/// The handle `CU_STREAM_PER_THREAD`, which stands for a different stream on each thread that uses it.
+/// The handle `CU_STREAM_PER_THREAD`, which denotes a different stream on each thread that uses it.
 const PER_THREAD: usize = 2;
 
 /// Returns whether the driver's library has a function. The library must be loaded.
@@ -414,7 +415,7 @@ impl CudaGpu {
         &self.0.context
     }
 
-    /// Wraps one of the program's own streams. The engine puts no marks on it: events order its work.
+    /// Wraps one of the program's own streams. The engine makes no marks on it; events order its work.
     pub(crate) fn import(&self, stream: Arc<CudaStream>) -> Result<Box<dyn Stream>, DeviceError> {
         self.0.sound()?;
         if stream.context().cu_ctx() != self.0.context.cu_ctx() {
@@ -454,7 +455,7 @@ impl Shared {
         MemoryOwner::Cuda(self.home_context())
     }
 
-    /// Converts `result`, returned by `function`, to a `Result`. Remembers a loss.
+    /// Converts `result`, returned by `function`, to a `Result`. Records a loss.
     fn check(&self, function: &str, result: CUresult) -> Result<(), DeviceError> {
         check(function, result).inspect_err(|error| {
             if error.is_lost() {
@@ -537,7 +538,7 @@ impl Shared {
             }
             MemoryKind::Pinned => {
                 let mut at: *mut c_void = ptr::null_mut();
-                // Not write-combined: the host reads the memory as well. Portable: any device copies to and from it
+                // Not write-combined: the host also reads the memory. Portable: any device copies to and from it
                 // directly.
                 let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
                 // SAFETY: the context is current, and the pointer is to a local variable of the type that the driver
@@ -622,8 +623,8 @@ impl Shared {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// If the machine supports it, lets copies between this device and `peer`, another device's context, bypass host
-    /// memory. This device's context must be current.
+    /// If the machine supports this, allows copies between this device and `peer`, another device's context, to bypass
+    /// host memory. This device's context must be current.
     ///
     /// If a new context has the address of an old one, it is mistaken for the old one, and copies from or to its memory
     /// may take longer.
@@ -910,7 +911,7 @@ impl LaneStream {
     /// Records an event from the list, or a new one.
     fn record_raw(&self, gpu: &Shared) -> Result<RawEvent, DeviceError> {
         let event = gpu.event()?;
-        // SAFETY: the event and the stream are of this context, and alive.
+        // SAFETY: the event and the stream belong to this context and are alive.
         let recorded = gpu.check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, self.stream.cu_stream()) });
         if recorded.is_err() {
             lock(&gpu.events).push(event);

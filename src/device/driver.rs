@@ -127,8 +127,8 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     fn abandon(&self, error: &DeviceError);
 }
 
-/// When the engine checks for a capture left open by a function: when the function ends, or later. The check may cost a
-/// call to the driver.
+/// The time at which the engine checks for a capture left open by a function: when the function ends, or later. The
+/// check may cost a call to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureCheck {
     Now,
@@ -186,8 +186,8 @@ pub(crate) trait Stream: Send {
     ///    order with this one.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Notes the end of a program function that may have used the stream. If the function left the stream capturing and
-    /// `check` is [`CaptureCheck::Now`], ends the capture without executing the captured work.
+    /// Records the end of a program function that may have used the stream. If the function left the stream capturing
+    /// and `check` is [`CaptureCheck::Now`], ends the capture without executing the captured work.
     ///
     /// # Errors
     /// The function left a failure for the next caller, or the capture cannot be ended.

@@ -28,8 +28,8 @@ pub(crate) struct Gpus<T> {
     lanes: Box<[GpuLane<T>]>,
     /// Whether the lanes' threads are pinned to the cores near their devices.
     pub(crate) pins: bool,
-    /// The number of lanes of each GPU. In the naive engine it is 1: no lanes exist, but each GPU takes up the number
-    /// of one.
+    /// The number of lanes of each GPU. In the naive engine, it is 1: there are no lanes, but each GPU takes up one
+    /// lane number.
     pub(crate) lanes_each: usize,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct GpuLane<T> {
     pub(crate) started: AtomicBool,
     /// The lane's worker, until the first push to the lane takes it.
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
-    /// While the worker is laid aside: the lane's stream, and the operations to be issued next.
+    /// The lane's stream and the operations to be issued next, while the worker is laid aside.
     pub(crate) kept: Mutex<Option<(GpuStream, VecDeque<OpRef<T>>)>>,
 }
 
@@ -94,7 +94,7 @@ impl<T> Gpus<T> {
         Self { gpus, lanes, pins, lanes_each: roles.len().max(1) }
     }
 
-    /// Returns the GPU that `device` names.
+    /// Returns the GPU identified by `device`.
     pub(crate) fn gpu(&self, device: Device) -> Option<&Gpu> {
         match device {
             Device::Cpu => None,
@@ -154,7 +154,7 @@ impl<T> Gpus<T> {
         self.lanes.iter().for_each(|lane| lane.lane.resume());
     }
 
-    /// Makes the threads of all lanes end. No operation may be pending.
+    /// Ends the threads of all lanes. No operation may be pending.
     pub(crate) fn end(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end());
     }
@@ -166,7 +166,7 @@ impl<T> Gpus<T> {
 }
 
 impl Gpu {
-    /// Notes that the GPU is lost, and returns the error for all later operations.
+    /// Records that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
         // The device is given up before `lost` is set, since a thread that sees the loss may free memory. Every caller
         // gives it up, since the caller may have issued commands after another thread gave it up.
@@ -184,7 +184,7 @@ impl Gpu {
         idle.map(|stream| self.adopt(stream)).unwrap_or_else(|| self.open(StreamRole::All, device))
     }
 
-    /// Opens a stream. If that fails, the GPU is lost, and the stream is a dead one.
+    /// Opens a stream. If that fails, the GPU is lost and the returned stream is dead.
     pub(crate) fn open(&self, role: StreamRole, device: Device) -> GpuStream {
         match self.driver.open(role) {
             Ok(stream) => GpuStream::new(stream, device),

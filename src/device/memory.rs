@@ -105,7 +105,8 @@ impl<T> DeviceVec<T> {
         matches!(address.owner, MemoryOwner::Cuda(_)).then(|| address.ptr() as cudarc::driver::sys::CUdeviceptr)
     }
 
-    /// Returns whether the values are in the memory of `owner`. A vector without bytes counts as being in every memory.
+    /// Returns whether the values are in the memory of `owner`. A vector of zero bytes is considered to be in every
+    /// memory.
     pub(super) fn is_at(&self, owner: MemoryOwner) -> bool {
         self.memory.block.bytes == 0 || self.address().owner == owner
     }
@@ -118,7 +119,7 @@ impl<T> fmt::Debug for DeviceVec<T> {
 }
 
 /// A fixed number of values in page-locked host memory, which a device copies to and from directly while the host does
-/// something else.
+/// other work.
 ///
 /// It derefs to a slice. Like a [`DeviceVec`], it exists only as a variable's value. So no reference to the values
 /// exists while a copy writes them, and no mutable reference while a copy reads them. A new vector is filled with

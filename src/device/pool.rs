@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(size_for(usize::MAX), None);
     }
 
-    /// The numbers are those of a device with 141 GB.
+    /// Uses the figures of a device with 141 GB.
     #[test]
     fn one_block_can_take_most_of_a_device() {
         const GIB: usize = 1 << 30;

@@ -167,9 +167,9 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Makes the device pick its next command at random from those possible, starting from this seed, and leave some
-    /// for later polls. By default, the command that can start or end earliest comes first; among equally early
-    /// commands, urgent commands come first, then those issued earlier.
+    /// Makes the device pick each command at random from the possible ones, using this seed, and leave some for later
+    /// polls. By default, the command that can start or end earliest comes first; among equally early commands, urgent
+    /// commands come first, then those issued earlier.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);

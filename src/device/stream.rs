@@ -108,9 +108,9 @@ impl GpuStream {
     ///
     /// Besides the operation's variables, work issued on the stream may use only what outlives the work; this is why
     /// cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module when its
-    /// last `CudaFunction` or `CudaModule` is dropped, and what the operation's function owns is dropped before the
-    /// device is done. So a program must keep its modules outside such functions, for instance as values of variables
-    /// that the operation reads.
+    /// last `CudaFunction` or `CudaModule` is dropped, and whatever the operation's function owns is dropped before the
+    /// device has finished. So a program must keep its modules outside such functions, for instance as values of
+    /// variables that the operation reads.
     ///
     /// A function that captures a graph on the stream must end the capture on every exit path, panics included. If it
     /// does not, the operation fails in builds with debug assertions; in other builds the operation fails or the device
@@ -221,7 +221,8 @@ impl GpuStream {
         left.map(|()| result)
     }
 
-    /// Notes the end of a function that was given the stream. Returns the failure left behind by the function, if any.
+    /// Records the end of a function that was given the stream. Returns the failure that the function left behind, if
+    /// any.
     pub(crate) fn function_ended(&mut self, end: FunctionEnd) -> Result<(), DeviceError> {
         let check = match end {
             FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
@@ -270,7 +271,7 @@ impl GpuStream {
     /// Copies values of type `T`. `from` and `to` are addresses with lengths.
     ///
     /// # Safety
-    /// 1. `from` and `to` have as many values as their lengths say, and both belong to variables declared by the
+    /// 1. `from` and `to` contain as many values as their lengths state, and both belong to variables declared by the
     ///    running operation, which may read `from` and mutate `to`.
     unsafe fn copy<T>(&mut self, from: (Address, usize), to: (Address, usize)) -> Result<(), DeviceError> {
         let ((from, length), (to, room)) = (from, to);

@@ -3,7 +3,7 @@
 //! A device operation releases its variables when it is *issued*, before the device has completed it. Dependent
 //! operations of the same device can then be issued, since events order the streams. If their functions may use values
 //! in host memory, however, they must wait until the device operation is *complete*, like all other dependent
-//! operations. So each lane numbers the operations it issues, each variable notes the numbers of the operations that
+//! operations. So each lane numbers the operations it issues, each variable records the numbers of the operations that
 //! use it (in its [`DeviceUses`]), and the lane publishes the number of its last complete operation (in its
 //! [`Timeline`]).
 //!
@@ -18,7 +18,7 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `passed` | store in [`Timeline::complete`] | load in [`Timeline::is_complete`] | what the device wrote, and what the lane noted about the operations: versions and failures |
+//! | `passed` | store in [`Timeline::complete`] | load in [`Timeline::is_complete`] | what the device wrote, and what the lane recorded about the operations: versions and failures |
 //!
 //! `DeviceUses` need no edge of their own. The lane writes them before the operation releases the variable, and the
 //! variable's queue hands them over.
@@ -45,7 +45,7 @@ pub const LANES_PER_GPU: usize = 4;
 /// A point in one GPU's work: for each lane, the number of the last operation before the point.
 pub type Clock = [u64; LANES_PER_GPU];
 
-/// For each lane, the numbers of the last operations that read and mutate a variable.
+/// For each lane, the numbers of the last operations to read and to mutate a variable.
 #[derive(Debug)]
 pub struct DeviceUses(Box<[LaneUses]>);
 
@@ -61,7 +61,7 @@ impl DeviceUses {
         Self((0..lanes).map(|_| LaneUses::default()).collect())
     }
 
-    /// Notes that `lane` issues its operation number `seq`, which accesses the variable in `mode`.
+    /// Records that `lane` issues its operation number `seq`, which accesses the variable in `mode`.
     pub fn note(&self, lane: usize, seq: u64, mode: Mode) {
         let uses = &self.0[lane];
         // Relaxed: the number is released with the variable. Only this lane stores here, so the number never decreases.
@@ -138,7 +138,7 @@ impl Timeline {
         lock(&self.recorded).push_back(recorded);
     }
 
-    /// Notes that another stream waits for a recorded point.
+    /// Records that another stream waits for a recorded point.
     pub fn ask(&self) {
         // Relaxed: a hint.
         self.asked.store(true, Relaxed);

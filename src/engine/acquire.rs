@@ -7,11 +7,12 @@
 //!    thread. The operation holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
-//! If the operation is skipped instead, the oneshot is set to the failure. If the waiting thread has given up, the
-//! operation stays in the queues until its turn comes. Its job, by then the last owner of the oneshot, drops the
-//! oneshot and the [`Acquired`] in it, so no variable is held forever.
+//! If the operation is skipped instead, the oneshot receives the failure. If the waiting thread gives up, the operation
+//! stays in the queues until its turn comes. Its job, by then the last owner of the oneshot, drops the oneshot and the
+//! [`Acquired`] in it, so no variable is held forever.
 //!
-//! The operation is silent: only [`Acquired::mutated`] counts mutations, so an unused [`Acquired`] counts none.
+//! The operation is silent: only [`Acquired::mutated`] counts mutations, so none are counted for an unused
+//! [`Acquired`].
 //!
 //! For a future, a [`GuardsJob`] puts guards into the oneshot instead. The guards hold [shares](super::held) of the
 //! right to end the operation. If the future is dropped before the operation's turn comes, it [cancels](Claim) the
@@ -62,7 +63,7 @@ impl Acquired {
         frame::enter(&self.core, self.right.op(), Holds::AcquiredVariables, |_| f())
     }
 
-    /// Counts a mutation of each variable that the operation mutates.
+    /// Counts one mutation of each variable that the operation mutates.
     pub(crate) fn mutated(&self) {
         for access in self.right.op().accesses().iter().filter(|access| access.mode().is_write()) {
             // SAFETY: the operation holds the variable for writing until `self` is dropped.
@@ -75,7 +76,7 @@ impl Drop for Acquired {
     fn drop(&mut self) {
         // SAFETY: only this drop takes the field, and it runs once.
         let right = unsafe { ManuallyDrop::take(&mut self.right) };
-        // In a forked child the operation belongs to the parent process.
+        // In a forked child, the operation belongs to the parent process.
         if !self.core.is_forked() {
             self.core.resolve(right, Ok(()));
         } else {
@@ -121,7 +122,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
         let oneshot = Oneshot::new();
-        // Like a wait, this operation takes no time on the thread that finds it ready and needs no worker.
+        // Like a wait, this operation needs no worker and takes no time on the thread that finds it ready.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
         // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { entry.cell.as_ref() };
@@ -184,8 +185,8 @@ where
         Ok(())
     }
 
-    /// Hands over the guards here rather than in `start`: the wakers must run after the operations that became ready
-    /// have been dispatched.
+    /// Delivers the guards here rather than in `start`, since the wakers must run after the operations that became
+    /// ready have been dispatched.
     fn started(&mut self) -> Cleanup {
         match (self.acquiring.take(), self.granted.take()) {
             (Some(acquiring), Some(granted)) => Cleanup::new(acquiring.set(Ok(granted)), acquiring),
@@ -223,8 +224,8 @@ impl Core {
         }
         let acquiring = Oneshot::with(Claim::default());
         let mut spec = Spec::new(Name::from("acquire"));
-        // The operation takes no time on the thread that makes it ready and needs no worker. Nor is its push held back,
-        // since the call must not block.
+        // The operation needs no worker and takes no time on the thread that makes it ready. Its push is never held
+        // back, since the call must not block.
         spec.flags |= flag::INLINE | flag::ASYNC;
         spec.is_admitted = true;
         let job = GuardsJob { make: Some(make), granted: None, acquiring: Some(Arc::clone(&acquiring)) };

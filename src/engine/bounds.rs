@@ -8,7 +8,7 @@
 //! * `pushing`: each shard is changed by the threads that [`Bounds::pushing`] assigns to it.
 //! * `held`: under its lock, which also hands over the phase of a shutdown. No waker runs under that lock.
 //!
-//! This module has no edges of its own: all fields are hints or protected by a lock.
+//! This module has no edges of its own: each field is either a hint or protected by a lock.
 
 use std::sync::atomic::AtomicBool as AtomicFlag;
 
@@ -24,13 +24,13 @@ use crate::{
     },
 };
 
-/// The number of shards of `pushing`. Not tuned: with more threads, some share a shard.
+/// The number of shards of `pushing`. Not tuned: if there are more threads than shards, some threads share one.
 const SHARDS: usize = 16;
 
 /// The state with which an engine enforces limits.
 #[derive(Default)]
 pub(crate) struct Bounds {
-    /// Whether the engine or one of its groups may have a limit. Also set if the engine shuffles, since shuffling uses
+    /// Whether the engine or one of its groups may have a limit. Also true if the engine shuffles, since shuffling uses
     /// the counts.
     in_use: AtomicBool,
     /// The number of threads that run operations without a worker or complete them from outside.
@@ -46,7 +46,7 @@ pub(crate) struct Bounds {
 /// Whether any engine of the process has ever set `in_use`.
 static ANY: AtomicFlag = AtomicFlag::new(false);
 
-/// Whether any engine of the process has ever set `in_use`. In a program without limits, threads need not be counted.
+/// Whether any engine of the process has ever set `in_use`. If none has, threads need not be counted.
 pub(super) fn any_limits() -> bool {
     // Relaxed: a limit may be seen late.
     ANY.load(Relaxed)

@@ -74,7 +74,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Notes that the operation at `op` enters a queue of `lane`.
+    /// Records that the operation at `op` is entering a queue of `lane`.
     pub fn publish(&self, op: NonNull<()>, lane: u8) {
         // Relaxed: published with the pointer.
         self.lane.store(lane, Relaxed);
@@ -82,7 +82,7 @@ impl Place {
         self.op.store(op.as_ptr(), Release);
     }
 
-    /// Notes the operation's task.
+    /// Records the operation's task.
     pub(super) fn set_task(&self, task: NonNull<()>) {
         // Relaxed: set before the push returns the handle, and passing the handle to another thread orders the store.
         self.task.store(task.as_ptr(), Relaxed);
@@ -94,29 +94,29 @@ impl Place {
         NonNull::new(self.task.load(Relaxed))
     }
 
-    /// Notes that the operation with the task `by` keeps this one from entering a queue.
+    /// Records that the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn hold_back(&self, by: NonNull<()>) {
         // Relaxed: set before the push returns the handle, and passing the handle to another thread orders the store.
         self.held_back_by.store(by.as_ptr(), Relaxed);
     }
 
-    /// Notes that the operation is no longer kept from entering a queue.
+    /// Records that no operation keeps this one from entering a queue any longer.
     pub(super) fn let_go(&self) {
         // Relaxed: see `is_held_back_by`.
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
     }
 
-    /// Returns the pointer to the task of the operation that keeps this one from entering a queue; it is null if there
-    /// is none. The pointer may only be compared.
+    /// Returns the pointer to the task of the operation that keeps this one from entering a queue, or null if there is
+    /// none. The task pointer may only be compared.
     pub(super) fn held_back_by(&self) -> &AtomicPtr<()> {
         &self.held_back_by
     }
 
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
-        // Relaxed: the value is exact inside the work that holds the operation back, and inside operations let go
-        // together with this one, since they enter a queue only after the store. Other threads may read an earlier
-        // value, but do not run inside the operation that it names.
+        // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations
+        // released together with this one, since they enter a queue only after the store. Other threads may read an
+        // earlier value, but do not run inside the operation that it identifies.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
@@ -206,14 +206,14 @@ impl<F: ?Sized> Cancellable<F> {
 }
 
 impl Cancellable<dyn Function> {
-    /// Registers `stop` to be called when the started operation is asked to stop. A request made earlier does not call
-    /// `stop`; only [`Claim::is_stopping`] reports it.
+    /// Registers `stop` to be called when the started operation is asked to stop. An earlier request does not cause
+    /// `stop` to be called; only [`Claim::is_stopping`] reports it.
     pub(super) fn when_stopping(&self, stop: impl FnOnce() + Send + 'static) {
         *lock(&self.stop) = Some(Box::new(stop));
     }
 
     /// Cancels the operation if it has not started: calls `tell` with its failure and then drops the function.
-    /// Otherwise asks the operation to stop. Returns whether this call cancelled the operation.
+    /// Otherwise, asks the operation to stop. Returns whether this call cancelled the operation.
     pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {

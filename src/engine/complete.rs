@@ -29,7 +29,7 @@ impl Outcome {
 }
 
 impl Core {
-    /// Completes a successful operation that reports to no handle or wait and was not run by a GPU.
+    /// Completes a successful operation that was not run by a GPU and reports to neither a handle nor a wait.
     #[inline(always)]
     pub(super) fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
         op.each_access(|access| {
@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// Takes the failures of the variables that an operation overwrites. If the operation then fails, its own failure
-    /// replaces them, and those taken must still be reported.
+    /// replaces them, and the taken failures must still be reported.
     pub(crate) fn take_overwritten(&self, op: &Op<Task>, taken: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);
@@ -162,8 +162,8 @@ impl Core {
     }
 
     /// Runs [`fail_variables`](Self::fail_variables) for a GPU operation. Operations behind it may already hold its
-    /// variables. Returns the failure used: `failure`, unless it is the loss of a GPU and one of the variables has
-    /// already failed because of a loss; in that case, the earlier failure.
+    /// variables. Returns the failure used. It is `failure`, unless that is the loss of a GPU and one of the variables
+    /// has already failed because of a loss, in which case it is the earlier failure.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.fault_lock.with(|| {
             // SAFETY: this runs under the fault lock.
@@ -175,14 +175,15 @@ impl Core {
         })
     }
 
-    /// Fails an operation that was in flight on a GPU lost because of `error`, and returns the failure.
+    /// Fails an operation that was in flight on a GPU when the GPU was lost because of `error`, and returns the
+    /// failure.
     pub(crate) fn lose_on_device(&self, op: &Op<Task>, error: &DeviceError) -> OpError {
         self.fail_on_device(op, op.task().failed_by(Cause::Device(error.clone())))
     }
 
     /// Fails the variables that an operation mutates, except those that have already failed.
     fn fail_variables(&self, op: &Op<Task>, failure: &OpError) {
-        // The failure is recorded before another thread can see it on a variable.
+        // The failure must be recorded before another thread can see it on a variable.
         failure.record(&self.failures);
         for access in op.accesses().iter().filter(|access| access.mode().is_write()) {
             let cell = VarCell::of(access);

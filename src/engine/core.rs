@@ -1,8 +1,8 @@
-//! The engine behind its handles. The other modules of this folder implement its pushes, runs, waits and shutdowns.
+//! The engine to which handles refer. The other modules in this folder implement its pushes, runs, waits and shutdowns.
 //!
 //! # States
 //!
-//! The [phase] of an engine only rises. A shutdown raises it from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or
+//! An engine's [phase] never falls. A shutdown raises it from `OPEN`, `OBSERVED` or `BOUNDED` through `DRAINING` or
 //! `CANCELLING`, or both, to `CLOSED`. In a forked child, an engine moves from any phase to `FORKED`.
 //!
 //! # Who may touch what
@@ -49,7 +49,7 @@ pub(super) mod phase {
     pub(crate) const DRAINING: u8 = 3;
     /// Only the engine itself may push. Operations that have not started are cancelled, except clean-ups.
     pub(crate) const CANCELLING: u8 = 4;
-    /// Only the engine itself may push. Nothing was pending at the end of the previous phase, so the threads may end.
+    /// Only the engine itself may push. No operation was pending at the end of the previous phase, so threads may exit.
     pub(crate) const CLOSED: u8 = 5;
     /// The engine belongs to the parent of this forked process. Every call returns before taking a lock.
     pub(crate) const FORKED: u8 = 6;
@@ -81,11 +81,11 @@ pub(crate) struct Core {
     pub(super) serve_lane: ServeLane,
     /// The state for limits on pending operations.
     pub(super) bounds: Bounds,
-    /// Held while a thread reads or changes the failure of a variable that several streams may be using.
+    /// Held by a thread while it reads or changes the failure of a variable that several streams may be using.
     pub(super) fault_lock: FaultLock,
     /// The engine's recorder and observers, if any.
     pub(super) recording: Option<Box<Recording>>,
-    /// Where ready operations wait to be drawn, if the engine shuffles them.
+    /// The shuffler that draws ready operations, if the engine shuffles them.
     pub(super) shuffler: Option<Arc<Shuffler<Task>>>,
     /// The placement of each worker of the first lane.
     pub(crate) placements: OnceLock<Box<[Placement]>>,
@@ -143,7 +143,7 @@ impl Core {
             core.limit(limit);
         }
         if core.shuffler.is_some() {
-            // Shuffling needs to know when nothing runs, which the counts for limits show.
+            // Shuffling uses the counts for limits to detect that nothing is running.
             core.bounds.begin_use();
         }
         core
@@ -209,7 +209,7 @@ impl Core {
 
     /// Returns a number for a new variable.
     pub(crate) fn next_id(&self) -> u64 {
-        // Relaxed: the numbers need only be distinct and rise within a thread.
+        // Relaxed: the numbers need only be distinct, and increasing within each thread.
         self.next_id.fetch_add(1, Relaxed)
     }
 }

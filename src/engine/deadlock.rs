@@ -1,7 +1,7 @@
 //! Waits that would never return: an operation waits, directly or through others, for one queued behind it.
 //!
-//! A thread waiting inside operations is in a list of [waiters](crate::notify::waiters) shared by all engines. From
-//! time to time, the thread walks forward from what it is [inside of](Inside):
+//! A thread waiting inside operations is listed among the [waiters](crate::notify::waiters), which all engines share.
+//! From time to time, the thread walks forward from what it is [inside of](Inside):
 //!
 //! | from | to | because |
 //! |---|---|---|
@@ -11,23 +11,24 @@
 //! | a parent | a waiter for a child that is not in a queue yet | the child enters its queues when the parent's own work has ended |
 //! | a waiter | what its thread is inside of | the thread continues when the wait is over |
 //!
-//! If the walk reaches the thread's own wait, nothing along its path can continue.
+//! If the walk reaches the thread's own wait, nothing along the path can continue.
 //!
 //! Each step of such a cycle lasts at least as long as the step before it: a queued operation cannot start before the
 //! one ahead of it is complete, which in turn cannot complete while its thread waits. So the cycle is real if none of
-//! its waits is over after the walk: in that case, none of the awaited operations was complete during the walk, and
-//! each record still belonged to its operation. A walk may see an unfinished push, so walks are repeated.
+//! its waits is over after the walk: no awaited operation can then have been complete during the walk, and each record
+//! still belonged to its operation. A walk may encounter an unfinished push, so walks are repeated.
 //!
 //! # Who ends a cycle
 //!
 //! | the waiters in the cycle | who ends it | how |
 //! |---|---|---|
 //! | one has a time limit | the walking thread, if the wait with the limit is its own | its wait returns [`WaitError::WouldDeadlock`]; other walks do not follow waits with time limits |
-//! | some can be refused | the one of these that began to wait last | its wait returns `WouldDeadlock` |
+//! | some can be refused | the refusable one that began to wait last | its wait returns `WouldDeadlock` |
 //! | all are at the end of a scope | the one that began to wait last | it abandons operations that cannot start; see [`engine::scope`](crate::engine::scope) |
 //!
-//! A walk finds only one of the cycles through its own wait. One is enough: of all refusable waits in cycles that share
-//! waits, the one that began last is also the last in whichever cycle its walk finds, and so ends that cycle.
+//! A walk finds only one of the cycles through its own wait. One is enough. Among all refusable waits in cycles that
+//! share waits, consider the one that began last: it is also the last in whichever cycle its walk finds, and therefore
+//! ends that cycle.
 //!
 //! # Not followed
 //!
@@ -56,8 +57,8 @@ use crate::{
     tracker::{Ahead, Op, OpRef, walk_blocked},
 };
 
-/// The pause before the first walk. Each later pause is twice as long as the one before, up to `LAST_PAUSE`. Not tuned:
-/// most waits are shorter than the first pause, and a person hardly notices the longest.
+/// The pause before the first walk. Each later pause is twice as long as the previous one, up to `LAST_PAUSE`. Not
+/// tuned: most waits are shorter than the first pause, and a person hardly notices the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
@@ -71,7 +72,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const MAX_VISITED: usize = 100_000;
 
 /// The maximum number of operations visited to determine whether a wait depends on a ready operation. Not tuned:
-/// visiting this many takes a few microseconds, less than handing over a worker takes.
+/// visiting this many takes a few microseconds, less than handing over a worker.
 const MAX_NEAR: usize = 256;
 
 /// The waiters of all engines in this process, since operations of different engines can wait for each other.
@@ -84,7 +85,7 @@ fn waiters() -> &'static Waiters {
 /// The operation awaited by a wait for a single operation.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
-    /// The task of the operation. The pointer identifies the operation until it is complete and is never dereferenced.
+    /// The task of the operation. The pointer identifies the operation until completion and is never dereferenced.
     pub(super) task: NonNull<()>,
     /// The pointer to the task of the operation that keeps this one from entering a queue, if this one has a handle.
     pub(super) held_back_by: Option<&'a AtomicPtr<()>>,
@@ -130,7 +131,7 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 ///    not complete. An operation around another one is completed, and its record reused, only after that one is
 ///    complete.
 unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> {
-    // The depth of the last operation that is or may be complete.
+    // The depth of the last operation that is complete, or may be.
     let mut over = None;
     ops.iter().filter_map(move |&Nested { op, depth }| {
         if over.is_some_and(|over| depth > over) {
@@ -145,7 +146,7 @@ unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> 
     })
 }
 
-/// Removes from `ops` the operations that are or may be complete.
+/// Removes from `ops` the operations that are complete, or may be.
 ///
 /// # Safety
 /// 1. and 2. as for [`incomplete`].
@@ -155,7 +156,7 @@ pub(super) unsafe fn keep_incomplete(ops: &mut Ops) {
     *ops = kept;
 }
 
-/// Returns `op`'s ticket in `pending`, if that is the count of one of its groups.
+/// Returns `op`'s ticket in `pending`, if `pending` is the count of one of its groups.
 ///
 /// # Safety
 /// 1. The operation was pending at some moment since the calling thread was pinned.
@@ -164,12 +165,12 @@ unsafe fn ticket_in_group(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket>
     unsafe { op.joined() }?.ticket_in(pending)
 }
 
-/// Returns `op`'s ticket in `pending`, if that is the count of one of its groups or of its engine.
+/// Returns `op`'s ticket in `pending`, if `pending` is the count of one of its groups or of its engine.
 ///
 /// # Safety
 /// 1. The operation was pending at some moment since the calling thread was pinned.
 pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ticket> {
-    // A pending operation is marked with its engine's address, or with that address plus one.
+    // A pending operation's mark is its engine's address, or that address plus one.
     let engine = op.marked_by().addr() & !1;
     if engine == std::ptr::from_ref(pending).addr().wrapping_sub(offset_of!(Core, pending)) {
         return Some(op.task().ticket);
@@ -276,8 +277,8 @@ impl Walk {
         }
     }
 
-    /// Continues from `op` to the waiters for whose goals `reaches` returns `true`. If one of them may wait for `op`
-    /// alone, `task` identifies `op`.
+    /// Continues from `op` to the waiters whose goals satisfy `reaches`. If one of them may wait for `op` alone, `task`
+    /// identifies `op`.
     fn reach(
         &mut self,
         op: NonNull<Op<Task>>,
@@ -480,8 +481,8 @@ impl Core {
         waiters().during(self.engine(), inside.clone(), Goal::Counted(pending, None), Kind::Closing, is_over, f)
     }
 
-    /// Whether every thread that waits for this engine inside an operation still has to wait. A wait may be over before
-    /// its thread runs again.
+    /// Whether every thread waiting for this engine inside an operation must still wait. A wait may end before its
+    /// thread runs again.
     pub(super) fn all_wait_still(&self) -> bool {
         waiters().all_wait_still(self.engine())
     }

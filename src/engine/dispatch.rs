@@ -51,7 +51,7 @@ impl Core {
         }
     }
 
-    /// Dispatches an operation that may run on this thread, that a waiter may take, or that is recorded.
+    /// Dispatches an operation that may run on this thread, may be taken by a waiter, or is recorded.
     #[inline(never)]
     fn dispatch_specially(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
@@ -92,8 +92,8 @@ impl Core {
     /// Sends a ready operation to its lane on an engine with GPUs, where a CPU operation may depend on commands that a
     /// GPU has yet to complete.
     ///
-    /// A CPU operation enters its lane only once, when all its dependencies are complete. The lane's injector relies on
-    /// this. Later GPU commands for the same variables follow the operation.
+    /// A CPU operation enters its lane only once, when all its dependencies are complete; the lane's injector relies on
+    /// this. Later GPU commands that use the same variables follow the operation.
     #[cold]
     fn schedule_beside_gpus(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -128,7 +128,7 @@ impl Core {
         if !ready.is_empty() && !self.has_workers() {
             return std::mem::take(ready);
         }
-        // Operations for other threads go first, since those that run here may take a long time.
+        // Operations for other threads are scheduled first, since those that run here may take a long time.
         let mut here = ReadyList::default();
         while let Some(op) = ready.pop() {
             if !op.task().has(flag::INLINE | flag::CLAIMS | flag::RECORDED) {
@@ -142,8 +142,8 @@ impl Core {
         here
     }
 
-    /// Whether the engine has workers. The workers do not end while the caller has an operation still counted as
-    /// pending.
+    /// Whether the engine has workers. The workers do not exit while the caller has an operation that is still counted
+    /// as pending.
     #[inline]
     pub(super) fn has_workers(&self) -> bool {
         self.kind != EngineKind::Naive && !self.is_closed()
@@ -180,7 +180,7 @@ impl Core {
             self.observe_ready(&op);
             return self.schedule(op);
         }
-        // If no loop can run the operation later, it is the engine's own and may run here.
+        // If no loop can run the operation later, it is one of the engine's own and may run here.
         if forbidden && ready_loop::has_loop(self) {
             ready_loop::with_loop(self, |ready_loop| ready_loop.push(op));
             return;
@@ -188,8 +188,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside those already running on this thread. If they are nested too deeply, leaves the work
-    /// to this engine's innermost loop instead.
+    /// Starts a ready loop inside those already running on this thread, or leaves the work to this engine's innermost
+    /// loop if they are nested too deeply.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -252,7 +252,7 @@ impl Core {
 
     /// Runs an operation that the calling thread, which has no worker, took from a lane.
     pub(super) fn run_taken(self: &Arc<Self>, op: OpRef<Task>) {
-        // An entry whose operation a waiter has taken is stale.
+        // If a waiter has taken the operation, its entry is stale.
         let op = if op.task().has(flag::CLAIMS) { op.pop_entry() } else { Some(op) };
         if let Some(op) = op {
             self.run_loop(Some(op), &mut ReadyList::default(), &mut iter::empty());
@@ -264,7 +264,7 @@ impl Core {
         let (mut ready, epilogues) = ready_loop::take_deferred(self);
         let mut epilogues = epilogues.into_iter();
         if self.has_workers() {
-            // The caller may hold a lock that a waker also takes, so workers run the epilogues.
+            // The caller may hold a lock that a waker also acquires, so workers run the epilogues.
             for epilogue in epilogues.by_ref() {
                 self.hand_over(move |core| core.finish(epilogue));
             }

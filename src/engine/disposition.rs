@@ -1,4 +1,4 @@
-//! The disposition of a ready operation: it runs, is skipped, waits for a GPU first, or is discarded.
+//! The disposition of a ready operation: whether it runs, is skipped, is discarded, or must first wait for a GPU.
 
 use crate::{
     device::gpus::FIRST_LANE,
@@ -28,16 +28,15 @@ impl Core {
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
-    /// Decides the disposition of a ready operation about to be issued to the GPU `at` or to run on the CPU. Does not
-    /// look for the events that a stream must wait for.
+    /// Decides the disposition of a ready operation that is about to be issued to the GPU `at` or run on the CPU. Does
+    /// not determine the events that a stream must wait for.
     #[cold]
     pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
         let task = op.task();
         if self.is_forked() || op.is_rejected() {
             return Disposition::Discard;
         }
-        // GPU lanes are checked before the failures are read: the lanes may change a failure until their work is
-        // complete.
+        // GPU lanes are checked before the failures are read: lanes may change a failure until their work is complete.
         if let Some(lane) = self.pending_on_device(op, at) {
             return Disposition::Forward(lane);
         }
@@ -85,9 +84,9 @@ impl Core {
     }
 
     /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`. The caller
-    /// sends the operation to that lane, which later sends it back. Each lane is returned at most once for an
-    /// operation: commands that the lane receives later are not dependencies. For example, readers may run alongside an
-    /// operation with a [`Mode::Await`] access.
+    /// sends the operation to that lane, which later sends it back. Each lane is returned at most once per operation:
+    /// commands that the lane receives later are not dependencies. For example, readers may run alongside an operation
+    /// with a [`Mode::Await`] access.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.
@@ -128,7 +127,7 @@ impl Core {
         (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
     }
 
-    /// Whether stream order puts `op` behind the commands for `cell` in the lanes of the GPU `at`.
+    /// Whether stream order places `op` behind the commands for `cell` in the lanes of the GPU `at`.
     pub(crate) fn follows_on_device(&self, op: &Op<Task>, cell: &VarCell, at: Device) -> bool {
         let task = op.task();
         let host_uses_value = cell.is_host_value() && !task.has(flag::COPY);

@@ -1,9 +1,9 @@
 //! Dumps of pending work, taken while the engine runs.
 //!
-//! From its push until its function is dropped, a pending operation has its engine's mark in the first word of its
-//! record ([`registry`](crate::memory::registry)). The thread taking the dump is pinned, so the records that it finds
-//! are not reused. An operation may drop its function in the meantime, but the parts of its record that are read here,
-//! such as the name and the accesses, stay valid.
+//! From an operation's push until its function is dropped, the first word of its record contains its engine's mark
+//! ([`registry`](crate::memory::registry)). The thread taking the dump is pinned, so the records that it finds are not
+//! reused. An operation's function may be dropped in the meantime, but the parts of the record read here, such as the
+//! name and the accesses, remain valid.
 
 use std::{
     collections::HashMap,
@@ -35,9 +35,9 @@ use crate::{
     values::name::Name,
 };
 
-/// The maximum number of readers visited between a reader and the next mutating operation: the first number applies if
-/// the reader holds the variable, the second if it waits. Not tuned: there may be a million readers. All readers behind
-/// a mutating operation are visited, since they wait only for that operation.
+/// The maximum number of readers visited between a reader and the next mutating operation: the first if the reader
+/// holds the variable, the second if it waits. Not tuned: there may be a million readers. All readers behind a mutating
+/// operation are visited, since they wait only for that operation.
 const MAX_READERS: [usize; 2] = [1024, 64];
 
 impl Core {
@@ -49,14 +49,14 @@ impl Core {
         }
         let running = self.running_ops();
         let pinned = epoch::pin();
-        // The indices of operations by record, and by task, which identifies an operation to waiters.
+        // The indices of operations, by record and by task; the task identifies an operation to waiters.
         let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
         // Pairs of an operation's record and the index of an operation that it waits for.
         let mut before = Vec::new();
-        // The records of the operations, and the indices of variables by address.
+        // The records of the operations, and the indices of the variables by address.
         let (mut records, mut variables) = (Vec::new(), HashMap::new());
-        // Listed before the operations, so any operation that one of these threads still awaits afterwards is found
-        // pending.
+        // Listed before the operations, so any operation still awaited afterwards by one of these threads is found to
+        // be pending.
         let (mut sleepers, mut scopes) = (self.sleepers.list(), self.sleepers.scopes());
         let inside = sleepers.iter_mut().map(|sleeper| &mut sleeper.ops);
         for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
@@ -108,7 +108,7 @@ impl Core {
             let covered = |index: &usize| goal.covers(|pending| members.ticket_in(*index, pending));
             let found: Vec<usize> = match goal {
                 Goal::Op { task, .. } => by_task.get(&task.as_ptr()).copied().into_iter().collect(),
-                // A thread outside operations does not hold up any operation.
+                // A thread outside operations delays no operation.
                 Goal::Counted(pending, _) if ptr::eq(*pending, &raw const self.pending) => {
                     (0..members.records.len()).filter(|_| is_inside).filter(covered).collect()
                 }
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Returns the number of ready operations that have not started, for each lane of workers.
+    /// Returns, for each lane of workers, the number of ready operations that have not started.
     pub(super) fn ready_ops(&self) -> Vec<usize> {
         let mut ready = vec![0; self.threads.lanes().len()];
         let pinned = epoch::pin();
@@ -248,7 +248,7 @@ struct Member {
 }
 
 impl Members {
-    /// Looks up the groups of the operations in `records`, which were found marked after this thread was pinned. The
+    /// Looks up the groups of the operations in `records`, whose marks were found after this thread was pinned. The
     /// result must not be used after the thread is unpinned.
     fn of(records: Vec<NonNull<Op<Task>>>) -> Self {
         let mut members = Self { records, by_count: HashMap::new() };

@@ -2,14 +2,13 @@
 //!
 //! An operation that has ended passes through these states:
 //!
-//! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain waits in an
+//! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain is kept in an
 //!    [`Unfinished`] until the slow path completes it.
-//! 2. It is complete: its variables have been released. Only its [`Epilogue`] is left.
-//! 3. The operations that became ready have been dispatched, the epilogue has then run, and the operation is counted
-//!    out.
+//! 2. It is complete: its variables have been released. Only its [`Epilogue`] remains.
+//! 3. After the operations that became ready have been dispatched, the epilogue runs and the operation is counted out.
 //!
-//! Each value here belongs to one thread at a time: the one that ends the operation, or the one running the ready loop
-//! or internal operation to which the epilogue was handed.
+//! Each value here belongs to one thread at a time: the thread that ends the operation, or the thread running the ready
+//! loop or internal operation to which the epilogue was handed.
 
 use std::sync::PoisonError;
 
@@ -31,7 +30,7 @@ pub(crate) enum Disposition {
     Skip(OpError),
     /// The GPU lane with this number has yet to complete a dependency.
     Forward(usize),
-    /// The push was refused, or the operation was cancelled quietly; or this is a forked child, where the parent's
+    /// The push was refused, the operation was cancelled quietly, or this is a forked child, in which the parent's
     /// operations are left alone.
     Discard,
 }
@@ -43,7 +42,7 @@ pub(crate) enum Epilogue {
     Nothing,
     /// The operation only has to be counted out.
     CountOut(Ticket),
-    /// A result must be reported or program code run before the operation is counted out.
+    /// A result must be reported, or program code must run, before the operation is counted out.
     CleanUp(Completed),
     /// The operation is asynchronous and has started. Program code remains to be run here; the operation ends and is
     /// counted out elsewhere.
@@ -64,11 +63,11 @@ pub(crate) enum FnState {
     NotCalled,
 }
 
-/// A complete operation with program code left to run or a result to report.
+/// A complete operation for which program code must still run or a result must still be reported.
 pub(crate) struct Completed {
     pub(super) op: Hold<Task>,
     pub(super) result: Result<(), OpError>,
-    /// Failures that the operation has cleared or other failures have replaced. They are dropped in the epilogue.
+    /// Failures that the operation has cleared or that other failures have replaced. They are dropped in the epilogue.
     pub(super) ended: Vec<OpError>,
     pub(super) function: FnState,
     pub(super) cleanup: Cleanup,
@@ -82,8 +81,8 @@ pub(crate) struct Unfinished {
 }
 
 impl Completed {
-    /// Reports the result of a complete operation to its handle or wait. The result of a rejected operation is not
-    /// reported; that of an asynchronous one whose function was called is reported by [`report_to`](Self::report_to).
+    /// Reports the result of a complete operation to its handle or wait. A rejected operation's result is not reported.
+    /// If the operation is asynchronous and its function was called, [`report_to`](Self::report_to) reports the result.
     pub(super) fn new(op: Hold<Task>, result: Result<(), OpError>, ended: Vec<OpError>, function: FnState) -> Self {
         let mut cleanup = Cleanup::default();
         if op.task().has(flag::REPORTS) && function != FnState::MayRun && !op.is_rejected() {

@@ -1,5 +1,5 @@
-//! The epilogue of an operation: program code runs once the operation is complete, and then the operation is counted
-//! out.
+//! The epilogue of an operation: the program code that runs once the operation is complete, after which the operation
+//! is counted out.
 
 use std::{panic::Location, ptr, sync::Arc};
 
@@ -25,8 +25,8 @@ use crate::{
 };
 
 impl Core {
-    /// Returns the epilogue, which must run after the operations that became ready have been dispatched. A model of the
-    /// wrong order runs it here.
+    /// Returns the epilogue, which must run after the operations that became ready have been dispatched. In a model of
+    /// the wrong order, runs it immediately.
     pub(super) fn defer_epilogue(self: &Arc<Self>, epilogue: Epilogue) -> Epilogue {
         if !removed(Step::ScheduleThenNotify) {
             return epilogue;
@@ -97,14 +97,14 @@ impl Core {
         }
         pause::at(Point::CompleteBeforeRetire);
         let ticket = op.task().ticket;
-        // The mark is removed because the record may stay in queues for a while.
+        // The mark is removed because the record may remain in queues for a while.
         op.mark(ptr::null_mut());
         drop(op);
         self.count_out(ticket);
     }
 
-    /// Runs `f`, program code of an operation's epilogue. If there is a `membership`, the operation is still counted in
-    /// its group. A panic becomes a failure that `wait_for_all` returns.
+    /// Runs `f`, program code from an operation's epilogue. If `membership` is `Some`, the operation is still counted
+    /// in its group. A panic becomes a failure that `wait_for_all` returns.
     pub(super) fn run_program_code(self: &Arc<Self>, op: &Op<Task>, membership: Option<&Membership>, f: impl FnOnce()) {
         // The code may take a long time, so other workers must be able to steal the operation in the slot.
         worker_thread::share_slot();
@@ -128,11 +128,11 @@ impl Core {
     pub(super) fn wake(self: &Arc<Self>, wakers: Wakers) {
         // A GPU lane's thread leaves the wakers to a worker, unless the workers may have ended. In that case the
         // operation pushed for the wakers would run here. Counting that operation out would wake the waker that ends
-        // the engine; the waker would find the operation pending, register again, and be woken again, endlessly.
+        // the engine; that waker would find this operation pending, register again, and be woken again, endlessly.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }
-        // This thread may have given its worker away to a function that has waited, or to a stop.
+        // This thread may have given up its worker, either to a function that waited or to a stop.
         if worker_thread::begin_code() {
             regain_worker(None);
         }

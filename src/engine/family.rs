@@ -1,19 +1,19 @@
 //! Operations with children. A parent is complete once its own work has ended and all its children are complete.
 //!
-//! Children take their parent's place in the order of operations. Each of the parent's variables that a child names is
-//! represented by a variable of the family, whose queue orders the children among themselves, under the parent's
-//! access. The value stays in the parent's variable. A family also has variables with values of their own, which only
-//! its children name.
+//! Children take their parent's place in the order of operations. Each of the parent's variables that a child declares
+//! is represented by a variable of the family, whose queue orders the children under the parent's access. The value
+//! stays in the parent's variable. A family also has variables with values of their own, which only its children can
+//! declare.
 //!
 //! # States
 //!
-//! 1. *Working*: the parent's own work continues: its function runs, its future or a guard of that future exists, or
-//!    the push of a child or the creation of a variable has not returned. A child is counted as pending and has a
-//!    record, but is in no queue yet, so it shares no value with the parent's work.
+//! 1. *Working*: the parent's own work continues: its function is running, its future or one of that future's guards
+//!    exists, or a call that pushes a child or creates a variable has not returned. A child is counted as pending and
+//!    has a record, but is in no queue yet, so it shares no value with the parent's work.
 //! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues in push order. If the
 //!    work has failed, the variables that the parent mutates have failed for the children as well, and so have the
-//!    family's own variables. The value of each own variable is dropped after the children have used it, and this drop
-//!    has a share. So does the completion of an asynchronous parent.
+//!    family's own variables. The value of each of the family's own variables is dropped after the children have used
+//!    it, and this drop has a share, as does the completion of an asynchronous parent.
 //! 3. *Over* ([`Family::end`]): the last share has been dropped, and the parent completes.
 //!
 //! [`FamilyCount`] decides which thread takes each of these steps.
@@ -23,10 +23,10 @@
 //! * `plan`: set by the thread that starts the parent, before its function is called; then constant.
 //! * `identity`: constant. The pointers are only compared.
 //! * `is_future`: set by the thread that starts the parent, before the future exists.
-//! * `parent`: set by the thread that starts the parent or the one that uses its completion; taken by the thread that
-//!   drops the last share.
+//! * `parent`: set by the thread that starts the parent or uses its completion; taken by the thread that drops the last
+//!   share.
 //! * `stand_ins`, `variables`, `children` and `own`: under their locks.
-//! * In a forked child: nothing. The operations belong to the parent process.
+//! * In a forked child, no thread may touch anything, since the operations belong to the parent process.
 //!
 //! This module has no edges of its own: see [`FamilyCount`].
 
@@ -67,14 +67,14 @@ use crate::{
 
 /// The data from which an operation's children are created.
 pub(crate) struct Plan {
-    /// The variables that the operation names, with their modes. If the operation is itself a child, these are the
+    /// The variables that the operation declares, with their modes. If the operation is itself a child, these are the
     /// program's variables, not the family's.
     names: Box<[(NonNull<VarCell>, Mode)]>,
     priority: i32,
     deadline: Option<Instant>,
     /// The children's group, inside the operation's own group if it has one.
     group: Arc<Group>,
-    /// The family to which the operation belongs, if it is itself a child. That family is not over before this one is.
+    /// The family to which the operation belongs, if it is itself a child. That family does not end before this one.
     within: Option<Weak<Family>>,
 }
 
@@ -153,8 +153,7 @@ pub(crate) struct Family {
     plan: OnceLock<Box<Plan>>,
     parent: Mutex<Option<Parent>>,
     own: Mutex<Own>,
-    /// The family's variables that stand for others, each with the index in the plan of the variable that it stands
-    /// for.
+    /// The family's variables that represent others, each with the index in the plan of the variable represented.
     stand_ins: Mutex<Vec<(usize, OwnedVar)>>,
     /// The family's variables with values of their own.
     variables: Mutex<Vec<OwnedVar>>,
@@ -215,8 +214,8 @@ impl Family {
         self.is_kept
     }
 
-    /// Returns the owner tag of the family's own variables, which takes the place of an engine's tag. The tag is odd,
-    /// so no engine has it. No other family has it while this one exists; afterwards, the variables are closed.
+    /// Returns the owner tag of the family's own variables, which replaces an engine's tag. The tag is odd, so no
+    /// engine has it. No other family has it while this one exists; after that, the variables are closed.
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr() + 1
     }
@@ -283,11 +282,12 @@ impl Family {
         self.plan.get()?.within.as_ref()?.upgrade()
     }
 
-    /// Replaces each variable in a child's `entries` with the family's variable that stands for it, and returns the new
-    /// entries. The family's own variables stay.
+    /// Replaces each variable in a child's `entries` with the family's variable that represents it, and returns the new
+    /// entries. The family's own variables are not replaced.
     ///
     /// # Errors
-    /// Returns [`PushError::NotHeld`] if the parent does not name a variable or only reads one that the child mutates.
+    /// Returns [`PushError::NotHeld`] if the parent does not declare one of the variables, or only reads one that the
+    /// child mutates.
     fn stand_in(
         &self,
         entries: &[Entry],
@@ -370,7 +370,7 @@ impl Family {
         Ok(())
     }
 
-    /// Notes that the parent's function has ended with `result`.
+    /// Records that the parent's function has ended with `result`.
     pub(super) fn end_function(&self, result: Result<(), OpError>) {
         if self.core.is_forked() {
             // The parent process completes the operation.
@@ -390,7 +390,7 @@ impl Family {
         }
     }
 
-    /// Notes that the parent's completion was used, or that its future has ended, with `result`. `op` is the right to
+    /// Records that the parent's completion was used or its future has ended, with `result`. `op` is the right to
     /// complete the parent.
     pub(super) fn end_completion(
         &self,
@@ -427,7 +427,7 @@ impl Family {
             }
         }
         let children = lock(&self.children).take().unwrap_or_default();
-        // All children are let go before the first one may run, since that child may wait for another.
+        // All children are released before the first one may run, since it may wait for another.
         for place in children.iter().filter_map(|child| child.place) {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
@@ -448,17 +448,17 @@ impl Family {
         for cell in variables {
             self.count.enter();
             let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };
-            // SAFETY: (1): the family has a handle to the variable. (2): every child that names it has entered its
-            // queue, and everything else is refused.
+            // SAFETY: (1): the family has a handle to the variable. (2): every child that declares it has entered its
+            // queue, and all other pushes are refused.
             unsafe { self.core.empty_variable(cell, KinShare::new(this), &mut dispatch) };
         }
         self.leave();
-        // Operations that run inside this call may wait for the parent, so nothing here may hold up the parent from now
+        // Operations that run inside this call may wait for the parent, so nothing here may delay the parent from now
         // on.
         self.core.dispatch_ready(&mut ready, Epilogues::new());
     }
 
-    /// Returns a failure of the children that no later child has cleared. If there are several, returns that of the
+    /// Returns a failure of a child that no later child has cleared. If there are several, returns the failure of the
     /// child pushed first.
     fn failure_of_children(&self) -> Option<OpError> {
         let (stand_ins, variables) = (lock(&self.stand_ins), lock(&self.variables));
@@ -546,7 +546,7 @@ impl Kin for Family {
             return;
         }
         match self.this.upgrade() {
-            // Many nested families, each with a single child, end one inside another.
+            // Nested families, each with a single child, may end one inside another to a great depth.
             Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
             _ => ready_loop::in_place(|| self.end()),
         }

@@ -7,14 +7,14 @@
 //!   Lanes of the same GPU hold a variable one after another without waiting for each other's commands to complete.
 //!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
 //! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for
-//!   writing, once all operations named by the uses are complete.
+//!   writing, once all operations recorded in the uses are complete.
 //!
 //! # Edges
 //!
 //! This module has no edges of its own. The variable's queue hands over the effects of earlier operations. A lane's
-//! [`Timeline`](crate::device::timeline::Timeline) hands over everything that the lane noted before completing an
-//! operation. The [`FaultLock`] hands over its last holder's changes. So an operation that depends on GPU operations
-//! checks the timelines first and then the failure.
+//! [`Timeline`](crate::device::timeline::Timeline) hands over everything that the lane recorded before completing an
+//! operation. The [`FaultLock`] hands over the changes made by its previous holder. So an operation that depends on GPU
+//! operations checks the timelines first and then the failure.
 
 use crate::{
     device::timeline::DeviceUses,
@@ -25,7 +25,7 @@ use crate::{
 
 /// `failure` is set.
 const FAILED: u8 = 1;
-/// Operations on the variable may be in flight on GPUs, as `uses` says.
+/// Operations on the variable may be in flight on GPUs; `uses` identifies them.
 const ON_DEVICE: u8 = 2;
 
 /// A variable's failure, an `E`, and the last GPU operations on the variable.
@@ -68,7 +68,7 @@ impl<E: Clone> Fault<E> {
     /// have not completed their operations on it. `is_pending` checks the timelines for such operations.
     #[inline]
     pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
-        // The timelines are checked first, since a lane notes an operation's failure before completing the operation.
+        // The timelines are checked first, since a lane records an operation's failure before completing the operation.
         self.needs_check() && (is_pending() || self.has_failed())
     }
 
@@ -85,7 +85,7 @@ impl<E: Clone> Fault<E> {
         self.failure.with(|failure| unsafe { &*failure }.clone())
     }
 
-    /// Sets or clears the failure. Returns the previous one.
+    /// Sets or clears the failure and returns the previous one.
     ///
     /// # Safety
     /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete; or the caller is a
@@ -102,8 +102,8 @@ impl<E: Clone> Fault<E> {
         self.failure.with_mut(|slot| std::mem::replace(unsafe { &mut *slot }, failure))
     }
 
-    /// Notes that `lane`, one of `lanes` GPU lanes, issues its operation number `seq`, which accesses the variable in
-    /// `mode`.
+    /// Records that `lane`, one of `lanes` GPU lanes, is issuing its operation number `seq`, which accesses the
+    /// variable in `mode`.
     pub fn note_on_device(&self, lanes: usize, lane: usize, seq: u64, mode: Mode) {
         let uses = match self.uses.get() {
             Some(uses) => uses,
@@ -129,7 +129,7 @@ impl<E: Clone> Fault<E> {
         self.uses.get().map_or(0, |uses| uses.last(lane, mode))
     }
 
-    /// Notes that no GPU operation on the variable is in flight.
+    /// Records that no GPU operation on the variable is in flight.
     ///
     /// # Safety
     /// 1. The caller holds the variable for writing, and the operations of GPUs on it are complete.

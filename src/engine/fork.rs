@@ -1,13 +1,14 @@
 //! Engines in a forked child.
 //!
-//! The child has only the thread that forked, and any lock may be held by another thread of the parent. So [`watch`]
-//! registers a handler that ends every living engine before the program continues in the child. Each engine's phase
-//! becomes `FORKED`, in which every call returns before taking a lock ([`Core::is_forked`]). The engines' memory is
-//! left alone. The thread that forked may have belonged to an engine; in the child, it belongs to none. It receives a
-//! new epoch collector, since threads that the child lacks may be pinned in the parent's collector forever.
+//! Only the thread that forked exists in the child, and any lock may have been held by another of the parent's threads.
+//! So [`watch`] registers a handler that ends every live engine before the program continues in the child. Each
+//! engine's phase becomes `FORKED`, in which every call returns before taking a lock ([`Core::is_forked`]). The
+//! engines' memory is left untouched. The thread that forked may have belonged to an engine; in the child, it belongs
+//! to none. It receives a new epoch collector, since threads that the child lacks may be pinned in the parent's
+//! collector forever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been doing any of
-//! these when the process forked. No handler runs in the parent.
+//! these things when the process forked. No handler runs in the parent.
 //!
 //! # States of a slot
 //!
@@ -36,7 +37,7 @@ use crate::{
     },
 };
 
-/// A list of living objects. It only grows; free slots are reused.
+/// A list of live objects. It only grows; free slots are reused.
 #[derive(Debug)]
 pub struct Slots<T> {
     head: AtomicPtr<Slot<T>>,
@@ -44,7 +45,7 @@ pub struct Slots<T> {
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Null if the slot is free.
+    /// The object, or null if the slot is free.
     object: AtomicPtr<T>,
     /// Constant once the slot is in the list.
     next: *mut Slot<T>,
@@ -90,7 +91,7 @@ impl<T> Slots<T> {
 
     /// Removes `object`, which must have been added.
     pub fn remove(&self, object: NonNull<T>) {
-        // Relaxed: this thread has stored the object, or is ordered after the thread that has.
+        // Relaxed: this thread stored the object, or is ordered after the thread that did.
         let slot = self.slots().find(|slot| slot.object.load(Relaxed) == object.as_ptr());
         if let Some(slot) = slot {
             // Relaxed: the next owner of the slot reads nothing of this object.
@@ -115,13 +116,13 @@ impl Drop for Core {
     }
 }
 
-/// Adds `core` to the engines that end in a forked child.
+/// Adds `core` to the engines to be ended in a forked child.
 pub(crate) fn watch(core: &std::sync::Arc<Core>) {
     // The pointer comes from the `Arc`, since the handler uses it to increment the strong count.
     imp::watch(NonNull::new(std::sync::Arc::as_ptr(core).cast_mut()).expect("the pointer of an `Arc` is not null"));
 }
 
-/// Removes `core`, which is being dropped, from the engines that end in a forked child.
+/// Removes `core`, which is being dropped, from the engines to be ended in a forked child.
 pub(crate) fn forget(core: &Core) {
     imp::forget(NonNull::from(core));
 }
@@ -160,7 +161,7 @@ mod imp {
         ENGINES.remove(core);
     }
 
-    /// Registers [`in_child`] as a fork handler. Takes no lock of its own, because another thread might hold the lock
+    /// Registers [`in_child`] as a fork handler. Takes no lock of its own, because another thread might hold that lock
     /// when the process forks. If two threads register the handler at the same time, it is called twice, which is
     /// harmless.
     fn register() {
@@ -170,7 +171,7 @@ mod imp {
             return;
         }
         epoch::make_default();
-        // SAFETY: the handler is a function that lives as long as the process, and it takes no lock.
+        // SAFETY: the handler is a function that exists as long as the process does, and it takes no lock.
         let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if result == 0 {
             // Release: pairs with the load above.
@@ -191,12 +192,11 @@ mod imp {
         ready_loop::leave_all();
         callback::leave_kernel();
         ENGINES.each(|core| {
-            // The engine is never dropped here: its drop may take locks, and would detach threads that the child lacks,
-            // whose ids may be reused.
-            // SAFETY: the pointer is from an `Arc`, and the engine's drop removes the pointer from the list. No thread
-            // in the child is about to drop the engine.
+            // The engine is never dropped here: its drop may take locks, and would detach threads that do not exist in
+            // the child and whose ids may be reused. SAFETY: the pointer is from an `Arc`, and the engine's drop
+            // removes the pointer from the list. No thread in the child is about to drop the engine.
             unsafe { Arc::increment_strong_count(core.as_ptr()) };
-            // SAFETY: the engine lives: its count was incremented.
+            // SAFETY: the engine is alive: its count was incremented.
             unsafe { core.as_ref() }.end_in_child();
         });
     }

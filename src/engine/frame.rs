@@ -1,4 +1,4 @@
-//! Frames: the program code running on a thread, and the operation for which it runs.
+//! Frames record the program code running on a thread, and the operation for which it runs.
 //!
 //! A thread has a list of frames, innermost first. [`enter`] adds a frame around a call into program code; the frame
 //! leaves the list when the call returns or panics.
@@ -17,8 +17,8 @@
 //!
 //! * The list and the frames in it: only the thread to which they belong. [`Frames::adopt`] lends them to another
 //!   thread while their own is blocked.
-//! * In a forked child: a blocked thread's frames are never read ([`seen`]), since the child lacks that thread and may
-//!   reuse its stack.
+//! * In a forked child: a blocked thread's frames are never read ([`seen`]), since that thread does not exist in the
+//!   child, which may reuse its stack.
 //!
 //! There are no edges between threads: [`stack::on_another`](crate::system::stack::on_another) orders the two threads
 //! that share frames.
@@ -59,17 +59,17 @@ use crate::{
     values::name::Name,
 };
 
-/// Notes that program code runs on this thread, usually for an operation.
+/// Records that program code is running on this thread, usually for an operation.
 pub(crate) struct Frame {
-    /// The operation for which the code runs. The caller of `enter_with` owns it, or holds its record, until the frame
-    /// ends.
+    /// The operation for which the code runs. The caller of `enter_with` owns the operation, or holds its record, until
+    /// the frame ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
     /// What can cancel the operation, or null.
     limits: Cell<*const Limits>,
     /// The right to end an asynchronous operation, until the operation's completion takes it. If a panic in the
     /// function drops the completion, the right is put back. The code that enters a frame with a right takes the right
-    /// back out.
+    /// out again.
     right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -128,7 +128,7 @@ impl Frame {
         self.limited_by(&Limits { claim: Some(NonNull::from(claim)), ..self.limits() }, f)
     }
 
-    /// Calls `f` as code of an operation in `group` and of a child of `family`, where given.
+    /// Calls `f` as code of an operation that is in `group` and a child of `family`, where these are given.
     pub(super) fn in_group<R>(
         &self,
         group: Option<&Arc<Group>>,
@@ -150,8 +150,8 @@ impl Frame {
         self.limits().parent_of.map(|family| unsafe { family.as_ref() })
     }
 
-    /// Returns the frame in which this operation's scope was opened, if that was on this thread. The scope knows the
-    /// variables and operations of that frame and of those around it.
+    /// Returns the frame in which this operation's scope was opened, if it was opened on this thread. The scope knows
+    /// the variables and operations of that frame and of the frames around it.
     fn known_from(&self) -> Option<*const ()> {
         // SAFETY: these `Limits` belong to an unfinished call to `in_group`, whose caller has borrowed the family.
         self.limits().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
@@ -185,7 +185,7 @@ impl Frame {
         self.op().is_some_and(|op| op.task().has(flag::KEPT))
     }
 
-    /// Whether the running operation was asked to stop. A clean-up is never asked to stop.
+    /// Whether the running operation was asked to stop. Clean-ups are never asked to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         if self.is_kept() {
             return false;
@@ -248,8 +248,8 @@ pub(crate) fn in_program() -> bool {
 pub(crate) enum Holds {
     /// The operation has not released its variables.
     Variables,
-    /// The operation has not released its variables, but the code is not its function. Such code may push only while
-    /// the engine is open.
+    /// The operation has not released its variables, but the code running is not its function. Such code may push only
+    /// while the engine is open.
     AcquiredVariables,
     /// The operation has released its variables.
     Nothing,
@@ -307,8 +307,8 @@ fn enter_with<R>(
 pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     no_wait::forget();
-    // If this thread ran for a blocked thread, that thread's frames and loops are on a stack that may soon be reused.
-    // They become the innermost again when those of this thread end, so `seen` hides them.
+    // If this thread was running on behalf of a blocked thread, that thread's frames and loops are on a stack that may
+    // soon be reused. They become the innermost again when this thread's own end, so `seen` hides them.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
 
@@ -317,10 +317,10 @@ pub(crate) fn leave_all() {
 enum Stack {
     /// The stack of this thread.
     Own,
-    /// Also the stack of a blocked thread. Models do not use other stacks.
+    /// This thread's stack and that of a blocked thread. Models do not use other stacks.
     #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(dead_code))]
     Another,
-    /// Also the stack of a thread that this forked child lacks.
+    /// This thread's stack and that of a thread that does not exist in this forked child.
     Lost,
 }
 
@@ -332,7 +332,7 @@ pub(super) fn seen<T>(at: *const T) -> *const T {
     if !at.is_null() && STACK.with(Cell::get) == Stack::Lost { ptr::null() } else { at }
 }
 
-/// Whether `wanted` returns `true` for one of this thread's frames. Calls it with the innermost frame first.
+/// Whether `wanted` returns `true` for one of this thread's frames, which are tested innermost first.
 pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     let mut at = seen(innermost());
     // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
@@ -346,8 +346,8 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Calls `look` with this thread's frames, innermost first, as long as it returns `true`. Skips frames already known
-/// through an operation of a scope opened inside them.
+/// Calls `look` with each of this thread's frames, innermost first, until it returns `false`. Skips frames already
+/// known through an operation of a scope opened inside them.
 fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     let mut known_from = None;
     any_frame(|frame| {
@@ -359,8 +359,8 @@ fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     });
 }
 
-/// Takes the right to end an operation on this thread whose completion was dropped by a panic in its function. Returns
-/// the right and the operation's engine.
+/// If a panic in the function of an operation on this thread dropped its completion, takes the right to end the
+/// operation. Returns the right and the operation's engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
@@ -426,8 +426,8 @@ pub(crate) fn declared(queue: NonNull<VarQueue<Task>>) -> (Option<Pushed>, Decla
     (user, declared)
 }
 
-/// Returns the name of the innermost operation on this thread, where it was pushed, and the seed of its engine if that
-/// engine shuffles.
+/// Returns the name of the innermost operation on this thread, where it was pushed, and its engine's seed if the engine
+/// shuffles.
 pub(crate) fn panicking_op() -> Option<(Name, &'static Location<'static>, Option<u64>)> {
     let mut found = None;
     any_frame(|frame| {
@@ -462,7 +462,7 @@ impl HeldAround {
     }
 }
 
-/// Returns what the operations on this thread hold.
+/// Returns what each operation on this thread holds.
 pub(super) fn held_around() -> Box<[HeldAround]> {
     let mut held = Vec::new();
     let look = |frame: &Frame| {
@@ -480,7 +480,7 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
 }
 
 /// Returns the operations of any engine that run on this thread and have not released their variables, along with the
-/// parents of those that are children.
+/// parents of any that are children.
 pub(super) fn running_ops() -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
@@ -505,9 +505,9 @@ pub(super) fn inside() -> Inside {
     any_frame(|frame| {
         if let (Some(op), Holds::Nothing) = (frame.op, frame.holds) {
             let in_group = frame.limits().group.is_some();
-            // Starting an asynchronous operation may also leave an epilogue, but another thread may end the operation
-            // before that epilogue has run. Such an epilogue has no group.
-            // SAFETY: the caller of `enter_with` keeps the operation alive until the frame ends.
+            // Starting an asynchronous operation may also leave an epilogue to run, but another thread may end the
+            // operation before that epilogue has run. Such an epilogue has no group. SAFETY: the caller of `enter_with`
+            // keeps the operation alive until the frame ends.
             if in_group || !unsafe { op.as_ref() }.task().has(flag::ASYNC) {
                 inside.ended.push((op.cast(), in_group));
             }
@@ -537,8 +537,8 @@ pub(super) fn holds_back(place: &Place) -> bool {
     any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
-/// Returns the name of an operation on this thread that belongs to `group` or a group inside it, and where it was
-/// pushed.
+/// Returns the name of an operation on this thread that belongs to `group` or to a group inside it, and where the
+/// operation was pushed.
 pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
     let mut member = None;
     any_frame(|frame| {
@@ -551,7 +551,7 @@ pub(crate) fn in_group(group: &Group) -> Option<Pushed> {
 }
 
 /// Puts `right`, the right to end an operation, back into the innermost frame, if that frame belongs to the operation
-/// and a panic in its function is dropping the completion. Otherwise returns the right.
+/// and a panic in its function is dropping the completion. Otherwise, returns the right.
 pub(crate) fn leave_lost(right: Right<Task>) -> Option<Right<Task>> {
     // SAFETY: a frame lives on the stack of this thread, or of the blocked thread for which this thread runs, until
     // `enter_with` has removed the frame from the list.
@@ -580,7 +580,7 @@ impl<'a> Call<'a> {
         Self { frame, stream: Cell::new(stream) }
     }
 
-    /// Takes the stream on which the operation issues its work. Returns `None` on the CPU and on the second call.
+    /// Takes the stream on which the operation issues its work. Returns `None` on the CPU and on a second call.
     #[inline]
     pub(crate) fn take_stream(&self) -> Option<&'a mut GpuStream> {
         self.stream.take()
@@ -598,7 +598,7 @@ impl<'a> Call<'a> {
         self.frame
     }
 
-    /// Takes the right to end an asynchronous operation, for its completion. Returns `None` on the second call.
+    /// Takes the right to end an asynchronous operation, for its completion. Returns `None` on a second call.
     pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.frame.take_right()
     }
@@ -611,8 +611,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Puts back the right to end an asynchronous operation whose completion was used but whose function failed: the
-    /// operation fails with the function's failure.
+    /// Puts back the right to end an asynchronous operation whose completion was used but whose function failed. The
+    /// operation then fails with the function's failure.
     pub(crate) fn return_right(&self, right: Right<Task>) {
         self.frame.put_right(right);
     }
@@ -636,7 +636,7 @@ pub(super) fn current() -> Frames {
 }
 
 impl Frames {
-    /// Calls `f` on the calling thread with these frames. Their own thread must be blocked during the call.
+    /// Calls `f` on the calling thread with these frames. The thread that owns them must be blocked during the call.
     pub(super) fn adopt(self, f: impl FnOnce()) {
         STACK.with(|cell| cell.set(Stack::Another));
         FRAME.with(|cell| cell.set(self.innermost));

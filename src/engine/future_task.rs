@@ -3,18 +3,18 @@
 //! # States
 //!
 //! 1. *Started*: the operation's job has created a [`FutureTask`] and polls it on the thread running the job.
-//! 2. *Between two polls*: only wakers refer to the task. The first wake pushes one of the engine's own operations,
-//!    which has no variables and polls the future. So the operation's own record enters its lane only once, and a wake
-//!    does not wait its turn.
+//! 2. *Between two polls*: only wakers refer to the task. The first wake pushes an internal operation, which has no
+//!    variables and polls the future. So the operation's own record enters its lane only once, and a wake does not have
+//!    to wait in the variables' queues.
 //! 3. *Ended*: the future has returned a result or panicked, and has been dropped. The operation ends once its guards
 //!    have been dropped as well.
 //! 4. *Stopped* instead: the operation was cancelled through its handle or with its group. The next poll drops the
-//!    future, and the operation fails. A cancellation through the handle wakes the future for that poll; a cancellation
-//!    of the group does not.
+//!    future, and the operation fails. Cancelling through the handle wakes the future for that poll; cancelling the
+//!    group does not.
 //! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future. The future is
 //!    dropped on a worker, and the operation fails.
 //!
-//! [`PollState`] decides which thread polls. The naive engine polls on the thread that wakes the future.
+//! [`PollState`] decides which thread polls. On a naive engine, the thread that wakes the future polls it.
 //!
 //! Polling and dropping the future are calls into program code, each in a frame of the operation.
 //!
@@ -22,9 +22,9 @@
 //!
 //! * `started`: the thread that polls ([`PollState`]), or the owner of the last waker.
 //! * The other fields are constant.
-//! * In a forked child: nothing. The operation belongs to the parent process.
+//! * In a forked child, no thread may touch anything, since the operation belongs to the parent process.
 //!
-//! The edges are those of [`PollState`].
+//! This module has no edges of its own: see [`PollState`].
 
 use std::{
     future::Future,
@@ -67,7 +67,7 @@ trait Polled: Send {
 }
 
 struct Running<F, R> {
-    /// Pinned. `None` once the future has been dropped.
+    /// The pinned future, or `None` once it has been dropped.
     future: Option<F>,
     delivery: Option<Delivery<R>>,
 }
@@ -81,7 +81,7 @@ impl<F, R> Running<F, R> {
     }
 }
 
-/// Calls `f`, program code of an operation. If there is a `delivery`, the operation has a handle, which may cancel it.
+/// Calls `f`, program code of an operation. If `delivery` is `Some`, the operation has a handle, which may cancel it.
 fn claimed<R, T>(delivery: Option<&Delivery<R>>, frame: &Frame, f: impl FnOnce() -> T) -> T {
     match delivery {
         Some(delivery) => frame.claimed_by(delivery.handle.beside().claim(), f),
@@ -127,7 +127,7 @@ impl<R: Send + 'static> Deliver for Delivery<R> {
         let (result, unwanted) = match (result, value) {
             (Ok(()), Some(value)) => (Ok(value), None),
             (Ok(()), None) => (Err(handle.beside().failure()), None),
-            // There is a value if dropping the future panicked, or if a panic dropped a guard that the future gave
+            // A value exists if dropping the future panicked, or if a panic dropped a guard that the future had given
             // away.
             (Err(failure), value) => (Err(failure), value),
         };
@@ -138,7 +138,7 @@ impl<R: Send + 'static> Deliver for Delivery<R> {
     }
 }
 
-/// A future that has not ended, and its share of the operation.
+/// A future that has not ended, with its share of the operation.
 struct Started {
     future: Pin<Box<dyn Polled>>,
     share: Share,
@@ -174,7 +174,7 @@ impl Started {
             (result, second) => (result, second),
         };
         if let Some(second) = second {
-            // The operation's second failure is recorded, or it would be lost.
+            // The operation's second failure is recorded, since it would otherwise be lost.
             second.record(core.failures());
             core.run_program_code(self.share.op(), None, || drop(second));
         }
@@ -193,13 +193,14 @@ struct FutureTask {
     started: UnsafeCell<Option<Started>>,
 }
 
-// SAFETY: `started` is `Send`, and used by one thread at a time: the one that polls, or the owner of the last waker.
+// SAFETY: `started` is `Send`, and is used by one thread at a time: the polling thread, or the owner of the last waker.
 unsafe impl Sync for FutureTask {}
 // SAFETY: as for `Sync`.
 unsafe impl Send for FutureTask {}
 
 impl FutureTask {
-    /// Polls the future until it has ended or waits to be woken. Called only by the thread that polls ([`PollState`]).
+    /// Polls the future until it has ended or must be woken to continue. Called only by the thread that polls
+    /// ([`PollState`]).
     fn run(self: &Arc<Self>) {
         // SAFETY: this thread polls, so it is the only user of the field.
         while self.started.with_mut(|started| unsafe { &mut *started }.is_some()) {
@@ -283,7 +284,7 @@ impl Drop for FutureTask {
         self.state.look();
         // SAFETY: this is the last reference to the task.
         let Some(started) = self.started.with_mut(|started| unsafe { &mut *started }.take()) else { return };
-        // The thread dropping the last waker may hold a lock that dropping the future also takes.
+        // The thread dropping the last waker may hold a lock that is also taken when the future is dropped.
         self.core.hand_over(move |core| {
             let lost = started.share.op().task().failed_by(Cause::LostFuture);
             started.end(core, Err(lost));
@@ -292,8 +293,8 @@ impl Drop for FutureTask {
 }
 
 /// Starts the asynchronous operation of `call`. `make` creates its future, with guards that hold shares of the right to
-/// end the operation. The future is polled here for the first time; later polls have `priority`. The future's value
-/// goes to `handle`.
+/// end the operation. The first poll takes place here; later polls have `priority`. The future's value is delivered to
+/// `handle`.
 pub(crate) fn start<F, R>(
     call: &Call<'_>,
     priority: i32,
@@ -319,7 +320,7 @@ where
     };
     let task = Arc::new(task);
     if let Some(handle) = handle {
-        // The reference is weak: a future referred to only by its handle is lost.
+        // The reference is weak, so a future to which only its handle refers is lost.
         let to_stop = Arc::downgrade(&task);
         handle.beside().when_stopping(move || to_stop.upgrade().iter().for_each(Wake::wake_by_ref));
     }

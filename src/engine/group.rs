@@ -2,8 +2,8 @@
 //!
 //! # States
 //!
-//! Groups form a tree. A group is open until it is cancelled, loudly or quietly. A cancellation is final. The members
-//! of a cancelled group and of the groups inside it no longer start, except clean-ups: when its turn comes, each member
+//! Groups form a tree. A group is open until it is cancelled, loudly or quietly; a cancellation is final. Except for
+//! clean-ups, members of a cancelled group and of the groups inside it no longer start: when a member's turn comes, it
 //! fails, or changes nothing if the group was cancelled quietly.
 //!
 //! A member is counted in its group and in those around it from before its push until its epilogue has run.
@@ -49,7 +49,7 @@ const OPEN: u8 = 0;
 const CANCELLED: u8 = 1;
 const PASSED_OVER: u8 = 2;
 
-/// The maximum number of failures that a group keeps. When the group returns the first one, those that began in the
+/// The maximum number of failures that a group keeps. When the group returns the first, those that originated in the
 /// group also count as reported. Not tuned.
 const MAX_KEPT: usize = 1024;
 
@@ -59,9 +59,9 @@ pub(crate) struct Group {
     parent: Option<Arc<Group>>,
     state: AtomicU8,
     pub(crate) pending: PendingOps,
-    /// The number of members pushed to the groups of this tree. Used only in the root.
+    /// The number of members pushed to the groups of this tree. Used only in the root group.
     pushed: AtomicU64,
-    /// The record of the members' parent if they are children, or null.
+    /// The record of the members' parent, or null if they are not children.
     belongs_to: AtomicPtr<()>,
     /// The failures of members since the last wait, keyed by push number.
     failures: Mutex<BTreeMap<u64, Kept>>,
@@ -86,9 +86,9 @@ impl Group {
         })
     }
 
-    /// Notes that the members are children of the operation with this record, which does not complete before them.
+    /// Records that the members are children of the operation with this record, which does not complete before they do.
     pub(super) fn set_parent(&self, record: NonNull<()>) {
-        // Relaxed: only dumps use it, through the records of members, whose pushes come later.
+        // Relaxed: only dumps use this pointer, through the records of members, which are pushed later.
         self.belongs_to.store(record.as_ptr(), Relaxed);
     }
 
@@ -106,11 +106,11 @@ impl Group {
     pub(crate) fn cancel(&self, how: Cancel) {
         let state = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
         // Relaxed: a member that starts at the same time may run or be cancelled. If the exchange fails, an earlier
-        // call has decided.
+        // call has already cancelled the group.
         let _ = self.state.compare_exchange(OPEN, state, Relaxed, Relaxed);
     }
 
-    /// Returns how this group or one around it was cancelled, if any was.
+    /// Returns how this group or one around it was cancelled, if one was.
     pub(crate) fn cancelled(&self) -> Option<Cancel> {
         // Relaxed: a member that starts at the same time may run or be cancelled.
         match self.state.load(Relaxed) {
@@ -124,7 +124,7 @@ impl Group {
     pub(crate) fn enter(self: &Arc<Self>) -> Membership {
         let tickets = self.path().map(|group| group.pending.enter()).collect();
         let root = self.path().last().unwrap_or(self);
-        // Relaxed: each push of a thread has a higher number than the one before.
+        // Relaxed: each push by a thread has a higher number than that thread's previous push.
         let number = root.pushed.fetch_add(1, Relaxed);
         Membership { group: Arc::clone(self), tickets, number, fails_itself: false, mutates: true, family: None }
     }
@@ -138,15 +138,15 @@ impl Group {
         drop((before, last));
     }
 
-    /// Returns the failure of the first member, in push order, that mutates nothing or for whose failure `is_left`
-    /// returns `true`.
+    /// Returns the failure of the first member, in push order, that mutates nothing or whose failure satisfies
+    /// `is_left`.
     pub(super) fn first_failure(&self, is_left: impl Fn(&OpError) -> bool) -> Option<OpError> {
         let failures = lock(&self.failures);
         failures.values().find(|kept| !kept.mutates || is_left(&kept.failure)).map(|kept| kept.failure.clone())
     }
 
     /// Returns the failure of the first member, in push order, that has failed since the last call. That failure and
-    /// those that began in the group count as reported.
+    /// those that originated in the group count as reported.
     pub(super) fn take_failure(&self) -> Result<(), WaitError> {
         let failures = std::mem::take(&mut *lock(&self.failures));
         failures.values().filter(|kept| kept.is_own).for_each(|kept| kept.failure.mark_reported());
@@ -158,9 +158,9 @@ impl Group {
 #[derive(Clone)]
 struct Kept {
     failure: OpError,
-    /// Whether the member itself has failed. Otherwise it was skipped because an operation before it had failed.
+    /// Whether the member itself has failed. Otherwise, it was skipped because an earlier operation had failed.
     is_own: bool,
-    /// Whether the member mutates a variable, which has failed with it.
+    /// Whether the member mutates a variable, which therefore failed with it.
     mutates: bool,
 }
 
@@ -184,7 +184,7 @@ impl Membership {
         &self.group
     }
 
-    /// Notes that the end of a scope has counted the member out of its groups.
+    /// Records that the end of a scope has counted the member out of its groups.
     pub(super) fn abandon(&mut self) {
         self.tickets.clear();
     }
@@ -203,11 +203,12 @@ impl Membership {
     }
 }
 
-/// The number of nested groups whose tickets fit into a member's record. If there are more, all tickets are boxed.
+/// The number of nested groups whose tickets fit into a member's record. If there are more groups, all tickets are
+/// boxed.
 const LEVELS: usize = 6;
 
 /// The tickets of a member in its group and in those around it, for threads that know only its record. They are valid
-/// as long as the member is counted and meaningless afterwards.
+/// as long as the member is counted, and meaningless after that.
 pub(crate) struct Joined {
     /// The counts. The pointers are only compared.
     counts: [MaybeUninit<*const PendingOps>; LEVELS],
@@ -219,7 +220,7 @@ pub(crate) struct Joined {
     levels: u32,
 }
 
-/// The value of [`Joined::levels`] if the first pointer is to a boxed [`Tickets`] instead.
+/// The value of [`Joined::levels`] if the first pointer points to a boxed [`Tickets`] instead.
 const BOXED: u32 = u32::MAX;
 
 type Tickets = Vec<(*const PendingOps, Ticket)>;
@@ -277,7 +278,7 @@ impl Joined {
         self.tickets().find_map(|(count, ticket)| ptr::eq(count, pending).then_some(ticket))
     }
 
-    /// Returns the counts that the operation has joined, innermost first. They may no longer exist, so the pointers can
+    /// Returns the counts that the operation has joined, innermost first. They may no longer exist, so the pointers may
     /// only be compared.
     pub(super) fn counts(&self) -> impl Iterator<Item = *const PendingOps> {
         self.tickets().map(|(count, _)| count)

@@ -4,11 +4,11 @@
 //!
 //! 1. *Held*: shares exist, each in a guard or with the operation's future.
 //! 2. *Ended*: the last share was dropped, and the operation is complete. If a share is leaked, the operation never
-//!    ends and holds its variables forever.
+//!    ends, and its variables remain held forever.
 //!
-//! What was noted before the last share was dropped ([`Ending`]) determines how the operation ends:
+//! The [`Ending`] recorded before the last share is dropped determines how the operation ends:
 //!
-//! | noted | outcome |
+//! | recorded | outcome |
 //! |---|---|
 //! | nothing: the guards were not taken | the variables are unchanged |
 //! | the guards were taken | the mutations are counted; or, if a panic dropped a guard, the mutated variables fail |
@@ -18,7 +18,7 @@
 //!
 //! * `right`: read by the owners of shares; taken by the thread that drops the last one.
 //! * `ending`: under its lock.
-//! * In a forked child: nothing. The operation belongs to the parent process.
+//! * In a forked child, no thread may touch anything, since the operation belongs to the parent process.
 //!
 //! # Edges
 //!
@@ -48,8 +48,8 @@ use crate::{
     tracker::Op,
 };
 
-/// Keeps an engine open, as a handle does. If nothing else keeps the engine open, dropping this ends it in the
-/// background.
+/// Keeps an engine open, as a handle does. If nothing else keeps the engine open, dropping this value ends the engine
+/// in the background.
 pub(crate) struct KeepsOpen(Arc<Core>);
 
 impl KeepsOpen {
@@ -62,7 +62,7 @@ impl KeepsOpen {
 
 impl Drop for KeepsOpen {
     fn drop(&mut self) {
-        // AcqRel: the uses through all other handles come before the shutdown, whose phase they must not find.
+        // AcqRel: the uses through all other handles precede the shutdown, whose phase they must not see.
         if !self.0.is_forked() && self.0.handles.fetch_sub(1, AcqRel) == 1 {
             self.0.begin_shutdown(false);
             self.0.end_in_background();
@@ -84,7 +84,7 @@ enum Ending {
 struct Held {
     right: UnsafeCell<ManuallyDrop<Right<Task>>>,
     core: Arc<Core>,
-    /// The number of shares. It has 64 bits on every platform, so even leaked guards cannot make it wrap.
+    /// The number of shares. It has 64 bits on every platform, so it cannot wrap even if guards are leaked.
     shares: AtomicU64,
     /// Whether a panic dropped a guard.
     panicked: AtomicBool,
@@ -99,12 +99,13 @@ impl Held {
     /// Ends the operation.
     ///
     /// # Safety
-    /// 1. No share is left, this thread has acquired what the owners of shares did, and this is called only once.
+    /// 1. No share is left, this thread has acquired the effects of all owners of shares, and this function is called
+    ///    only once.
     #[cold]
     unsafe fn end(&self) {
         // SAFETY: (1) makes this thread the only user of the field.
         let right = self.right.with_mut(|right| unsafe { &mut *right });
-        // SAFETY: the field is taken once (1).
+        // SAFETY: the field is taken only once (1).
         let mut right = unsafe { ManuallyDrop::take(right) };
         let ending = std::mem::replace(&mut *lock(&self.ending), Ending::Unused);
         let panicked = |right: &Right<Task>| {
@@ -134,7 +135,7 @@ impl Held {
 /// A share of the right to end an operation. The operation ends when its last share is dropped.
 pub struct Share {
     held: Arc<Held>,
-    /// Whether the thread was already panicking when this share was created; such a panic says nothing about the
+    /// Whether the thread was already panicking when this share was created; such a panic is unrelated to the
     /// operation.
     panicking: bool,
 }
@@ -194,12 +195,12 @@ impl Share {
         self.right().parent_of()
     }
 
-    /// Notes that the guards, which keep the engine open, were taken.
+    /// Records that the guards, which keep the engine open, were taken.
     pub(super) fn take(&self, keeps_open: KeepsOpen) {
         *lock(&self.held.ending) = Ending::Taken(keeps_open);
     }
 
-    /// Notes how the operation's future ended, and drops the future's share.
+    /// Records how the operation's future ended, and drops the future's share.
     pub(super) fn end(self, result: Result<(), OpError>, deliver: Option<Box<dyn Deliver>>) {
         *lock(&self.held.ending) = Ending::Future(result, deliver);
     }

@@ -1,15 +1,15 @@
 //! Waits in place: a waiting thread runs, on its own stack, ready operations that must complete before the wait can
 //! end.
 //!
-//! * A ready operation with a handle is in a queue of its lane, owned by its entry there. A waiter takes ownership from
-//!   the entry, which stays in the queue with a share of the record until a worker pops it and finds it stale
+//! * A ready operation with a handle is owned by its entry in a queue of its lane. A waiter takes ownership from the
+//!   entry, which stays in the queue with a share of the record until a worker pops the entry and finds it stale
 //!   ([`OpRef::take`]).
 //! * An operation that the wait is known to depend on ([`leads_to`](Core::leads_to)) is taken from the deque of the
 //!   waiter's own worker or, on an engine without workers, from the ready loops of the waiter's thread.
 //!
 //! # Limits
 //!
-//! A waiter runs nothing else, so no wait is buried under an unrelated one: a wait depends on everything that runs
+//! A waiter runs no other operations, so no wait is delayed by an unrelated one: a wait depends on everything that runs
 //! above it on the stack. A waiter hands over its worker if it finds no such operation, if its stack is short, or if
 //! the wait has a time limit.
 
@@ -33,7 +33,7 @@ impl Core {
     /// Lets a waiter take a ready operation with a handle from the queue that the operation is about to enter.
     pub(super) fn publish(op: &OpRef<Task>) {
         // A device's thread has no pending operation of its own. If a waiter completed this operation, the engine could
-        // end before the entry is in its queue.
+        // end before the entry was in its queue.
         if !op.task().has(flag::CLAIMS)
             || op.task().has(flag::ASYNC | flag::ON_DEVICE)
             || worker_thread::serves_device()
@@ -46,7 +46,7 @@ impl Core {
             // SAFETY: the place is valid until the operation has started, and no thread can start it before this call
             // has stored the pointer.
             let place = place.map(|place| unsafe { place.as_ref() });
-            // The pointer is to the whole record, since the thread that takes the operation may retire the record.
+            // The pointer refers to the whole record, since the thread that takes the operation may retire the record.
             let record = NonNull::new(op.as_ptr().cast());
             place.zip(record).map(|(place, record)| place.publish(record, op.task().lane)).is_some()
         });
@@ -61,12 +61,12 @@ impl Core {
         self.run_on_this_stack(op);
     }
 
-    /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
-    /// none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such operations left to
+    /// Runs the operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
+    /// none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such operations from
     /// this thread's ready loops.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
         while !self.is_forked() && !is_over() && !ready_loop::is_stack_short() {
-            // The wait is checked last: if it is not over, nothing that it awaits has ended since the first look.
+            // The wait is checked last: if it is not over, nothing that it awaits has ended since the search began.
             let wanted = |op: &OpRef<Task>| Self::leads_to(op, goal) && !is_over();
             let taken = match self.has_workers() {
                 true => worker_thread::take_queued(self, wanted),
@@ -84,8 +84,8 @@ impl Core {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
             let epilogue = self.defer_epilogue(epilogue);
-            // Without workers, operations that are ready now are left to the loop around the wait, from which the wait
-            // takes those that it depends on.
+            // Without workers, operations that are now ready are left to the loop around the wait, which takes from
+            // that loop the operations on which it depends.
             if !self.has_workers() {
                 ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
             }

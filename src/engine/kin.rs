@@ -1,5 +1,5 @@
-//! What an operation knows about those that cannot complete before it: the [parent](super::family) of a child, and the
-//! operations around a [scope](super::scope).
+//! What an operation knows about the operations that cannot complete before it: the [parent](super::family) of a child,
+//! and the operations around a [scope](super::scope).
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
@@ -12,12 +12,12 @@ pub(crate) trait Kin: Send + Sync {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
     /// Calls `look` with the parent or the operations around the scope, and so on outwards. Depths start at 0.
     fn each_parent(&self, look: &mut dyn FnMut(Nested));
-    /// Returns the frame in which the scope was opened, if that was on the calling thread. The pointer is only
-    /// compared. `each_held` and `each_parent` cover that frame and those around it.
+    /// Returns the frame in which the scope was opened, if it was opened on the calling thread. The pointer is only
+    /// compared. `each_held` and `each_parent` cover that frame and the frames around it.
     fn known_from(&self) -> Option<*const ()>;
     /// Whether a child with this place waits for the parent's work to end.
     fn holds_back(&self, place: &Place) -> bool;
-    /// Notes that the parent is a future, whose work ends once the future has ended and its guards have been dropped.
+    /// Records that the parent is a future, whose work ends once the future has ended and its guards have been dropped.
     /// Called in the parent's function; never called for a scope.
     fn begin_future(&self);
     /// Drops a share of the family. A scope has no shares.

@@ -37,8 +37,8 @@ impl<W> LimitedJob<W> {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
-    /// Creates the job of a child or of a scope's operation, in the group of its family or scope. Until it has ended,
-    /// the operation has a share of `kin`, which the caller has counted. `mutates` says whether the operation mutates a
+    /// Creates the job of a child or of a scope's operation, in the group of its family or scope. Until the operation
+    /// ends, it has a share of `kin`, which the caller has counted. `mutates` says whether the operation mutates a
     /// variable.
     pub(crate) fn with_kin(
         job: W,
@@ -67,7 +67,7 @@ impl<W> LimitedJob<W> {
         }
     }
 
-    /// Notes that any failure of the operation from now on is its own.
+    /// Records that any failure of the operation from now on is its own.
     fn will_fail_itself(&mut self) {
         self.membership.iter_mut().for_each(|membership| membership.fails_itself = true);
     }
@@ -136,7 +136,7 @@ impl<W: Job> Job for LimitedJob<W> {
 
     fn discard(&mut self) {
         // The membership and the group are dropped after the call below, even if program code panics. Nothing is left
-        // for the record's drop, which may happen where program code must not run.
+        // to drop with the record, which may be dropped where program code must not run.
         let _group = (self.take_membership(), self.group.take());
         self.job.discard();
     }

@@ -17,8 +17,8 @@ pub(crate) enum NoWait {
     Observer,
 }
 
-// The innermost reason on this thread. It is not stored in the frames, since there may be many frames and each push to
-// a naive engine reads the reason.
+// The innermost reason on this thread. The reason is not stored in the frames, since there may be many of them and each
+// push to a naive engine reads the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
 /// Calls `f`, program code that must not wait.

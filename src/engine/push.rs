@@ -1,4 +1,4 @@
-//! A push: from an operation's accesses to its place in the queues of its variables.
+//! A push appends an operation's accesses to the queues of its variables.
 //!
 //! [`Core::push`] takes these steps:
 //!
@@ -6,7 +6,7 @@
 //!    are sorted by variable and distinct.
 //! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, if the engine
 //!    accepts it.
-//! 3. [`Task::fill`]: the function goes into the record.
+//! 3. [`Task::fill`]: the function is moved into the record.
 //! 4. [`enqueue`](Core::enqueue): the tracker appends the accesses to the queues of their variables. If the operation
 //!    is ready, it is [dispatched](Core::dispatch).
 //!
@@ -47,7 +47,7 @@ impl Core {
         let op = match unsafe { self.check_and_begin(spec, location, entries) } {
             Ok(op) => op,
             Err(error) => {
-                // `?` is not used, since it would drop `job` while this function returns: if that drop panicked, the
+                // `?` is not used, since it would drop `job` as this function returns, and if that drop panicked, the
                 // return value would leak.
                 drop(job);
                 return Err(error);
@@ -59,8 +59,8 @@ impl Core {
     }
 
     /// [`push`](Self::push) for an operation with one access and no properties except a name, compiled as one function
-    /// because these operations are the most frequent. Both the engine and the job must [allow](Self::allows_push_sole)
-    /// it.
+    /// because such operations are the most frequent. Both the engine and the job must [allow](Self::allows_push_sole)
+    /// this.
     #[inline(never)]
     pub(crate) fn push_sole<J: Job>(
         self: &Arc<Self>,
@@ -156,7 +156,8 @@ impl Core {
         Ok(op)
     }
 
-    /// Returns an error if a variable of the operation `name` belongs to another engine or is known to be deleted.
+    /// Returns an error if a variable of the operation `name` belongs to another engine or is known to have been
+    /// deleted.
     #[inline]
     pub(crate) fn check_variable(
         &self,
@@ -185,8 +186,8 @@ impl Core {
     }
 
     /// Checks every variable, sorts the entries by variable and merges entries for the same variable: a variable that
-    /// is both read and mutated is mutated, and it is overwritten only if every entry overwrites it. Returns the
-    /// remaining entries. Errors name the operation `name`, pushed at `location`.
+    /// is both read and mutated counts as mutated, and counts as overwritten only if every entry overwrites it. Returns
+    /// the remaining entries. Errors identify the operation by `name` and `location`, where it was pushed.
     #[inline]
     pub(crate) fn check_and_sort<'e>(
         &self,
@@ -274,9 +275,9 @@ impl Core {
         Ok(unsafe { OpRef::new_with(init, band, spec.passes_closed, accesses) })
     }
 
-    /// Decides whether an engine that is shutting down, is observed or has a limit accepts an operation. If not, counts
-    /// the operation out again, except in a forked child. An operation that was held back is counted again, with a new
-    /// ticket.
+    /// Decides whether an engine that is shutting down, is observed, or has a limit accepts an operation. If it does
+    /// not, counts the operation out again, except in a forked child. An operation that was held back is counted again,
+    /// with a new ticket.
     #[cold]
     #[inline(never)]
     fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
@@ -323,7 +324,7 @@ impl Core {
         }
     }
 
-    /// Whether the naive engine accepts an operation on this thread. The naive engine runs operations inside their
+    /// Whether the naive engine accepts an operation on this thread. The naive engine runs an operation inside its
     /// push, which is forbidden in the function of a device operation. There, it accepts only internal operations,
     /// unless a ready loop of this engine encloses the function and can run the operation later.
     #[cold]
@@ -361,8 +362,8 @@ impl Core {
     }
 }
 
-/// The error of a push during which a variable was deleted. It has its own type because no other error can occur so
-/// late.
+/// The error of a push during which a variable was deleted. It has its own type because no other error can occur at
+/// that stage.
 pub(super) struct Rejected;
 
 impl Rejected {
@@ -397,7 +398,7 @@ pub(super) fn sort<'e>(
 struct Aliased(NonNull<VarCell>);
 
 /// Sorts entries by variable and merges entries for the same variable. Returns the number of remaining entries, which
-/// come first.
+/// are moved to the front.
 #[inline(never)]
 fn sort_distinct(entries: &mut [Entry]) -> Result<usize, Aliased> {
     // SAFETY: the creator of the entries keeps handles to their variables until the push returns.

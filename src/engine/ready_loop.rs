@@ -1,4 +1,4 @@
-//! Ready loops run operations on a thread without a worker, or inside another operation.
+//! Ready loops, which run operations on a thread without a worker or inside another operation.
 //!
 //! A loop lives on the stack of the thread that runs it and is linked into that thread's list, innermost first. It
 //! ends, and leaves the list, once it has no operation or epilogue left to run.
@@ -33,11 +33,12 @@ use crate::{
     tracker::{OpRef, ReadyList},
 };
 
-/// The nesting depth at which ready operations are left to outer loops. Not tuned: deep enough for intentional nesting,
-/// and shallow enough for any stack.
+/// The nesting depth at which ready operations are left to outer loops. Not tuned: this is deep enough for intentional
+/// nesting, and shallow enough for any stack.
 const MAX_DEPTH: usize = 64;
 
-/// The maximum number of operations that a wait examines in one loop. Not tuned: each look takes a few microseconds.
+/// The maximum number of operations that a wait examines in one loop. Not tuned: examining one operation takes a few
+/// microseconds.
 const MAX_LOOKS: usize = 32;
 
 /// A loop that runs ready operations on this thread.
@@ -131,10 +132,10 @@ pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Opti
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
 }
 
-// The number of operations running in place, plus families ending, nested on this thread's stack.
+// The number of operations running in place and of families ending that are nested on this thread's stack.
 thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which runs an operation on top of the one waiting on this thread, or ends a family inside a child's
+/// Calls `f`, which runs an operation on top of the operation waiting on this thread, or ends a family inside a child's
 /// epilogue.
 pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
@@ -148,7 +149,7 @@ pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether this thread's loops and the operations running in place are nested [`MAX_DEPTH`] deep.
+/// Whether this thread's loops and operations running in place are nested [`MAX_DEPTH`] deep.
 pub(crate) fn is_deep() -> bool {
     // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on whose
     // behalf this thread runs.
@@ -180,7 +181,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
         runs.set(Some(room::take_runs()));
     };
     // SAFETY: the engine binds nothing but thread-locals to a thread. The other thread takes over the thread-locals
-    // that point to the frames and loops, and the worker was given away above. The frames and loops belong to the other
+    // that point to the frames and loops, and the worker was given up above. The frames and loops belong to the other
     // thread until `go_on` has returned, and the calling thread is blocked until then.
     let done = unsafe { stack::on_another(go_on) };
     room::put_runs(runs.take().unwrap_or_default());
@@ -190,7 +191,7 @@ pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     }
 }
 
-/// Returns `f`: models need no other stacks, since their own, though small, suffice.
+/// Returns `f`: models need no other stacks, since their own are small but sufficient.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     let _ = (
@@ -219,8 +220,8 @@ pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
     (ready, epilogues)
 }
 
-/// Takes the first `wanted` operation left to a loop of `core` on this thread. Examines a limited number of operations
-/// per loop.
+/// Takes the first operation left to a loop of `core` on this thread that is `wanted`. Examines a limited number of
+/// operations per loop.
 pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
     find_loop(|ready_loop| {
         if !ready_loop.is_of(core) {
@@ -253,13 +254,13 @@ pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
     find_loop(|ready_loop| (!ready_loop.is_empty()).then(|| Arc::clone(ready_loop.engine())))
 }
 
-/// Whether this thread has a loop of `core`, which will run what is left to it.
+/// Whether this thread has a loop of `core`, which will run work left to the loop.
 pub(crate) fn has_loop(core: &Core) -> bool {
     with_loop(core, |_| ()).is_some()
 }
 
-/// Whether this thread is inside an operation or a ready loop of `core`, or runs other program code for it. If so, it
-/// may have operations that are not yet counted out.
+/// Whether this thread is inside an operation or a ready loop of `core`, or is running other program code for `core`.
+/// If so, it may have operations that are not yet counted out.
 pub(crate) fn works_for(core: &Core) -> bool {
     frame::any_frame(|frame| frame.is_of(core)) || has_loop(core)
 }

@@ -1,7 +1,7 @@
 //! Reports the events of operations to the [recorder](crate::trace::recorder) and to observers.
 //!
-//! An engine that records sets a flag on its operations. A run tests this flag together with those of operations that
-//! are not plain. An engine that does not record pays little more than one test per push.
+//! An engine that records sets a flag on its operations. A run tests this flag together with the flags of operations
+//! that are not plain. On an engine that does not record, the cost is little more than one test per push.
 
 use std::{collections::HashMap, io, sync::Arc, thread, time::Duration};
 
@@ -52,13 +52,13 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the operations whose functions are running, and where, if that is recorded.
+    /// Returns the operations whose functions are running and where each one runs, if this is recorded.
     pub(super) fn running_ops(&self) -> HashMap<OpId, String> {
         let recording = self.recording().filter(|recording| recording.is_kept);
         recording.map(|recording| recording.recorder.running()).unwrap_or_default()
     }
 
-    /// Returns the time since an operation was pushed, if that is recorded.
+    /// Returns the time since an operation was pushed, if the push was recorded.
     pub(super) fn age_of(&self, op: OpId) -> Option<Duration> {
         self.recording().map(|recording| recording.recorder.age(op))
     }
@@ -197,7 +197,7 @@ impl Core {
         }
     }
 
-    /// Records that the function on this thread hands over its worker.
+    /// Records that the function on this thread is handing over its worker.
     pub(super) fn record_wait(&self) {
         if let Some(recording) = self.recording().filter(|recording| recording.is_kept) {
             recording.recorder.note(OpId(0), Short::Waits);
@@ -283,7 +283,7 @@ impl Details for Observed<'_> {
 
     fn accesses(&self) -> Vec<ObservedAccess> {
         // A variable that the operation has already released may be freed once this thread is unpinned, or may have
-        // been freed before it was pinned. A variable released from now on stays valid.
+        // been freed before it was pinned. Variables released from now on remain valid.
         let _pinned = epoch::pin();
         let held = self.op.accesses().iter().filter(|access| access.standing() != Standing::Done);
         let describe = |access: &Access<Task>| ObservedAccess {

@@ -26,8 +26,8 @@ pub(crate) struct Recording {
     pub(super) engine: u16,
 }
 
-/// The size of each ring in bytes when only a profile is written. Not tuned: several times what a thread records
-/// between two readings.
+/// The size of each ring in bytes when only a profile is written. Not tuned: several times the amount that a thread
+/// records between two reads.
 const PROFILED_BYTES: usize = 8 << 20;
 
 // Whether an observer is running on this thread.
@@ -53,7 +53,7 @@ impl Recording {
         }
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
-        // Numbers repeat after 65,535 engines in a process. A recorder serves fewer at a time.
+        // Numbers repeat after 65,535 engines in a process. A recorder serves fewer engines than that at a time.
         let engine = (engine.saturating_sub(1) % u64::from(u16::MAX) + 1) as u16;
         // If the program has set no recorder, an internal one numbers the operations.
         let recorder = recorder.unwrap_or_else(|| {

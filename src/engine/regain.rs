@@ -3,18 +3,18 @@
 //! * If a worker of the lane is idle, the function continues in its place
 //!   ([`Lane::borrow_place`](crate::scheduler::Lane::borrow_place)).
 //! * Otherwise, the function's thread joins the lane's queue for a worker and pushes an operation, usually at the
-//!   maximum priority. The worker that runs this operation goes to the first thread in the queue, and the thread that
-//!   ran the operation becomes a spare.
+//!   maximum priority. The worker that runs this operation is given to the first thread in the queue, and the thread
+//!   that ran the operation becomes a spare.
 //!
-//! Within the limits below, therefore, no more functions compute than there are workers, and the queue costs the
+//! Therefore, within the limits below, no more functions compute than there are workers, and the queue costs the
 //! workers nothing.
 //!
 //! # Limits
 //!
 //! A function continues without a worker if it receives none within [`LONGEST_STAY`]: all workers may be blocked until
-//! this function makes progress. It queues no longer than its wait's time limit, and not while its engine is being
-//! stopped. The function also continues without a worker if the operation pushed by its thread runs without one, in a
-//! push that is held back.
+//! this function makes progress. It queues no longer than its wait's time limit, and does not queue while its engine is
+//! being stopped. The function also continues without a worker if a held-back push runs the operation that the
+//! function's thread pushed, on a thread without a worker.
 
 use std::{cell::Cell, panic::Location, time::Instant};
 
@@ -38,7 +38,7 @@ const RETURNS_AHEAD: u32 = 16;
 thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 
 /// Calls `f`, which blocks the calling thread. A function that has handed over its worker regains one when the
-/// outermost such call returns or panics, but not after waits inside these calls.
+/// outermost such call returns or panics, but not after waits inside such calls.
 pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -52,8 +52,8 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// If the calling thread has handed over its worker, borrows an idle worker's place or waits for a worker, but not
-/// beyond `deadline`.
+/// If the calling thread has handed over its worker, borrows an idle worker's place or waits for a worker, until
+/// `deadline` at the latest.
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     if BLOCKING.with(Cell::get) > 0 {

@@ -1,7 +1,7 @@
 //! The jobs of operations with a handle.
 //!
-//! The function is stored [next to](Cancellable) the oneshot that the handle waits for. The job takes the function from
-//! there when the operation starts, and sets the oneshot when the operation is complete, unless the
+//! The function is stored [next to](Cancellable) the oneshot that the handle waits for. The job takes that function
+//! when the operation starts, and sets the oneshot when the operation is complete, unless the
 //! [right](super::right::Right) to end an asynchronous operation does so.
 
 use std::{mem::needs_drop, panic::Location, ptr::NonNull, sync::Arc};
@@ -44,7 +44,7 @@ impl<F, R> Shared<F, R> {
         }
     }
 
-    /// Takes the function, if this thread has won the claim or wins it now.
+    /// Takes the function if this thread has already won the claim or wins it now.
     pub(super) fn take_function(&self) -> Option<F> {
         let beside = self.0.as_ref()?.beside();
         beside.claim().start().ok()?;
@@ -57,7 +57,7 @@ impl<F, R> Shared<F, R> {
         self.0.as_ref().map(|oneshot| NonNull::from(oneshot.beside().place()))
     }
 
-    /// Returns the failure of the operation if it is cancelled.
+    /// Returns the failure with which the operation fails if it is cancelled.
     pub(super) fn failure(&self) -> OpError {
         match &self.0 {
             Some(oneshot) => oneshot.beside().failure(),
@@ -142,7 +142,7 @@ where
 }
 
 /// The function of an asynchronous operation with a handle. The [right](super::right::Right) to end the operation
-/// reports its end to the handle. If the function is not called, this job reports it.
+/// reports the operation's end to the handle, or this job does if the function is not called.
 pub(crate) struct AsyncResultJob<F>(Shared<F, ()>);
 
 impl<F> AsyncResultJob<F> {

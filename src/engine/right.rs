@@ -1,7 +1,7 @@
 //! The right to end an asynchronous operation, and the recipients of the operation's result.
 //!
-//! An asynchronous operation may end while its function is still running, so ending it must not touch its job. The
-//! right therefore reports what the job otherwise would.
+//! An asynchronous operation may end while its function is still running, so ending it must not touch its job.
+//! Therefore the right, rather than the job, reports the result.
 //!
 //! The right is held first by the thread that starts the operation, then by the owner of the completion. Guards and
 //! futures [share](super::held) the right instead.
@@ -33,16 +33,16 @@ pub(crate) struct Right<T> {
 pub(super) struct Observers {
     pub(super) handle: Option<Arc<Handled<()>>>,
     pub(super) membership: Option<Membership>,
-    /// The family of an operation with children, which completes the operation.
+    /// The family that completes the operation, if the operation has children.
     pub(super) parent_of: Option<Arc<dyn Kin>>,
-    /// Delivers the value of a future to the handle of its operation. It is in a mutex, since the value need not be
+    /// Delivers the value of a future to the handle of its operation. The mutex is needed because the value need not be
     /// `Sync`.
     pub(super) deliver: Option<Mutex<Box<dyn Deliver>>>,
 }
 
 /// The value of a future, and its recipient.
 pub(super) trait Deliver: Send {
-    /// Sets the operation's result. Runs no program code, but returns the code left to run.
+    /// Sets the operation's result. Runs no program code, but returns the code that remains to be run.
     fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered;
 }
 

@@ -1,10 +1,9 @@
-//! Limits on pending operations: which pushes a full engine or group holds back, and what their threads do while they
-//! wait.
+//! Limits on pending operations: which pushes are held back when an engine or group is full, and what their threads do
+//! while waiting.
 //!
 //! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
 //! code that an engine calls is never held back, since room may depend on its progress. Such code runs in a [`frame`],
-//! on a thread that an engine has started, in a function or kernel of a device, or inside a push that is itself held
-//! back.
+//! on a thread started by an engine, in a device's function or kernel, or inside a push that is itself held back.
 //!
 //! # A push that is held back
 //!
@@ -14,12 +13,12 @@
 //! 1. A shutdown has begun: the push is refused.
 //! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
 //! 3. An operation in a lane of workers is ready: the thread runs it, in its own ready loop. The thread's stack has no
-//!    frame, so no other operation lies beneath this one. If the operation waits, it blocks the thread, as an eager
-//!    operation does, so it must not wait for what this thread holds.
-//! 4. Nothing is ready or running: the push continues despite the lack of room. The pending operations wait for
-//!    something that only the program can do, perhaps on this thread.
-//! 5. Otherwise the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit, doubled
-//!    each time, expires. The limit is needed because no event reports that nothing is running.
+//!    frame, so no other operation is beneath this one. If the operation waits, it blocks the thread, as an eager
+//!    operation does, so it must not wait for anything that this thread holds.
+//! 4. No operation is ready or running: the push continues despite the lack of room, since the pending operations are
+//!    waiting for something that only the program can do, perhaps on this thread.
+//! 5. Otherwise, the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit, which
+//!    doubles each time, expires. The limit is needed because no event reports that nothing is running.
 //!
 //! # What runs
 //!
@@ -30,17 +29,18 @@
 //! A worker of a lane counts as running an operation unless its last search found nothing
 //! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted
 //! in `running`: those that have handed over their worker, and program threads inside a ready loop. While such a thread
-//! sleeps in a wait for an engine, it is counted in `waiting` instead: then only what it waits for matters. A thread
-//! whose wait has just ended may still be counted in `waiting`. If any threads wait, therefore, two checks separated by
-//! a pause must both find nothing running. A GPU lane's thread waits for operations only when the lane has no work in
-//! flight, and only then notes that a search found nothing. A lane with work in flight therefore counts as running.
+//! sleeps in a wait for an engine, it is counted in `waiting` instead, since only the work for which it waits matters
+//! then. A thread whose wait has just ended may still be counted in `waiting`. Therefore, if any threads are waiting,
+//! two checks separated by a pause must both find nothing running. A GPU lane's thread waits for operations only when
+//! the lane has no work in flight, and only then records that a search found nothing. A lane with work in flight
+//! therefore counts as running.
 //!
 //! # How far a limit is exceeded
 //!
 //! A count is a sum over shards, taken under a lock. To count less often, a thread that finds room takes a
-//! [credit](CREDIT) of at most half of that room and at most [`MAX_CREDIT`] operations. It counts again when the credit
-//! is used up. A single pushing thread therefore stays within the limit. Several threads exceed it by at most
-//! `MAX_CREDIT` each, or by one each without credit.
+//! [credit](CREDIT) of at most half of that room, up to [`MAX_CREDIT`] operations. It counts again when the credit is
+//! used up. A single pushing thread therefore stays within the limit. Each of several threads may exceed it by at most
+//! `MAX_CREDIT` operations, or by one operation without credit.
 //!
 //! # Who may touch what
 //!
@@ -70,13 +70,13 @@ use crate::{
     threads::pool::is_engine_thread,
 };
 
-/// The maximum number of operations that a thread pushes without counting again. Measured: at 32, the sum over the
-/// shards costs each push less than the rest of the check.
+/// The maximum number of operations that a thread pushes without counting again. Measured: at 32, the cost per push of
+/// summing the shards is less than that of the rest of the check.
 const MAX_CREDIT: u64 = 32;
 
-/// The first and the longest time limit for the sleep of a push that is held back. The limit doubles each time. Not
-/// tuned: the first is the default time for which workers search before sleeping; at the longest, wake-ups cost no
-/// measurable CPU time.
+/// The first and the longest time limit for the sleep of a held-back push. The limit doubles each time. Not tuned: the
+/// first is the default time for which workers search before sleeping; with the longest, wake-ups use no measurable CPU
+/// time.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
 // The engine in which this thread last found room, and the number of operations that it may push there before counting
@@ -102,8 +102,8 @@ fn counts<'a>(core: &'a Core, group: Option<&'a Arc<Group>>) -> impl Iterator<It
     group.into_iter().flat_map(Group::path).map(|group| &group.pending).chain(iter::once(&core.pending))
 }
 
-/// Returns the first count, with its position in [`counts`], that lacks room for one operation plus the number of
-/// others that `slack` returns for its limit.
+/// Returns the first count without room for one operation plus the number that `slack` returns for the count's limit,
+/// along with the count's position in [`counts`].
 fn first_full<'a>(
     core: &'a Core,
     group: Option<&'a Arc<Group>>,
@@ -154,7 +154,7 @@ impl Core {
             self.end_push();
             return false;
         }
-        // Takes half of the remaining room, since other threads push as well.
+        // Takes only half of the remaining room, since other threads also push.
         let credit = ((limit - count - 1) / 2).min(MAX_CREDIT);
         CREDIT.with(|cell| cell.set((self.tag(), credit)));
         true
@@ -200,7 +200,7 @@ impl Core {
             return Err(PushError::Forked);
         }
         if !is_outside() {
-            // The push decides.
+            // The push itself decides.
             return Ok(());
         }
         if !self.is_open() {
@@ -209,7 +209,7 @@ impl Core {
         if first_full(self, group, |_| 0).is_some() { Err(PushError::Full) } else { Ok(()) }
     }
 
-    /// Holds a push back until it continues or is refused; see the head of this module.
+    /// Holds a push back until it can continue or is refused; see the head of this module.
     pub(super) fn hold_back(self: &Arc<Self>, group: Option<&Arc<Group>>) -> Result<(), PushError> {
         struct Held;
         impl Drop for Held {
@@ -221,8 +221,8 @@ impl Core {
         let _held = Held;
         let since = Instant::now();
         let (mut running, mut pause, mut was_still) = (None, PAUSES[0], false);
-        // A thread that has run operations runs a few more than necessary, to count less often and leave room for
-        // futures.
+        // A thread that has run operations runs a few more than necessary, in order to count less often and leave room
+        // for futures.
         let mut has_run = false;
         loop {
             if self.is_forked() {
@@ -267,8 +267,8 @@ impl Core {
         }
     }
 
-    /// Whether no lane has work and nothing is running. `again` says whether the previous check, some time ago, found
-    /// the same.
+    /// Whether no lane has work and nothing is running. `again` is true if the previous check, some time ago, gave the
+    /// same result.
     pub(super) fn is_still(&self, again: bool) -> bool {
         match self.stillness() {
             Stillness::Still => true,
@@ -279,8 +279,8 @@ impl Core {
 
     /// Returns whether anything is ready or running.
     fn stillness(&self) -> Stillness {
-        // Two equal results are needed: a single check may miss an operation that moves during it, but two that agree
-        // do not.
+        // Two equal results are needed: a single check may miss an operation that moves while the check runs, but two
+        // checks that agree do not.
         match self.idle_since() {
             Some(idle) if self.idle_since() == Some(idle) => {}
             _ => return Stillness::Busy,
@@ -294,7 +294,7 @@ impl Core {
     fn idle_since(&self) -> Option<usize> {
         let workers = self.threads().lanes().iter().map(|lane| lane.idle_since());
         let on_devices = self.gpus().lanes().iter().map(|lane| {
-            // Relaxed: a snapshot. Nothing runs on a lane that no push has used.
+            // Relaxed: a snapshot. No operation runs on a lane that no push has used.
             let starts = lane.lane.has_work() || lane.started.load(Relaxed);
             if starts { lane.lane.idle_since() } else { Some(0) }
         });
@@ -307,8 +307,8 @@ impl Core {
     pub(super) fn end_waits_for_room(self: &Arc<Self>) {
         // Threads that wait for room in a group time out and check again.
         self.pending.interrupt_waits_for_room();
-        // The lock is taken even if no limit is known here, since a group may receive its limit concurrently: a future
-        // that registers after this finds the shutdown.
+        // The lock is taken even if no limit is known here, since a group may be given its limit concurrently: a future
+        // that registers after this point finds the shutdown.
         let held = lock(&self.bounds.held).take_up_to(u64::MAX);
         if let Some(wakers) = held {
             self.wake(wakers);
@@ -318,16 +318,17 @@ impl Core {
     // -------------------------------------------------------------------------------------------- what runs ----
 
     /// Counts the calling thread as running operations without a worker until the returned value is dropped. Engine
-    /// threads are not counted: their workers' state shows whether they are running anything.
+    /// threads are not counted, since their workers' state shows whether they are running anything.
     pub(super) fn run_without_worker(self: &Arc<Self>) -> Option<Running<'_>> {
         let is_counted = || with_runs(|runs| runs.iter().any(|core| Arc::ptr_eq(core, self))) == Some(true);
         let counts = self.bounds.are_in_use() && !is_engine_thread() && !is_counted() && self.begin_running();
-        // The thread no longer counts as pushing while it runs operations, since these may wait.
+        // The thread does not count as pushing while it runs operations, since these may wait.
         self.end_push();
         counts.then(|| Running(self))
     }
 
-    /// Counts the calling thread in `running`. Returns `false` if the thread is ending and its list of engines is gone.
+    /// Counts the calling thread in `running`. Returns `false` if the thread is ending and its list of engines no
+    /// longer exists.
     pub(super) fn begin_running(self: &Arc<Self>) -> bool {
         let noted = with_runs(|runs| runs.push(Arc::clone(self))).is_some();
         if noted {
@@ -337,7 +338,7 @@ impl Core {
         noted
     }
 
-    /// Takes the calling thread out of `running` if [`begin_running`](Self::begin_running) has counted it there.
+    /// Takes the calling thread out of `running` if [`begin_running`](Self::begin_running) counted it there.
     pub(super) fn end_running(self: &Arc<Self>) {
         if !any_limits() {
             return;
@@ -357,12 +358,12 @@ impl Core {
 #[derive(PartialEq, Eq)]
 enum Stillness {
     Busy,
-    /// Nothing was found running, but a thread may be about to continue after a wait.
+    /// No operation was found to be running, but a thread may be about to continue after a wait.
     Perhaps,
     Still,
 }
 
-/// Counts a thread in `running` until this is dropped.
+/// Counts a thread in `running` until dropped.
 pub(super) struct Running<'c>(&'c Arc<Core>);
 
 impl Drop for Running<'_> {
@@ -376,7 +377,7 @@ fn with_runs<R>(f: impl FnOnce(&mut Vec<Arc<Core>>) -> R) -> Option<R> {
     RUNS.try_with(|runs| f(&mut runs.borrow_mut())).ok()
 }
 
-/// Takes the list of engines that count this thread in `running`, for another thread that stands in for it.
+/// Takes the list of engines that count this thread in `running`, for another thread that runs on its behalf.
 pub(super) fn take_runs() -> Vec<Arc<Core>> {
     with_runs(std::mem::take).unwrap_or_default()
 }
@@ -397,7 +398,7 @@ pub(super) fn stop_running() -> Waits {
     Waits(runs)
 }
 
-/// Counts a thread in `waiting` instead of `running` until this is dropped.
+/// Counts a thread in `waiting` instead of `running` until dropped.
 #[must_use]
 pub(super) struct Waits(Vec<Arc<Core>>);
 
@@ -432,7 +433,7 @@ impl WhenRoom {
         Self { core: Arc::clone(core), group: group.cloned(), at: None, held: WakerKey::default() }
     }
 
-    /// Ends the wait for room in one count and lets the next future check it.
+    /// Ends the wait for room in one count and lets the next future check that count.
     fn leave_count(&mut self) {
         let Some((at, mut key)) = self.at.take() else { return };
         let wakers = counts(&self.core, self.group.as_ref()).nth(at).and_then(|count| count.end_room(&mut key));

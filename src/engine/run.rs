@@ -1,7 +1,7 @@
-//! The run of a ready operation: its function is called or the operation is skipped, and then the operation completes.
+//! Running a ready operation: calling its function or skipping the operation, and then completing it.
 //!
 //! Most operations are *plain*: they run on the CPU, complete when their function returns, and report no result.
-//! [`execute_inline`](Core::execute_inline) runs these on a fast path, and
+//! [`execute_inline`](Core::execute_inline) runs plain operations on a fast path, and
 //! [`execute_otherwise`](Core::execute_otherwise) runs all others.
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use crate::{
 };
 
 impl Core {
-    /// Runs a ready operation on this thread and adds the operations that become ready to `ready`. The caller
-    /// dispatches these and then [runs](Self::finish) the epilogue.
+    /// Runs a ready operation on this thread and adds the operations that become ready to `ready`. The caller must
+    /// dispatch these and then [run](Self::finish) the epilogue.
     pub(crate) fn execute(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         match self.execute_plainly(op, ready) {
             Ok(ticket) => Epilogue::CountOut(ticket),
@@ -47,8 +47,8 @@ impl Core {
         self.execute_inline(op, ready)
     }
 
-    /// Runs an operation if it is plain; the caller must then count it out. Otherwise returns the operation unfinished.
-    /// This is part of the main loop of a worker.
+    /// Runs an operation if it is plain, in which case the caller must count it out. Otherwise, returns the operation
+    /// unfinished. This is part of a worker's main loop.
     #[inline(always)]
     pub(super) fn execute_inline(
         self: &Arc<Self>,
@@ -61,7 +61,7 @@ impl Core {
         {
             return Err(Unfinished { op, called: None });
         }
-        // `?` is not used: a value that might need dropping would cost instructions.
+        // `?` is not used: a value that might need to be dropped would cost instructions.
         match self.call(&op) {
             Ok(()) => {}
             failed => return Err(Unfinished { op, called: Some(failed) }),
@@ -160,8 +160,7 @@ impl Core {
         if matches!(result, Ok(Ok(()))) { Ok(()) } else { Self::failure_of(op, result) }
     }
 
-    /// The slow path of [`result_of`](Self::result_of). It is a separate function so that the call takes fewer
-    /// instructions.
+    /// The slow path of [`result_of`](Self::result_of). A separate function, so that the call takes fewer instructions.
     #[cold]
     #[inline(never)]
     fn failure_of(op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
@@ -172,7 +171,7 @@ impl Core {
     }
 
     /// Calls the function of an operation with children and then lets the children enter their queues. The operation
-    /// completes with its last child.
+    /// completes when its last child does.
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
         op.mark(self.started_mark());
         let hold = op.hold();
@@ -248,7 +247,8 @@ impl Core {
                 self.fail_late(&hold, failure);
                 Epilogue::Nothing
             }
-            // A panic has dropped the completion. If the function caught the panic, the lost completion is the failure.
+            // A panic dropped the completion. If the function caught the panic, the loss of the completion is the
+            // failure.
             (Some(right), failure) => {
                 let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
                 let _ = hold.task().async_state().map(AsyncState::resolve);
@@ -257,7 +257,7 @@ impl Core {
         }
     }
 
-    /// Notes that the asynchronous function of an operation with children has ended.
+    /// Records that the asynchronous function of an operation with children has ended.
     fn return_from_parent(
         self: &Arc<Self>,
         family: &Family,
@@ -293,7 +293,7 @@ impl Core {
         let Some(state) = op.task().async_state() else { unreachable!("the operation is asynchronous") };
         // SAFETY: called once, by the thread that ran the function.
         if let Err(failure) = unsafe { state.fail(failure) } {
-            // The operation has already completed. Its function's failure is recorded so that it is not lost.
+            // The operation has already completed. Its function's failure is recorded to avoid losing it.
             failure.record(&self.failures);
             self.run_program_code(op, None, || drop(failure));
         }
@@ -337,7 +337,7 @@ impl Core {
             Some(failure) => (Err(failure), own.err()),
             None => (own, None),
         };
-        // The second failure of the operation is recorded so that it is not lost.
+        // The operation's second failure is recorded to avoid losing it.
         second.iter().for_each(|failure| failure.record(&self.failures));
         let _running = self.run_without_worker();
         let mut ready = ReadyList::default();
@@ -354,7 +354,7 @@ impl Core {
         let family = right.parent_of().and_then(Family::from_kin);
         let (op, observers) = right.into_parts();
         if let Some(family) = family {
-            // A panic has dropped the guards before the future existed.
+            // A panic dropped the guards before the future existed.
             let _running = self.run_without_worker();
             return family.end_completion(op, observers, Ok(()));
         }
@@ -369,7 +369,7 @@ impl Core {
 
     // ----------------------------------------------------------------------------- GPUs of the naive engine ----
 
-    /// Runs a GPU operation on this thread, for the naive engine, and waits until the GPU has completed it.
+    /// Runs a naive engine's GPU operation on this thread, and waits until the GPU has completed the operation.
     #[cold]
     fn run_on_device(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         let device = self.gpus.device_of(op.task().lane);
@@ -390,7 +390,7 @@ impl Core {
             std::mem::forget((stream, result));
             return Epilogue::Nothing;
         }
-        // Code called by the device, and the logger that reports the device's loss, run as part of the operation.
+        // Code called by the device runs as part of the operation, as does the logger that reports the device's loss.
         let mut end = || stream.finish().map_err(|error| gpu.lose(&error));
         let ended =
             no_wait::without_waits(NoWait::DeviceFunction, || frame::enter(self, &op, Holds::Variables, |_| end()));

@@ -3,16 +3,16 @@
 //! # States
 //!
 //! 1. *Open*: the function that opened the scope and the scope's own operations push to it.
-//! 2. *Closing*: that function has returned or panicked. Only the scope's operations still push to it.
-//!    [`close`](Scoped::close) waits until none is pending.
+//! 2. *Closing*: that function has returned or panicked. Only the scope's operations may still push to it.
+//!    [`close`](Scoped::close) waits until none of them is pending.
 //! 3. *Closed*: every operation has ended or been abandoned, and its captures have been dropped. The values of the
 //!    scope's variables are dropped next ([`drop_values`](Scoped::drop_values)). These drops are program code, which
-//!    may push to the scope and create variables, so if there were any values, the scope is closing again.
+//!    may push to the scope and create variables. So if there were any values, the scope is closing again.
 //! 4. *Over*: the scope is closed, and none of its variables has a value. The frame may end.
 //!
 //! # Who may touch what
 //!
-//! * `held`: constant. Its referents are read, while the operations around the scope run, by the function that opened
+//! * `held`: constant. While the operations around the scope run, its referents are read by the function that opened
 //!   the scope and by the scope's operations that were not abandoned.
 //! * `around`, `members`, `variables` and `emptied`: under their locks.
 //!
@@ -21,20 +21,21 @@
 //! # Cycles of waits
 //!
 //! The wait at the end of a scope cannot return early, since operations of the scope borrow from the frame that the
-//! wait keeps alive. A [cycle](super::deadlock) through this wait is broken by another wait in it, for a handle, a
-//! variable or a group. A cycle may have no such wait: two operations may each hold a variable named by an operation in
-//! the other's scope, or an operation of the scope may be queued, through others, behind the operation that opened the
-//! scope. Then the scope whose end began to wait last *abandons* its operations that cannot start:
+//! wait keeps alive. A [cycle](super::deadlock) through this wait is broken by another of its waits, for a handle, a
+//! variable or a group. A cycle may have no such wait: two operations may each hold a variable declared by an operation
+//! in the other's scope, or an operation of the scope may be queued, directly or through others, behind the operation
+//! that opened the scope. In that case, the scope whose end began to wait last *abandons* those of its operations that
+//! cannot start:
 //!
 //! * It cancels them, which drops their functions and thus ends their borrows. They stay in the queues until their turn
-//!   comes and then fail the variables that they mutate. All they keep of the scope is the memory of its variables,
+//!   comes and then fail the variables that they mutate. Of the scope, they keep only the memory of its variables,
 //!   without the values.
 //! * It counts them out of the scope immediately, so they are not counted out again when their turn comes
 //!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). The scope returns [`WaitError::WouldDeadlock`].
 //!
 //! Such a cycle cannot be foreseen when a scope is opened or when its operations are pushed, since operations may be
 //! pushed to the other scope later. Operations pushed to the scope's group rather than to the scope are not abandoned.
-//! A cycle through such operations alone is logged.
+//! A cycle that contains only such operations is logged.
 
 use std::{
     any::Any,
@@ -73,10 +74,10 @@ use crate::{
 };
 
 /// The interval at which a closing scope's thread retries handing over its worker. Not tuned: an attempt is cheap, and
-/// a thread is available for the worker unless about a thousand operations wait.
+/// a thread is available for the worker unless about a thousand operations are waiting.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// The minimum length at which complete operations are removed from a scope's list. Not tuned: a list of this length is
+/// The minimum length of a scope's list at which complete operations are removed. Not tuned: a list of this length is
 /// small.
 const MANY: usize = 1024;
 
@@ -84,7 +85,7 @@ const MANY: usize = 1024;
 #[derive(Debug, Default)]
 struct Members {
     list: Vec<Arc<Handled<()>>>,
-    /// The number of operations left after complete ones were last removed.
+    /// The number of operations that remained after complete ones were last removed.
     left: usize,
 }
 
@@ -109,9 +110,9 @@ pub(crate) struct Scoped {
     /// place.
     members: Option<Mutex<Members>>,
     variables: Mutex<Vec<OwnedVar>>,
-    /// Variables without a value, which are freed with the scope.
+    /// Variables whose values were dropped; they are freed with the scope.
     emptied: Mutex<Vec<OwnedVar>>,
-    /// Whether dumps show the scope until it is over, because it was opened inside an operation.
+    /// Whether dumps show the scope until it is over, as they do if it was opened inside an operation.
     is_listed: bool,
 }
 
@@ -129,8 +130,8 @@ unsafe impl Sync for Scoped {}
 
 impl Kin for Scoped {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
-        // SAFETY: (1): only operations of the scope and the function that opened it call this, and the frames around
-        // the scope end after them. An abandoned operation never calls it, since its function was dropped.
+        // SAFETY: (1): only operations of the scope and the function that opened it call this function, and the frames
+        // around the scope outlive them. An abandoned operation never calls it, since its function was dropped.
         self.held.iter().for_each(|held| unsafe { held.each(look) });
     }
 
@@ -228,8 +229,8 @@ impl Scoped {
         }
     }
 
-    /// Waits until every operation of the scope has ended or been abandoned. Returns the failure of the first pushed
-    /// operation that failed, unless a wait has already returned it.
+    /// Waits until every operation of the scope has ended or been abandoned. Returns the failure of the first
+    /// operation, in push order, that failed, unless a wait has already returned that failure.
     pub(crate) fn close(&self) -> Result<(), WaitError> {
         struct AbortOnPanic;
         impl Drop for AbortOnPanic {
@@ -246,7 +247,7 @@ impl Scoped {
 
     fn wait(&self) -> Result<(), WaitError> {
         if self.core.is_forked() {
-            // The operations belong to the parent process, and nothing runs them here.
+            // The operations belong to the parent process, and no thread runs them here.
             return Err(PushError::Forked.into());
         }
         let mut left = Vec::new();
@@ -267,8 +268,8 @@ impl Scoped {
                 return Err(PushError::Forked.into());
             }
         }
-        // A scope must not end early, so its wait does not fail: if no thread can take over the worker, this thread
-        // runs the operations that it can and tries again.
+        // A scope must not end early, so its wait must not fail: if no thread can take over the worker, this thread
+        // runs whatever operations it can and tries again.
         let make_way = || {
             self.core.make_way().is_err().then(|| {
                 left.iter().for_each(|handled| self.core.run_in_place(handled));
@@ -286,7 +287,7 @@ impl Scoped {
                 self.core.while_closing(&inside, pending, &is_over, |waiter| {
                     let (mut looks, mut vain) = (Looks::new(), 0u32);
                     if !self.core.has_workers() {
-                        // The first look precedes running operations that the scope does not wait for.
+                        // The first look takes place before this thread runs operations that the scope does not await.
                         looks.look_now();
                     }
                     pending.wait_until_idle(|| {
@@ -298,8 +299,8 @@ impl Scoped {
                                     deadlock.get_or_insert(described);
                                 } else {
                                     vain += 1;
-                                    // Logged once, after the second attempt: the first may have failed only because a
-                                    // push was still in progress.
+                                    // Logged once, after the second attempt, since the first may have failed only
+                                    // because a push was in progress.
                                     if vain == 2 {
                                         self.report(&described);
                                     }
@@ -331,11 +332,11 @@ impl Scoped {
             Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
             None => return false,
         };
-        // The operations around the scope may end before the abandoned operations have their turn.
+        // The operations around the scope may end before the abandoned operations' turns come.
         lock(&self.around).clear();
         let mut has_any = false;
         for &(task, ticket) in blocked {
-            // Several operations may have used this task's record in succession. Those that have ended cannot be
+            // Several operations may have used this task's record in succession; those that have ended cannot be
             // abandoned.
             let of_task = members.iter().filter(|handled| handled.beside().place().task() == Some(task));
             let abandon = |handled: &&Arc<Handled<()>>| {
@@ -371,15 +372,15 @@ impl Scoped {
         drop(emptied);
     }
 
-    /// Drops the values of the scope's variables, which operations can no longer name. Returns whether there were any:
-    /// their drops may push to the scope, which must then be [closed](Self::close) again.
+    /// Drops the values of the scope's variables, which operations can no longer declare. Returns whether there were
+    /// any values: their drops may push to the scope, which must then be [closed](Self::close) again.
     ///
     /// # Errors
     /// Returns the payload of a drop that panicked. The other values are still dropped.
     ///
     /// # Safety
     /// 1. [`close`](Self::close) has returned, and only operations of the scope and drops of its values have pushed to
-    ///    it since it was called.
+    ///    it since that call began.
     pub(crate) unsafe fn drop_values(&self) -> Result<bool, panics::Payload> {
         let variables = std::mem::take(&mut *lock(&self.variables));
         if self.core.is_forked() || variables.is_empty() {
@@ -389,14 +390,14 @@ impl Scoped {
         variables.iter().for_each(|var| _ = var.cell().queue().close());
         let mut panicked = None;
         for var in &variables {
-            // SAFETY: (1): only operations of the scope could name the variable. All of them have ended or been
+            // SAFETY: (1): only operations of the scope could declare the variable. All of them have ended or been
             // abandoned, and further ones are refused.
             let result = panics::catch(|| unsafe { var.cell().empty() });
             if let Some(second) = result.err().and_then(|payload| panicked.replace(payload)) {
                 panics::discard(second);
             }
         }
-        // Drops of other values may still try to name the variables.
+        // Drops of other values may still try to declare the variables.
         lock(&self.emptied).extend(variables);
         panicked.map_or(Ok(true), Err)
     }

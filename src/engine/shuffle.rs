@@ -1,4 +1,4 @@
-//! Shuffling: an engine starts its ready operations in a random order.
+//! Shuffling, in which an engine starts its ready operations in random order.
 //!
 //! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws them one at a
 //! time.
@@ -6,11 +6,11 @@
 //! * With several workers, it draws after a random delay, and only if no drawn operation is waiting for a worker.
 //!   Operations therefore overlap where their accesses permit, and start in an unusual order and at unusual times.
 //! * With one worker, the order of the draws depends only on the seed and the program. The thread draws when nothing is
-//!   running and the program has pushed all that it can: the set of ready operations then does not depend on which
-//!   thread was faster.
+//!   running and the program has pushed everything that it can, since the set of ready operations then does not depend
+//!   on which thread was faster.
 //!
-//! The engine's own operations, except polls of futures, are not shuffled. Neither are eager operations that are ready
-//! when pushed.
+//! The engine's own operations, except polls of futures, are not shuffled, nor are eager operations that are ready when
+//! pushed.
 //!
 //! A function may wait for another operation by means unknown to the engine. The thread therefore also draws if the
 //! right moment has not come within [`LONGEST_WAIT`].
@@ -37,8 +37,8 @@ use crate::{
 /// The maximum delay of a draw if there are several workers. Not tuned: about as long as a few hundred pushes take.
 const LONGEST_DELAY: Duration = Duration::from_micros(100);
 
-/// The time for which the thread waits for the right moment. Not tuned: longer than most functions take, and hardly
-/// noticeable to a person.
+/// The maximum time for which the thread waits for the right moment. Not tuned: longer than most functions take, but
+/// hardly noticeable to a person.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// The time between two checks of the engine. Not tuned: about as long as waking a thread takes.
@@ -73,13 +73,13 @@ impl Core {
         self.shuffler().map(|shuffler| shuffler.seed())
     }
 
-    /// Returns the number of draws so far, or `None` if ready operations have yet to be drawn. If two calls return the
-    /// same number, no operation was waiting to be drawn between them.
+    /// Returns the number of draws so far, or `None` if any ready operation has yet to be drawn. If two calls return
+    /// the same number, no operation was waiting to be drawn between them.
     pub(super) fn draws_if_none_is_due(&self) -> Option<u64> {
         self.shuffler().map_or(Some(0), |shuffler| shuffler.draws_if_empty())
     }
 
-    /// Notes that the calling thread pushes.
+    /// Records that the calling thread is pushing.
     pub(super) fn note_shuffled_push(&self) {
         if let Some(shuffler) = self.shuffler().filter(|_| !frame::in_program()) {
             shuffler.note_active();
@@ -110,7 +110,7 @@ impl Core {
 
 /// Draws an engine's operations until the engine ends.
 fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
-    // The time at which the thread first found something to draw after the last draw.
+    // The time at which the thread first found an operation to draw after the last draw.
     let mut since = None;
     let mut was_still = false;
     while shuffler.wait() {
@@ -121,7 +121,7 @@ fn run(core: &Weak<Core>, shuffler: &Shuffler<Task>, one_worker: bool) {
         let Some(core) = core.upgrade() else { return };
         let may_draw = if one_worker {
             let is_still = shuffler.is_program_still() && core.is_still(was_still);
-            // A second check finds operations that became ready just after the first.
+            // A second check finds operations that became ready just after the first check.
             std::mem::replace(&mut was_still, is_still) && is_still
         } else {
             !core.threads().have_work()

@@ -7,8 +7,8 @@
 //! | cancelling | the engine's own; operations that have not started fail, except clean-ups | closed |
 //! | closed | the engine's own; the operations run on the pushing thread | - |
 //!
-//! A shutdown waits until no operation is pending, closes the engine, and waits once more: an operation counted before
-//! the engine closed still finds its workers. Only then do the threads end.
+//! A shutdown waits until no operation is pending, closes the engine, and waits again, since an operation counted
+//! before the engine was closed still needs its workers. Then the threads end.
 
 use std::{
     future::Future,
@@ -60,14 +60,14 @@ impl Core {
     }
 
     /// Whether the threads may have ended. If this returns `false` while the caller has an operation counted as
-    /// pending, the threads stay until that operation is counted out.
+    /// pending, the threads do not end before that operation is counted out.
     pub(super) fn is_closed(&self) -> bool {
         // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses pushes by operations as well. Called when no operation is pending: program code that the engine still
-    /// runs, such as a deletion, could otherwise push to threads that are about to end.
+    /// Refuses pushes by operations as well. Called when no operation is pending. Otherwise, program code that the
+    /// engine still runs, such as a deletion, could push to threads that are about to end.
     fn close(&self) {
         // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
@@ -84,15 +84,15 @@ impl Core {
     }
 
     /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. Does not wait for threads left
-    /// behind by an earlier shutdown, nor inside program code run by any engine: operations of two engines may each
-    /// drop the last handle to the other engine.
+    /// behind by an earlier shutdown, nor does it wait inside program code run by any engine, since operations of two
+    /// engines may each drop the last handle to the other engine.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
         if frame::in_program() {
             self.end_in_background();
         } else if self.drain(None).is_ok() {
             self.end(None);
             if !self.threads.has_left_behind() {
-                // The join cannot time out: there is no deadline.
+                // The join cannot time out, since there is no deadline.
                 let _ = self.threads.join(None);
             }
         }
@@ -101,8 +101,8 @@ impl Core {
     /// Prepares the calling thread to wait for all of the engine's functions. Returns an error if the thread is running
     /// one of them or must not wait.
     pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
-        // An operation of another engine hands over its worker before it waits: this engine may depend on that worker.
-        // After the wait, the operation receives a worker again.
+        // An operation of another engine hands over its worker before waiting, since this engine may depend on that
+        // worker. After the wait, the operation receives a worker again.
         let may_not_wait = wait::check_wait().is_err() || ready_loop::works_for(self) || self.threads.owns_thread();
         if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
     }
@@ -124,7 +124,7 @@ impl Core {
                 Waited::TimedOut => return Err(ShutdownError::TimedOut),
                 Waited::Idle if closed => return Ok(()),
                 Waited::Idle => self.close(),
-                // Operations may push others indefinitely, so the deadline is checked here as well.
+                // Operations may keep pushing others indefinitely, so the deadline is checked here as well.
                 Waited::Over if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     return Err(ShutdownError::TimedOut);
                 }
@@ -160,16 +160,17 @@ impl Core {
         AsyncShutdown { core: Arc::clone(self), told }
     }
 
-    /// Tells the threads to end and warns of a failure that was never reported.
+    /// Tells the threads to end, and logs a warning about any failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
         // Shuffling ends before the lanes, since no entry may enter a lane that has ended.
         self.end_shuffling();
-        // A stop concurrent with the shutdown may have recalled workers. No more threads are started for them.
+        // A stop concurrent with the shutdown may have recalled workers. No further threads are started for those
+        // workers.
         self.threads.cancel_stop(|| self.gpus.end());
         drop(self.threads.aside().take());
         let failure = self.failures.to_warn_of();
         let failure = match (failure, deadline) {
-            // The logger, or the error that it prints, may take longer than the deadline allows.
+            // Running the logger, or formatting the error that it prints, may take longer than the deadline allows.
             (Some(failure), Some(_)) => {
                 let (core, for_thread) = (Arc::clone(self), failure.clone());
                 let warned = self.threads.spawn_aside("raddle-shutdown".to_owned(), move || core.warn(for_thread));
@@ -184,8 +185,8 @@ impl Core {
         self.recording.iter().for_each(|recording| recording.end());
     }
 
-    /// Warns of `failure`. An engine shut down by the logger ends in the background, since the logger may run on one of
-    /// that engine's threads or inside its shutdown.
+    /// Logs a warning about `failure`. An engine shut down by the logger ends in the background, since the logger may
+    /// run on one of that engine's threads or inside its shutdown.
     fn warn(self: &Arc<Self>, failure: OpError) {
         // The closure drops the failure as well.
         frame::enter_after(self, move || {
@@ -194,9 +195,9 @@ impl Core {
     }
 }
 
-/// A waker that ends an engine without a waiting thread: the thread that counts out the last operation wakes it.
+/// A waker that ends an engine for which no thread waits: the thread that counts out the last operation wakes it.
 ///
-/// A weak reference is enough, since the engine's threads keep the engine alive, as do completions and guards.
+/// A weak reference suffices, since the engine is kept alive by its threads, and by completions and guards.
 struct End {
     core: Weak<Core>,
     /// Set when the threads have been told to end.
@@ -225,7 +226,7 @@ impl Wake for End {
 /// A shutdown that proceeds in the background, whether or not it is awaited.
 struct AsyncShutdown {
     core: Arc<Core>,
-    /// `Ok`: resolves when the threads have been told to end. `Err`: why the caller must not wait for that.
+    /// `Ok`: resolves when the threads have been told to end. `Err`: why the caller must not wait for this.
     told: Result<Waiter<()>, ShutdownError>,
 }
 

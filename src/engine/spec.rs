@@ -1,4 +1,4 @@
-//! The arguments of a push: an operation's variables and how it runs.
+//! The arguments of a push: an operation's variables and properties.
 
 use smallvec::SmallVec;
 
@@ -25,25 +25,25 @@ pub(crate) struct Entry {
     pub(crate) refs: Refs,
 }
 
-// SAFETY: an entry is a pointer to a cell, which is `Sync`. It gives no access to the variable's value. On any thread,
-// the owner of an entry keeps a handle to the variable.
+// SAFETY: an entry is a pointer to a cell, which is `Sync`. It does not grant access to the variable's value. On any
+// thread, the owner of an entry keeps a handle to the variable.
 unsafe impl Send for Entry {}
 
 /// The accesses of an operation before its push.
 pub(crate) type Entries = SmallVec<[Entry; INLINE_ACCESSES]>;
 
-/// An operation's properties, other than its accesses, its function and the location of its push. The flags also say
-/// whether the operation has a name and whether the name owns memory.
+/// An operation's properties, other than its accesses, its function and the location of its push. The flags also
+/// indicate whether the operation has a name and whether the name owns memory.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) name: Name,
     pub(crate) priority: i32,
     pub(crate) flags: u16,
     pub(crate) lane: u8,
-    /// Whether there is room for the operation, or it needs none. If so, its push is not held back.
+    /// Whether there is room for the operation or the operation needs none. If so, its push is not held back.
     pub(crate) is_admitted: bool,
-    /// Whether the operation is a child. Its parent is then pending, so the child may be pushed on any thread while the
-    /// engine drains.
+    /// Whether the operation is a child. Since its parent is then pending, the child may be pushed on any thread while
+    /// the engine drains.
     pub(crate) is_child: bool,
     /// Whether closed variables accept the operation: it deletes, frees or awaits the variable.
     pub(crate) passes_closed: bool,
@@ -80,7 +80,7 @@ impl Spec {
 /// The lane and the priority of an operation with a property.
 pub(crate) struct Route {
     pub(crate) lane: u8,
-    /// Replaces the operation's own priority.
+    /// The priority that replaces the operation's own, if any.
     pub(crate) priority: Option<i32>,
 }
 

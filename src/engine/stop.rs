@@ -1,11 +1,11 @@
-//! Stops and starts: worker threads end and are started again, and pending operations are kept.
+//! Stops and starts, in which worker threads end and are started again while pending operations are kept.
 //!
 //! For each worker, a stop pushes an operation named *stop* that [lays the worker aside](crate::threads::aside). The
 //! thread, left without a worker, ends. The workers of GPU lanes are [recalled](crate::scheduler::Lane::recall)
-//! instead: such a lane's thread issues nothing more, and lays its worker aside once the GPU has completed the issued
-//! work. While a function that has handed over its worker waits, no worker is laid aside, and those already laid aside
-//! are taken up again: the function may be waiting for an operation of any lane. A stop is therefore over only once no
-//! function is running.
+//! instead: such a lane's thread issues no more operations, and lays its worker aside once the GPU has completed the
+//! issued work. While a function that has handed over its worker is waiting, no worker is laid aside, and those already
+//! laid aside are taken up again, since the function may be waiting for an operation of any lane. A stop is therefore
+//! over only once no function is running.
 
 use std::{io, panic::Location, sync::Arc, time::Instant};
 
@@ -31,7 +31,7 @@ use crate::{
 };
 
 impl Core {
-    /// Ends the threads of all workers once no function is running. Operations that have not started stay pending.
+    /// Ends the threads of all workers once no function is running. Operations that have not started remain pending.
     pub(crate) fn stop(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         if self.is_forked() {
             return Err(ShutdownError::Forked);
@@ -77,12 +77,12 @@ impl Core {
         self.take_up(self.threads.aside().take())
     }
 
-    /// Whether a stop was requested, with no start since.
+    /// Whether a stop was requested and the engine has not been started since.
     pub(crate) fn is_stopped(&self) -> bool {
         !self.is_forked() && self.threads.aside().is_requested()
     }
 
-    /// [Starts](Self::start) an engine that may have been stopped and must not stay stopped.
+    /// [Starts](Self::start) an engine that may have been stopped and must not remain so.
     pub(super) fn run_again(self: &Arc<Self>) {
         if let Err(error) = self.start() {
             frame::enter_after(self, || {
@@ -111,7 +111,7 @@ impl Core {
         }
     }
 
-    /// Notes that a function on this thread has handed over its worker. Takes up the workers that were laid aside,
+    /// Records that a function on this thread has handed over its worker. Takes up the workers that were laid aside,
     /// since the function may wait for their operations.
     pub(super) fn function_waits(self: &Arc<Self>) {
         let workers = self.threads.aside().function_waits(|| self.gpus.resume());
@@ -125,13 +125,13 @@ impl Core {
         lanes.into_iter().for_each(|lane| self.push_stop(lane, i32::MIN));
     }
 
-    /// Notes that a function that had handed over its worker has returned or received a worker.
+    /// Records that a function that had handed over its worker has returned or received a worker.
     pub(super) fn function_has_returned(&self) {
         self.threads.aside().function_has_returned(|| self.gpus.recall());
     }
 
-    /// Gives the worker of a GPU lane, at the lane's first use, to a thread started by `serve_lane`. If the engine is
-    /// stopped and no function waits, the thread is started when the engine starts again. Returns the worker if no
+    /// On the first use of a GPU lane, gives the lane's worker to a thread started by `serve_lane`. If the engine is
+    /// stopped and no function is waiting, the thread is started when the engine starts again. Returns the worker if no
     /// thread can be started.
     pub(crate) fn begin_lane(
         self: &Arc<Self>,
@@ -141,8 +141,8 @@ impl Core {
         self.give_thread(worker).inspect_err(|_| self.threads.aside().discharge())
     }
 
-    /// Lays the worker of a GPU lane aside. Returns the worker if the stop was cancelled, if a function waits, if an
-    /// operation has been [sent](Self::send) to the lane, or if the lane has ended.
+    /// Lays the worker of a GPU lane aside. Returns the worker if the stop was cancelled, a function is waiting, an
+    /// operation has been [sent](Self::send) to the lane, or the lane has ended.
     pub(crate) fn lay_lane_aside(&self, worker: BoxedWorker<Task>) -> Result<(), BoxedWorker<Task>> {
         let mut worker = Some(worker);
         // The sender looks for the worker after the send, so either this thread sees the operation or the sender finds
@@ -156,7 +156,7 @@ impl Core {
     pub(crate) fn send(self: &Arc<Self>, number: usize, op: OpRef<Task>) {
         self.gpus.send(number, op);
         // Before the send, these operations may have completed and the lane's worker may have been laid aside. If so,
-        // the lane gets a thread that only sends `op` on.
+        // the lane is given a thread that only sends `op` on.
         let lane = &self.gpus.lanes()[number].lane;
         if let Some(worker) = self.threads.aside().take_one(|worker| Arc::ptr_eq(worker.lane(), lane)) {
             // A worker whose thread cannot be started stays laid aside.
@@ -175,15 +175,15 @@ impl Core {
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
 
-    /// Lays the worker of the calling thread aside, unless the stop was cancelled. Tries again later if a function
-    /// waits.
+    /// Lays the worker of the calling thread aside, unless the stop was cancelled. Tries again later if a function is
+    /// waiting.
     fn lay_aside(self: &Arc<Self>, lane: u8) {
         match self.threads.aside().lay(|| worker_thread::take_worker(self)) {
             // A sleeping worker may have been passed over when the other stop operations were pushed.
             Laid::Aside => self.threads.lane(lane).sleep().notify(),
             Laid::NotWanted => {}
             Laid::NotYet => {
-                // The work that the waiting function needs goes first. The pause keeps these repeated pushes from
+                // The work needed by the waiting function takes precedence. The pause keeps these repeated pushes from
                 // occupying a processor.
                 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
                 std::thread::sleep(PAUSE);
@@ -195,6 +195,6 @@ impl Core {
 }
 
 /// The length of a worker's pause when a waiting function keeps it from being laid aside. Not tuned: imperceptible to a
-/// person and long for a processor.
+/// person, but long for a processor.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);

@@ -5,17 +5,17 @@
 //! 1. *Begun* ([`Task::begin`]): the ticket, the lane and the flags are set.
 //! 2. *Filled* ([`Task::fill`]): the name, the location and the function are set. The operation may be enqueued. If the
 //!    engine records, the operation receives a number first ([`Task::set_recorded`]).
-//! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. A function that does not run is
-//!    [discarded](Op::discard) instead, in the epilogue.
+//! 3. *Started* ([`Op::start`]), at most once: the function has run or is running. If the function does not run, it is
+//!    [discarded](Op::discard) in the epilogue instead.
 //! 4. *Reported* ([`Op::report`]): the result is set, if the operation reports one.
 //! 5. *Dropped*, with the record.
 //!
 //! # Who may touch what
 //!
 //! * `body`: the thread that owns the ready operation, and then the thread that ends it. An asynchronous operation may
-//!   end on another thread while its function runs; its end does not touch the body. The job's table and what the job
-//!   has [joined](Joined) are constant once the task is filled. Any pinned thread may read these until the record is
-//!   reused, since a record's memory outlives its task.
+//!   end on another thread while its function runs; ending it does not touch the body. The job's table and what the job
+//!   has [joined](Joined) are constant once the task is filled. Any pinned thread may read these parts until the record
+//!   is reused, since a record's memory outlives its task.
 //! * `waited`: the owner of the ready operation.
 //! * `progress`: see [`AsyncState`].
 //! * The other fields are constant once the task is filled.
@@ -60,7 +60,7 @@ pub(crate) mod flag {
     pub(crate) const CLAIMS: u16 = 2;
     /// Runs on the pushing thread if it is ready when it is pushed.
     pub(crate) const EAGER: u16 = 4;
-    /// Does not change the versions and failures of its variables when it completes.
+    /// Does not change its variables' versions or failures when it completes.
     pub(crate) const SILENT: u16 = 8;
     /// Completes when its completion is used, not when its function returns.
     pub(crate) const ASYNC: u16 = 16;
@@ -78,7 +78,7 @@ pub(crate) mod flag {
     pub(crate) const KEPT: u16 = 1024;
     /// Issues work on the stream of a device.
     pub(crate) const DEVICE: u16 = 2048;
-    /// Has the device copy values in host memory that its function neither reads nor writes.
+    /// Causes the device to copy values in host memory that the function neither reads nor writes.
     pub(crate) const COPY: u16 = 4096;
     /// Belongs to the engine: a shutdown neither refuses nor cancels it.
     pub(crate) const INTERNAL: u16 = 8192;
@@ -93,8 +93,8 @@ pub(crate) mod flag {
 const NO_LANE_LEFT: u8 = u8::MAX;
 const _: () = assert!(MAX_GPUS * LANES_PER_GPU < NO_LANE_LEFT as usize);
 
-/// The engine's part of an operation's record. If the operation has only one access, the task begins a cache line that
-/// also has room for a small function. Fields needed only by some operations are not initialised for the others.
+/// The engine's part of an operation's record. If the operation has only one access, the task starts a cache line that
+/// also has room for a small function. Fields needed by only some operations are not initialised in the others.
 #[repr(C)]
 pub(crate) struct Task {
     pub(crate) ticket: Ticket,
@@ -181,7 +181,7 @@ impl Task {
         }
     }
 
-    /// Notes that a CPU operation no longer depends on any device. Called when the operation enters its lane.
+    /// Records that a CPU operation no longer depends on any device. Called when the operation enters its lane.
     pub(crate) fn end_waiting_for_devices(&self) {
         // Relaxed: only the owner of a ready operation uses this field.
         let before = self.waited.swap(NO_LANE_LEFT, Relaxed);
@@ -193,7 +193,7 @@ impl Task {
         self.flags & flags != 0
     }
 
-    /// Returns the operation's name, which is empty if none was given.
+    /// Returns the operation's name, which is empty if the operation has none.
     pub(crate) fn name(&self) -> &Name {
         static NONE: Name = Name::EMPTY;
         // SAFETY: with this flag, `fill` has initialised the name.
@@ -284,7 +284,7 @@ impl Task {
 /// The engine's view of an operation. The engine reaches an `Op` through its [`OpRef`](crate::tracker::OpRef), a hold
 /// of its record, or an access of such an operation. Each of these keeps the task alive. A pinned thread may also find
 /// an `Op` for a dump or in a search for a deadlock. The task may then be dropped at any time, but what the thread
-/// reads stays valid until it is unpinned.
+/// reads remains valid until the thread is unpinned.
 impl Op<Task> {
     /// Returns the task.
     #[inline]
@@ -333,12 +333,12 @@ impl Op<Task> {
         unsafe { self.with_body(|body| body.start(cx)) }
     }
 
-    /// Takes the program code that the start of an asynchronous operation has left to run.
+    /// Takes the program code that remains to be run after the start of an asynchronous operation.
     ///
     /// # Safety
-    /// 1. This thread has started the operation, which is asynchronous.
+    /// 1. The operation is asynchronous, and this thread has started it.
     pub(crate) unsafe fn started(&self) -> Cleanup {
-        // SAFETY: (1): the end of an asynchronous operation that was started does not touch the body.
+        // SAFETY: (1): ending an asynchronous operation that has started does not touch the body.
         unsafe { self.with_body(Body::started) }
     }
 
@@ -352,7 +352,7 @@ impl Op<Task> {
     }
 
     /// Reports the result to the operation's handle or, if the operation is a wait, to the waiting threads. Returns the
-    /// program code that is left to run.
+    /// program code that remains to be run.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
@@ -373,7 +373,8 @@ impl Op<Task> {
     /// Returns what the operation has joined, if it can be a member of groups.
     ///
     /// # Safety
-    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped meanwhile.
+    /// 1. The task is filled, and the record is not reused while the result is used. The task may be dropped in the
+    ///    meantime.
     pub(super) unsafe fn joined(&self) -> Option<&Joined> {
         let body = self.task().body.with(|body| body.cast::<InlineJob>());
         // SAFETY: (1): the field was written by `fill` and has been constant since.
@@ -381,7 +382,7 @@ impl Op<Task> {
         // SAFETY: (1): only the address of the field is computed.
         let storage = unsafe { &raw const (*body).storage };
         let joined = storage.cast::<u64>().wrapping_add(1).cast::<Joined>();
-        // SAFETY: (1): a job that `joins` has a `Joined` there, which is constant.
+        // SAFETY: (1): a job that `joins` stores a `Joined` there, which is constant.
         vtable.joins.then(|| unsafe { &*joined })
     }
 }
@@ -399,10 +400,10 @@ pub(crate) struct Cleanup {
 }
 
 impl Cleanup {
-    /// Returns the clean-up of a `oneshot` that has been set, with the `wakers` found there.
+    /// Returns the clean-up of a `oneshot` that has been set, with the `wakers` found in it.
     pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
         let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
-        // A result that needs no drop runs no program code.
+        // Dropping a result that needs no drop runs no program code.
         let unwanted = unwanted.filter(|result| result.is_err() || needs_drop::<R>());
         Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _), membership: None }
     }
@@ -425,7 +426,7 @@ impl Cleanup {
         Self { unwanted: failure.map(|failure| Box::new(failure) as _), ..Self::default() }
     }
 
-    /// Notes a failure in the operation's group. The operation is counted out of the group after everything else has
+    /// Records a failure in the operation's group. The operation is counted out of the group after everything else has
     /// run.
     pub(super) fn set_membership(&mut self, membership: Membership, result: Result<(), &OpError>) {
         if let Err(failure) = result {
@@ -447,7 +448,8 @@ impl Cleanup {
     }
 }
 
-// SAFETY: only one thread at a time uses the body: the one that owns the ready operation, or the one that ends it.
+// SAFETY: only one thread at a time uses the body: the thread that owns the ready operation, or the thread that ends
+// it.
 unsafe impl Sync for Task {}
 
 /// The result of claiming an operation.
@@ -472,7 +474,7 @@ pub(crate) trait Job: Send + 'static {
     fn joined(&self) -> Joined {
         Joined::nothing()
     }
-    /// Claims the operation for the calling thread, which is about to start or skip it. May be called again.
+    /// Claims the operation for the calling thread, which is about to start or skip it. May be called repeatedly.
     fn claim(&mut self, _task: &Task) -> Claimed {
         Claimed::Run
     }
@@ -491,20 +493,21 @@ pub(crate) trait Job: Send + 'static {
     fn place_of_handle(&mut self) -> Option<NonNull<Place>> {
         self.place()
     }
-    /// Returns the program code that the start of an asynchronous operation has left to run. Called by the thread that
-    /// started the operation, if the job reports and its start succeeded. The operation may have ended by then.
+    /// Returns the program code that remains to be run after the start of an asynchronous operation. Called by the
+    /// thread that started the operation, if the job reports and its start succeeded. The operation may have ended by
+    /// then.
     fn started(&mut self) -> Cleanup {
         Cleanup::default()
     }
     /// Drops the function if it was not called. Called after the variables were released.
     fn discard(&mut self);
-    /// Notes that the operation, whose turn has come, is ending. Returns whether its scope has already counted it out
-    /// of its group.
+    /// Records that the operation, whose turn has come, is ending. Returns whether its scope has already counted the
+    /// operation out of its group.
     fn is_abandoned(&self) -> bool {
         false
     }
-    /// Sets the result. This runs after the variables were released. It must not run program code, but returns such
-    /// code to the caller.
+    /// Sets the result. Called after the variables were released. Must not run program code; instead, returns such code
+    /// to the caller.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::default()
     }
@@ -518,8 +521,8 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, the first word holds its box, and
-/// the others hold what it has joined.
+/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, the first word holds the boxed job,
+/// and the others hold what it has joined.
 #[repr(C)]
 pub(crate) struct InlineJob {
     vtable: &'static VTable,
@@ -646,8 +649,8 @@ impl VTable {
     }
 }
 
-/// Starts a job. The standard library knows the name of this function: the short backtraces printed by panics omit the
-/// engine's frames that called it.
+/// Starts a job. The standard library recognises this function by name: the short backtraces printed by panics omit the
+/// engine's frames that lead to it.
 ///
 /// # Safety
 /// 1. `work` points to a `W`, and this thread is its only user.
@@ -659,7 +662,7 @@ unsafe fn __rust_begin_short_backtrace<W: Job>(work: *mut (), cx: &Call<'_>) -> 
     result
 }
 
-/// A task's body, for its only user. It is not borrowed as a whole, since other threads may read what the job has
+/// A task's body, for its only user. The body is not borrowed as a whole, since other threads may read what the job has
 /// joined.
 struct Body(*mut InlineJob);
 

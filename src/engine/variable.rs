@@ -1,10 +1,10 @@
-//! Variables: the cells behind the handles, and references to cells that a handle keeps alive.
+//! Variables: the cells to which handles refer, and references to cells that a handle keeps alive.
 //!
 //! # States
 //!
 //! 1. *Open*: operations can be pushed. The variable has handles.
-//! 2. *Closed*: it was deleted, or its last handle is gone. The queue accepts only the engine's own operations that
-//!    drop the value, free the cell, or wait for the variable.
+//! 2. *Closed*: the variable was deleted, or its last handle was dropped. The queue accepts only those of the engine's
+//!    own operations that drop the value, free the cell, or wait for the variable.
 //! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
 //! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Pinned threads may still read the queue and
 //!    the name; the memory is freed once they are unpinned.
@@ -55,7 +55,7 @@ use crate::{
 pub(crate) struct VarCell {
     queue: VarQueue<Task>,
     core: ManuallyDrop<Arc<Core>>,
-    /// The number of handles. It has 64 bits on every machine, so even leaked handles cannot make it wrap.
+    /// The number of handles. It has 64 bits on every platform, so it cannot wrap even if handles are leaked.
     handles: AtomicU64,
     value: &'static ValueInfo,
     name: OnceLock<Name>,
@@ -63,7 +63,7 @@ pub(crate) struct VarCell {
     state: State,
 }
 
-// The cell takes three cache lines: a fourth would cause more cache misses in programs with many variables.
+// The cell occupies three cache lines: a fourth would cause more cache misses in programs with many variables.
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(any(raddle_loom, raddle_shuttle))))]
 const _: () = assert!(size_of::<VarCell>() == 192);
 
@@ -88,7 +88,7 @@ struct TypedCell<T> {
 /// The memory that holds a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueMemory {
-    /// In host memory. A CPU operation may use the value only once the device operations before it are complete.
+    /// In host memory. A CPU operation may use the value only once all earlier device operations are complete.
     Host,
     /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,
@@ -160,8 +160,8 @@ impl VarCell {
         unsafe { Self::with_borrowing_value(core, value, memory) }
     }
 
-    /// Creates a variable with one handle, for the family that `owner` identifies. Pushes outside the family refuse it
-    /// as they refuse another engine's variable.
+    /// Creates a variable with one handle, for the family that `owner` identifies. Pushes outside the family refuse
+    /// this variable as they would another engine's.
     pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
         // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
@@ -232,7 +232,7 @@ impl VarCell {
         Awaited::Variable(self.name().cloned().unwrap_or_else(unnamed))
     }
 
-    /// Counts another handle. The caller has one.
+    /// Counts another handle. The caller already has one.
     pub(crate) fn add_handle(&self) {
         // Relaxed: the caller's handle keeps the count above zero.
         self.handles.fetch_add(1, Relaxed);
@@ -344,13 +344,13 @@ pub(crate) unsafe fn value_ptr<T>(cell: NonNull<VarCell>) -> *mut T {
 }
 
 impl VarCell {
-    /// Frees the variable, but does not drop its value.
+    /// Frees the variable without dropping its value.
     ///
     /// # Safety
     /// 1. The caller runs the last operation ever pushed on the variable, and the operation's accesses are done.
     /// 2. The variable is no longer used, except that pinned threads may read its queue and its name.
     pub(super) unsafe fn free(cell: NonNull<Self>) {
-        // The fields are reached through pointers, since a pinned thread may still read the queue and the name.
+        // The fields are accessed through pointers, since a pinned thread may still read the queue and the name.
         // SAFETY: the cell lives until `dispose` below has run `free`.
         let value = unsafe { &raw const (*cell.as_ptr()).value };
         // SAFETY: the cell lives until `dispose` below has run `free`, and the field is constant.

@@ -36,7 +36,7 @@ impl Core {
         self.push(&spec, location, &mut [entry], ClearJob(None))
     }
 
-    /// Deletes a variable after the pending operations on it and then calls `f`.
+    /// Deletes a variable after the pending operations on it, and then calls `f`.
     pub(crate) fn delete_variable(
         self: &Arc<Self>,
         var: VarRef<'_>,
@@ -85,9 +85,9 @@ impl Core {
         self.push_sorted(&spec, spec.priority, location, &[entry], FnJob::new(delete))
     }
 
-    /// Frees a variable whose last handle is gone, after the pending operations on it.
+    /// Frees a variable whose last handle was dropped, after the pending operations on it.
     pub(crate) fn free_variable(cell: NonNull<VarCell>, location: &'static Location<'static>) {
-        // SAFETY: the cell lives until the operation pushed here has ended.
+        // SAFETY: the cell is valid until the operation pushed here has ended.
         let (core, queue, needs_drop) = unsafe {
             let cell = cell.as_ref();
             (Arc::clone(cell.core()), cell.queue(), cell.needs_drop())
@@ -96,8 +96,8 @@ impl Core {
             return;
         }
         queue.close();
-        // Dropping the value runs program code, so it happens on a worker. If the value needs no drop, no program code
-        // runs.
+        // Dropping the value runs program code, so the value is dropped on a worker. If it needs no drop, no program
+        // code runs.
         let inline = if needs_drop { 0 } else { flag::INLINE };
         let flags = inline | flag::NO_SKIP | flag::SILENT;
         let spec = Spec::internal("drop", i32::MAX, flags).passing_closed();
@@ -137,7 +137,7 @@ impl Core {
     }
 }
 
-/// The last operation that uses the value of a family's variable: it drops the value.
+/// The job of the last operation that uses the value of a family's variable. It drops the value.
 struct EmptyJob(Option<KinShare>);
 
 impl Job for EmptyJob {
@@ -145,8 +145,8 @@ impl Job for EmptyJob {
 
     fn start(&mut self, cx: &Call<'_>) -> Result<(), Cause> {
         for access in cx.op().accesses() {
-            // SAFETY: (1): the operation holds the variable for writing. (2): the caller of `empty_variable` has
-            // guaranteed it.
+            // SAFETY: (1): the operation holds the variable for writing. (2): the caller of `empty_variable` guarantees
+            // this.
             no_wait::without_waits(NoWait::Deletion, || unsafe { VarCell::of(access).empty() });
         }
         Ok(())
@@ -166,7 +166,7 @@ impl Job for EmptyJob {
 #[derive(Debug)]
 pub(super) struct OwnedVar(NonNull<VarCell>);
 
-// SAFETY: it is a handle to the variable, and a `VarCell` is `Send` and `Sync`.
+// SAFETY: this is a handle to the variable, and a `VarCell` is `Send` and `Sync`.
 unsafe impl Send for OwnedVar {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for OwnedVar {}
@@ -180,7 +180,7 @@ impl OwnedVar {
         Self(cell)
     }
 
-    /// Creates a variable that stands for `other`.
+    /// Creates a variable that represents `other`.
     pub(super) fn standing_for(other: &VarCell) -> Self {
         let memory = if other.is_host_value() { ValueMemory::Host } else { ValueMemory::Elsewhere };
         let var = Self(VarCell::with_value(other.core(), (), memory));
@@ -230,8 +230,8 @@ impl Job for ClearJob {
     }
 }
 
-/// The last operation on a variable, pushed when the variable's last handle is gone. It drops the value and then frees
-/// the cell.
+/// The job of the last operation on a variable, which is pushed when the last handle is dropped. The job drops the
+/// value and then frees the cell.
 pub(crate) struct FreeJob {
     cell: NonNull<VarCell>,
     failure: Option<OpError>,
@@ -250,7 +250,7 @@ impl Job for FreeJob {
     const REPORTS: bool = true;
 
     fn start(&mut self, _cx: &Call<'_>) -> Result<(), Cause> {
-        // SAFETY: the cell is freed by `report`, after this.
+        // SAFETY: `report` frees the cell, after this call.
         let cell = unsafe { self.cell.as_ref() };
         // SAFETY: the operation holds the variable for writing, and the device operations before it are complete.
         self.failure = unsafe { cell.fault().set_failure(None) };

@@ -1,7 +1,7 @@
 //! Waits: for one variable, for a result, for a group, and for all operations.
 //!
-//! A wait for a variable is itself an operation, a [`WaitJob`], that sets a [`Oneshot`] when its turn comes. A wait for
-//! all operations, or for a group, closes the current generation of the [pending count](crate::notify::pending).
+//! A wait for a variable is itself an operation, with a [`WaitJob`] that sets a [`Oneshot`] when its turn comes. A wait
+//! for all operations, or for a group, closes the current generation of the [pending count](crate::notify::pending).
 
 use std::{
     future::Future,
@@ -73,7 +73,8 @@ impl Core {
         kind: WaitFor,
         location: &'static Location<'static>,
     ) -> Result<Option<Begun>, WaitError> {
-        // Checked before the variable is examined, because a forbidden wait is an error even if nothing is pending.
+        // Checked before the variable is examined, because a forbidden wait is an error even if no operation is
+        // pending.
         self.check_wait()?;
         let cell = var.cell();
         if cell.queue().owner() != self.tag() {
@@ -90,13 +91,13 @@ impl Core {
             return Ok(Some(begun));
         }
         let oneshot = Oneshot::new();
-        // A wait may be pushed behind a deletion. It then ends once the deletion is complete.
+        // A wait may be pushed behind a deletion, in which case it ends once the deletion is complete.
         let flags = flag::INLINE | flag::NO_SKIP | flag::SILENT;
         let spec = Spec::internal(WAIT, 0, flags).passing_closed();
         let entry = Entry { cell: var.ptr(), mode: kind.mode(), refs: Refs::None };
         let entries = [entry];
         let op = self.create(&spec, 0, location, &entries, WaitJob::new(Arc::clone(&oneshot)))?;
-        // Remembered before the push: when the push returns, the wait may already have started and asked to be
+        // Remembered before the push, since by the time the push returns, the wait may already have started and been
         // forgotten.
         cell.waits().remember(kind, op.hold(), Arc::clone(&oneshot));
         let begun = Begun::new(&op, oneshot);
@@ -127,8 +128,8 @@ impl Core {
         WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited))
     }
 
-    /// Waits for the result of an operation with a handle and takes it. Inside an operation, another thread runs the
-    /// worker during the wait.
+    /// Waits for the result of an operation with a handle, and takes the result. If called inside an operation, another
+    /// thread runs the worker during the wait.
     pub(crate) fn wait_for_result<R, F: ?Sized>(
         self: &Arc<Self>,
         handled: &Arc<Oneshot<R, Cancellable<F>>>,
@@ -209,8 +210,8 @@ impl Core {
         })
     }
 
-    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` passes. Then waits
-    /// for a worker for the thread, if the thread has [handed over its own](Self::make_way).
+    /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` passes. Then, if
+    /// the thread has [handed over its worker](Self::make_way), waits for another.
     pub(super) fn sleep<R>(
         &self,
         deadline: Option<Instant>,
@@ -225,7 +226,8 @@ impl Core {
         result
     }
 
-    /// Calls `wait`, in which the calling thread sleeps, while dumps show the thread as asleep from `since` on.
+    /// Calls `wait`, in which the calling thread sleeps. During the call, dumps show the thread as asleep since
+    /// `since`.
     pub(super) fn sleep_listed<R>(
         &self,
         sleeps: Sleeps<'_>,
@@ -240,8 +242,8 @@ impl Core {
         self.sleepers.during(frame::running_ops(), sleeps, since, is_over, wait)
     }
 
-    /// Runs the calling thread's deferred work, for every engine. A caller that waits, or asks whether an operation is
-    /// complete, may depend on that work.
+    /// Runs the calling thread's deferred work, for every engine. A caller that waits or checks whether an operation is
+    /// complete may depend on that work.
     pub(crate) fn catch_up() {
         // Work issued by a device operation's function is not complete when the function returns, so no program
         // operation may run inside the function.
@@ -305,7 +307,7 @@ impl Core {
         self.first_unreported()
     }
 
-    /// Waits until the operations that `covered` covers have left the count.
+    /// Waits until the operations that `covered` covers have been counted out.
     fn wait_counted(
         &self,
         awaits: Awaits,
@@ -416,7 +418,7 @@ impl Counted for Arc<Group> {
 /// A wait for the operations counted before its creation.
 struct CountedWait<C: Counted> {
     core: Arc<Core>,
-    /// The generation to wait for, or why the wait is forbidden.
+    /// The generation to wait for, or the reason why the wait is forbidden.
     mark: Result<PendingWait, WaitError>,
     counted: C,
 }
@@ -470,16 +472,17 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 }
 
 /// Calls `f`, which blocks the calling thread, for instance by reading a file, locking a mutex or waiting for another
-/// program. Inside an operation, another thread runs the worker during the call, so other operations are not held up.
+/// program. Inside an operation, another thread runs the worker during the call, so other operations are not delayed.
 ///
 /// When `f` returns, the operation's function continues in place of an idle worker, or waits until another operation
-/// ends and leaves it a worker. The same happens after each wait for the engine inside an operation. An engine with one
+/// ends and frees a worker. The same applies after each wait for the engine inside an operation. An engine with one
 /// worker therefore computes one function at a time. If the function receives no worker within 100 ms, or before the
 /// time limit of the wait, it continues without one. A function that blocks without `blocking` may therefore delay
 /// functions returning from a wait by up to 100 ms.
 ///
-/// The worker is blocked along with the calling thread if no other thread can take it over, and in device operations'
-/// functions, deletions and observers, which must not wait. Outside operations, `blocking` only calls `f`.
+/// The worker is blocked along with the calling thread if no other thread can take over the worker. It is also blocked
+/// in device operations' functions, deletions and observers, which must not wait. Outside operations, `blocking` simply
+/// calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -493,13 +496,13 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 /// ```
 pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
     if let Some(core) = frame::current_engine().filter(|core| core.check_wait().is_ok()) {
-        // If no thread takes the worker over, the function blocks it.
+        // If no thread takes over the worker, the function blocks it.
         let _ = core.make_way();
     }
     regain::without_regaining(f)
 }
 
-/// A wait for a variable: reports the variable's failure at this point in the order.
+/// The job of a wait for a variable. It reports the variable's failure at that point in push order.
 struct WaitJob {
     failure: Option<OpError>,
     /// Taken by `report`, because the oneshot may be the last owner of the program's error, which the clean-up then
@@ -530,8 +533,8 @@ impl Job for WaitJob {
     /// Never called: a wait is neither rejected, skipped nor cancelled.
     fn discard(&mut self) {}
 
-    /// Sets the result here and not in `start`, because the waiting thread may immediately ask whether the variable is
-    /// idle.
+    /// Sets the result here rather than in `start`, because the waiting thread may immediately check whether the
+    /// variable is idle.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let Some(oneshot) = self.oneshot.take() else { return Cleanup::default() };
         let wakers = oneshot.set(self.failure.take().map_or(Ok(()), Err));

@@ -2,32 +2,32 @@
 //! progress, they add at most one operation per kind of wait to its queue.
 //!
 //! A wait is an operation in the queue of the variable (`WaitJob`), which sets a [`Oneshot`]. The variable remembers
-//! the last wait of each [kind](WaitFor), from before its push until its start. The wait's record is held during that
-//! time.
+//! the last wait of each [kind](WaitFor) from before the wait's push until its start. The wait's record is held during
+//! that time.
 //!
 //! # Which wait may be joined
 //!
 //! A new wait joins the remembered wait of its kind if no access is linked behind it, except that of the remembered
 //! wait of the other kind. This is equivalent to a push at that moment:
 //!
-//! * Operations pushed before the call are in front of the remembered wait. If one were behind that wait, its access
-//!   would have been linked by the end of its push, before the call, and the remembered access's word would show it.
-//! * Between the remembered wait and the place of a new one, no operation mutates: at most the other wait is there,
-//!   which depends only on operations in front of both. A new wait would therefore end together with the remembered one
-//!   and see the same failure, since only an operation that mutates sets or clears a failure. A deletion mutates as
-//!   well.
+//! * Operations pushed before the call precede the remembered wait. If one were behind that wait, its access would have
+//!   been linked by the end of its push, before the call, and the word of the wait's access would show the link.
+//! * No operation between the remembered wait and the position of a new one mutates: at most the other wait is there,
+//!   and it depends only on operations ahead of both. A new wait would therefore end together with the remembered one
+//!   and see the same failure, since only an operation that mutates sets or clears a failure. A deletion also mutates.
 //! * Operations pushed after the call are behind the remembered wait, because that wait is already in its queue
-//!   ([registered]). A wait whose push is still in progress is not joined: it might end up behind what the caller
-//!   pushes next.
+//!   ([registered]). A wait whose push is still in progress is not joined, since it might end up behind an operation
+//!   that the caller pushes next.
 //!
-//! A ready wait is joined only while GPUs have operations in flight on which a new wait would also depend. Otherwise a
-//! new wait would be ready immediately, while the remembered one may belong to a thread that is not running.
+//! A ready wait is joined only while GPUs have operations in flight on which a new wait would also depend. Otherwise, a
+//! new wait would be ready immediately, whereas the remembered one may belong to a thread that is not running.
 //!
 //! # Who may touch what
 //!
-//! * Everything: under the lock. A thread that holds it runs no program code and takes no other lock.
-//! * The wait calls [`forget`](Waits::forget) when it starts. It holds the variable then, so the variable exists, and
-//!   the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is dropped with it.
+//! * Everything: under the lock. A thread holding the lock runs no program code and takes no other lock.
+//! * The wait calls [`forget`](Waits::forget) when it starts. At that time, it holds the variable, so the variable
+//!   exists and the remembered record is never stale. A forgotten wait has not set its oneshot, so no error is dropped
+//!   with it.
 //!
 //! [registered]: crate::tracker::Op::is_registered
 
@@ -70,7 +70,7 @@ struct Last {
 }
 
 impl Last {
-    /// Returns the wait of this kind and that of the other kind.
+    /// Returns the wait of this kind and the wait of the other kind.
     fn of(&mut self, kind: WaitFor) -> (&mut Option<Wait>, &mut Option<Wait>) {
         match kind {
             WaitFor::Writers => (&mut self.writers, &mut self.all),
@@ -100,8 +100,8 @@ impl Begun {
 }
 
 impl Waits {
-    /// Returns the last wait of a kind if a new one can join it. `on_device` says whether GPUs have operations in
-    /// flight on which a new one would depend.
+    /// Returns the last wait of a kind if a new wait can join it. `on_device` says whether GPUs have operations in
+    /// flight on which a new wait would depend.
     pub(crate) fn join(&self, kind: WaitFor, on_device: bool) -> Option<Begun> {
         let mut last = lock(&self.0);
         let (own, other) = last.as_mut()?.of(kind);

@@ -62,7 +62,7 @@ struct Seen {
     told_waits: HashSet<u64>,
     /// The device lanes with issued operations, each with the time of its last progress.
     devices: HashMap<String, SeenDevice>,
-    /// When an operation last changed its state or ended.
+    /// The time at which an operation last changed its state or ended.
     progress: Option<Instant>,
     told_of_stall: bool,
     told_of_cycle: bool,
@@ -103,10 +103,10 @@ impl Seen {
                     (budget.or(watchdog.running), Problem::Running { op: index, time })
                 }
                 OpState::Waiting | OpState::Ready => (watchdog.waiting, Problem::Waiting { op: index, time }),
-                // Its children, or the waiting thread, are reported instead.
+                // The operation's children or the waiting thread are reported instead.
                 OpState::WaitingInside | OpState::WaitingForChildren => (None, Problem::Waiting { op: index, time }),
             };
-            // A task that awaits a variable appears only as the internal operation of its wait.
+            // An async task that awaits a variable appears only as the internal operation of its wait.
             let counts = !op.internal || op.name.as_str() == WAIT && !awaited.contains(&index);
             if !seen.told && counts && limit.is_some_and(|limit| time >= limit) {
                 seen.told = true;
@@ -116,7 +116,7 @@ impl Seen {
         }
         self.look_at_waits(watchdog, dump, &mut problems);
         self.look_at_devices(watchdog, dump, now, &mut problems);
-        // The operations left in `before` have ended.
+        // The operations remaining in `before` have ended.
         if has_moved || !before.is_empty() || self.progress.is_none() {
             self.progress = Some(now);
             (self.told_of_stall, self.told_of_cycle) = (false, false);
@@ -129,8 +129,8 @@ impl Seen {
         {
             problems.push(Problem::Stalled { time });
         }
-        // Reported only if no operation has changed between two dumps: otherwise the cycle could combine states from
-        // different moments.
+        // Reported only if no operation has changed between two dumps, since the cycle could otherwise combine states
+        // from different moments.
         if let Some(ops) = dump.cycle().filter(|_| !has_moved && before.is_empty()) {
             if !std::mem::replace(&mut self.told_of_cycle, true) {
                 problems.push(Problem::Cycle { ops });
@@ -139,7 +139,7 @@ impl Seen {
         problems
     }
 
-    /// Reports threads that wait for too long.
+    /// Reports threads that have waited for too long.
     fn look_at_waits(&mut self, watchdog: &Watchdog, dump: &Dump, problems: &mut Vec<Problem>) {
         let numbers: HashSet<u64> = dump.waits().iter().map(|wait| wait.number).collect();
         self.told_waits.retain(|number| numbers.contains(number));
@@ -154,8 +154,8 @@ impl Seen {
     /// Reports device lanes that have completed nothing for too long.
     fn look_at_devices(&mut self, watchdog: &Watchdog, dump: &Dump, now: Instant, problems: &mut Vec<Problem>) {
         let Some(limit) = watchdog.device else { return };
-        // An issued operation has released its variables, so a dump shows it as ending. One without variables is shown
-        // as running.
+        // An issued operation has released its variables, so a dump shows it as ending. An issued operation without
+        // variables is shown as running.
         let is_issued = |op: &&PendingOp| {
             op.device != Device::Cpu && !op.internal && matches!(op.state, OpState::Ending | OpState::Running)
         };

@@ -1,9 +1,9 @@
-//! The state of an engine's thread: its engine, its duty, and the worker that it runs.
+//! The state of an engine's thread: the engine, the thread's duty, and its worker.
 //!
 //! A thread finds its own state through a thread-local. Code from other crates may run inside calls to the worker's
-//! deque, since crossbeam-deque pins crossbeam's default collector, which runs closures deferred there by other crates.
-//! The thread therefore marks the deque as in use during these calls, and operations made ready by such code go to the
-//! injector instead.
+//! deque, since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have
+//! deferred. The thread therefore marks the deque as in use during these calls, and operations made ready by such code
+//! are sent to the injector instead.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -47,7 +47,7 @@ pub(super) struct WorkerThread {
     borrows: Cell<bool>,
     /// Whether the thread may use all cores of the engine, regardless of its worker.
     is_unpinned: Cell<bool>,
-    /// Whether the worker's deque is in use: the worker is looking for work, or operations are being pushed into the
+    /// Whether the worker's deque is in use: the worker is looking for work, or operations are being pushed onto the
     /// deque or taken from it.
     deque_in_use: Cell<bool>,
 }
@@ -63,7 +63,7 @@ impl Drop for DequeInUse<'_> {
 
 thread_static!(static CURRENT: Cell<*const WorkerThread> = Cell::new(ptr::null()));
 
-/// Lets [`with_current`] find the calling thread until this is dropped.
+/// Lets [`with_current`] find the calling thread's state until dropped.
 pub(super) struct Entered<'c>(&'c WorkerThread);
 
 impl Drop for Entered<'_> {
@@ -98,7 +98,7 @@ impl WorkerThread {
         }
     }
 
-    /// Installs this as the state that [`with_current`] finds on the calling thread.
+    /// Installs `self` as the state that [`with_current`] finds on the calling thread.
     pub(super) fn enter(&self) -> Entered<'_> {
         CURRENT.with(|cell| cell.set(self));
         self.core.threads().adopt_thread();
@@ -129,14 +129,14 @@ impl WorkerThread {
         self.borrows.get()
     }
 
-    /// Gives a borrowed place back.
+    /// Returns a borrowed place.
     fn give_place_back(&self) {
         if self.borrows.replace(false) {
             self.core.threads().lane(self.lane.get()).give_place_back();
         }
     }
 
-    /// Notes that the function on this thread no longer runs without a worker: it has ended or received one.
+    /// Records that the function on this thread no longer runs without a worker, because it has ended or received one.
     pub(super) fn end_without_worker(&self) {
         if self.core.is_forked() {
             return;
@@ -148,8 +148,8 @@ impl WorkerThread {
         }
     }
 
-    /// Returns the worker that the thread runs now. The reference must not be kept across code from other crates or the
-    /// program, which may give the worker away.
+    /// Returns the worker that the thread is running. The reference must not be kept across calls to code from other
+    /// crates or the program, which may give the worker away.
     #[inline]
     fn worker(&self) -> Option<&Worker<Task>> {
         // SAFETY: only this thread uses the cell, and its content is not replaced while the reference is used.
@@ -189,7 +189,8 @@ impl WorkerThread {
         }
     }
 
-    /// Waits for the next operation of the worker. Returns `None` if the worker was given away or its lane has ended.
+    /// Waits for the next operation of the worker. Returns `None` if the worker has been given away or its lane has
+    /// ended.
     #[inline]
     pub(super) fn next(&self) -> Option<OpRef<Task>> {
         let _in_use = self.use_deque();
@@ -227,7 +228,7 @@ fn serves(lane: &Arc<Lane<Task>>) -> bool {
 /// Removes the calling thread, the only one in a forked child, from the parent process's engine.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(super) fn leave_engine() {
-    // Unpinned, since otherwise every thread that the child starts would inherit the core of the worker.
+    // The thread is unpinned, since otherwise every thread started by the child would inherit the worker's core.
     with_current(|thread| _ = topology::keep_to(thread.core.threads().mask()));
     CURRENT.with(|cell| cell.set(ptr::null()));
     disown_thread();
@@ -270,8 +271,8 @@ pub(super) fn lane_of(core: &Core) -> Option<u8> {
     with_current(|thread| is_own(thread).then(|| thread.lane.get())).flatten()
 }
 
-/// Whether the calling thread is inside a call to its worker's deque. During such a call it cannot give the worker
-/// away.
+/// Whether the calling thread is inside a call to its worker's deque. During such a call, the thread cannot give the
+/// worker away.
 pub(super) fn uses_deque() -> bool {
     with_current(|thread| thread.deque_in_use.get()) == Some(true)
 }
@@ -281,8 +282,8 @@ pub(super) fn share_slot() {
     with_current(WorkerThread::share_slot);
 }
 
-/// Runs `f` as the main function of a thread that serves a GPU lane. The thread stays on those cores of the engine that
-/// are `near` the GPU, if any.
+/// Runs `f` as the main function of a thread that serves a GPU lane. The thread stays on the engine's cores that are
+/// `near` the GPU, if there are any.
 pub(crate) fn serve_device<R>(core: &Arc<Core>, near: &[usize], f: impl FnOnce() -> R) -> R {
     let thread = WorkerThread::new(Arc::clone(core), Duty::Device);
     let _entered = thread.enter();
@@ -297,8 +298,8 @@ pub(super) fn serves_device() -> bool {
     with_current(|thread| matches!(thread.duty, Duty::Device)) == Some(true)
 }
 
-/// Returns the cores that an engine built by the calling thread may use: the cores of the engine that owns the thread,
-/// since the thread may be pinned, or else those on which the thread may run.
+/// Returns the cores that an engine built by the calling thread may use. If an engine owns the thread, these are that
+/// engine's cores, since the thread may be pinned; otherwise, they are the cores on which the thread may run.
 pub(crate) fn cores_here() -> Box<[usize]> {
     with_current(|thread| thread.core.threads().mask().into()).unwrap_or_else(topology::allowed)
 }
@@ -307,10 +308,10 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 ///
 /// A thread inherits the cores of the thread that starts it. A thread started by an operation on a
 /// [pinned](crate::EngineBuilder::pin) worker is therefore also pinned to the worker's core, and a thread pool first
-/// used there runs all its threads on one core. Start such threads inside `unpinned`. When `f` returns or panics, the
-/// thread is pinned again.
+/// used in such an operation runs all its threads on one core. Start such threads inside `unpinned`. When `f` returns
+/// or panics, the thread is pinned again.
 ///
-/// Outside the threads of an engine, and on systems other than Linux, `unpinned` only calls `f`.
+/// Outside an engine's threads, and on systems other than Linux, `unpinned` simply calls `f`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -325,7 +326,8 @@ pub(crate) fn cores_here() -> Box<[usize]> {
 /// # }
 /// ```
 pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
-    /// Pins the thread again, to its worker's core if it has a worker by then, or else to its previous cores.
+    /// Pins the thread again when dropped: to its worker's core if it has a worker by then, and otherwise to its
+    /// previous cores.
     struct PinAgain(Box<[usize]>);
     impl Drop for PinAgain {
         fn drop(&mut self) {
@@ -374,12 +376,12 @@ pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool)
     .flatten()
 }
 
-/// Counts an operation that a waiter on this thread runs.
+/// Counts an operation run by a waiter on this thread.
 pub(super) fn note_helped() {
     with_current(|thread| thread.worker().map(Worker::note_helped));
 }
 
-/// Notes that a waiter on this thread has taken an operation from its entry in a queue, leaving the entry stale.
+/// Records that a waiter on this thread has taken an operation from its entry in a queue, leaving the entry stale.
 pub(super) fn note_stale() {
     with_current(|thread| thread.worker().map(Worker::note_stale));
 }
@@ -390,7 +392,7 @@ pub(super) fn without_worker() -> Option<(Arc<Core>, u8)> {
     with_current(|thread| thread.gave_away.get().then(|| (Arc::clone(&thread.core), thread.lane.get()))).flatten()
 }
 
-/// Notes that a function on the calling thread queues for a worker. Returns how often this has happened before.
+/// Records that a function on the calling thread is queueing for a worker. Returns how often this has happened before.
 pub(super) fn count_return() -> u32 {
     with_current(|thread| thread.returns.replace(thread.returns.get().wrapping_add(1))).unwrap_or(0)
 }
@@ -416,9 +418,9 @@ pub(super) fn is_without_worker() -> bool {
     with_current(|thread| thread.gave_away.get()) == Some(true)
 }
 
-/// Notes that program code is about to run on the calling thread, which may have given its worker away at the end of an
-/// operation. Returns whether the thread now counts as having handed over its worker. If so, the code may [regain a
-/// worker](super::regain), as a function that has waited does.
+/// Records that program code is about to run on the calling thread, which may have given its worker away at the end of
+/// an operation. Returns whether the thread now counts as having handed over its worker. If so, the code may [regain a
+/// worker](super::regain), as a function does after waiting.
 pub(super) fn begin_code() -> bool {
     let begin = |thread: &WorkerThread| {
         let is_bare = matches!(thread.duty, Duty::Workers(_)) && thread.worker().is_none() && !thread.gave_away.get();
@@ -450,7 +452,7 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
             return Err(WaitError::OnDevice);
         };
         if thread.deque_in_use.get() {
-            // The caller is code deferred by another crate in crossbeam's default collector.
+            // The caller is code that another crate has deferred in crossbeam's default collector.
             return Err(WaitError::WouldDeadlock(Deadlock::default()));
         }
         thread.share_slot();
@@ -462,7 +464,7 @@ pub(super) fn yield_worker() -> Result<(), WaitError> {
         // The thread is counted in `running` before other threads can see the worker idle, and stays counted until the
         // operation ends or the thread has a worker again.
         let counted = core.has_limits() && core.begin_running();
-        // Recorded before another thread has the worker.
+        // Recorded before another thread receives the worker.
         thread.core.record_wait();
         let given = thread.core.threads().give_away(worker, move |number, worker| main(core, number, worker));
         if given.is_ok() {

@@ -1,9 +1,9 @@
 //! The main function of the threads that run workers.
 //!
-//! A function that waits runs ready operations that the wait depends on ([`in_place`](super::in_place)). If it finds
+//! A waiting function runs ready operations on which the wait depends ([`in_place`](super::in_place)). If it finds
 //! none, it hands its worker over to a spare thread and sleeps. When it wakes up, it borrows the place of an idle
-//! worker, or queues for a worker ([`regain`](super::regain)). A wait thus neither occupies a worker nor buries an
-//! unrelated wait on the stack, as happens if waiting threads run arbitrary operations.
+//! worker, or queues for a worker ([`regain`](super::regain)). A wait thus neither occupies a worker nor delays an
+//! unrelated wait below it on the stack, as would happen if waiting threads ran arbitrary operations.
 
 use std::{io, sync::Arc};
 
@@ -26,7 +26,8 @@ use crate::{
 /// A worker that has started: its lane, its number there, and where it runs.
 type Started = (usize, usize, Placement);
 
-/// Starts a thread for each worker and waits until they run. Returns where the workers of the first lane run.
+/// Starts a thread for each worker and waits until these threads are running. Returns where the workers of the first
+/// lane run.
 pub(crate) fn start(core: &Arc<Core>, workers: Vec<BoxedWorker<Task>>) -> Result<Vec<Placement>, BuildError> {
     let (sender, receiver) = mpsc::channel();
     for worker in workers {
@@ -83,7 +84,7 @@ fn run_thread(
         let (lane, placement) = thread.take_up(worker);
         let is_pinned = matches!(placement, Placement::Pinned(_));
         if let Some(started) = started.take() {
-            // The receiver is gone if building the engine has failed.
+            // The receiver no longer exists if building the engine has failed.
             let _ = started.send((lane, index, placement));
         }
         if let Placement::Refused(core) = placement {
@@ -105,7 +106,7 @@ fn run_thread(
         if let Some(claim) = worker.as_ref().and_then(|worker| threads.core_of(worker)) {
             claim.give_back();
         }
-        // A worker of a lane that has ended is not kept while the thread waits.
+        // If the worker's lane has ended, the worker is not kept while the thread waits.
         drop(worker);
         // On systems other than Linux, a pinned thread cannot run an unpinned worker.
         next = if !is_pinned || topology::CAN_WIDEN { threads.await_offer() } else { None };
@@ -117,13 +118,13 @@ fn run_thread(
     Ended::Idle
 }
 
-/// Runs operations until the worker of the thread is given away or its lane ends.
+/// Runs operations until the thread's worker is given away or the worker's lane ends.
 fn run(thread: &WorkerThread, number: usize) {
     let mut ready = ReadyList::default();
     loop {
         // Panics in the program's functions are caught elsewhere. This catches panics from bugs in the engine and from
-        // code deferred by other crates in crossbeam's default collector: such a panic must not lose the worker and the
-        // operations queued here.
+        // code deferred by other crates in crossbeam's default collector: such a panic must not cause the worker and
+        // the operations queued here to be lost.
         let result = panics::catch(|| {
             thread.core.dispatch_ready(&mut ready, Epilogues::new());
             run_operations(thread, &mut ready);
@@ -146,7 +147,7 @@ fn run(thread: &WorkerThread, number: usize) {
 /// Runs operations while the thread has a worker and its lane has not ended. `ready` holds newly ready operations until
 /// they are dispatched.
 ///
-/// This is a separate function so that the loop does not share registers with code that runs only once.
+/// A separate function, so that the loop does not share registers with code that runs only once.
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
@@ -196,11 +197,11 @@ mod tests {
     fn nest(engine: &Engine, depth: usize) -> usize {
         let inner = engine.clone();
         let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });
-        // With a time limit, since the operation would otherwise run in place.
+        // The wait has a time limit, since the operation would otherwise run in place.
         1 + next.expect("the engine is open").wait_timeout(Duration::from_secs(60)).expect("nothing fails")
     }
 
-    /// In these tests a thread without a worker ends after a millisecond.
+    /// In these tests, a thread without a worker ends after one millisecond.
     #[test]
     #[cfg_attr(miri, ignore = "starts a thousand threads")]
     fn threads_that_come_and_go_leave_nothing_behind() {

@@ -101,17 +101,17 @@ impl FromStr for EngineKind {
 #[non_exhaustive]
 pub enum ShutdownError {
     /// The deadline passed: for a shutdown, while operations were pending; for a stop, while a function was running or
-    /// a device working. A shutdown stays in effect, and another call waits again. A stop is cancelled, and the engine
-    /// continues to run.
+    /// a device was working. A shutdown stays in effect, and another call waits again. A stop is cancelled, and the
+    /// engine continues to run.
     TimedOut,
     /// The call would have to wait for its caller: an operation, a logger called by the engine, or a thread-local
-    /// destructor on one of the engine's threads. It is also returned if the caller must not wait or if no thread could
-    /// take over the caller's worker. A shutdown continues in the background; a stop has no effect.
+    /// destructor on one of the engine's threads. This error is also returned if the caller must not wait or if no
+    /// thread could take over the caller's worker. A shutdown continues in the background; a stop has no effect.
     InsideOperation,
     /// No operation was pending, or the engine was stopped, but engine threads with these names had not ended at the
     /// deadline. They were still running program code or had too little time to end. The code may be an asynchronous
     /// operation's function that continues after completion, a thread-local destructor or a logger. The threads end
-    /// when it returns. Another call waits again; dropping the engine does not wait for these threads.
+    /// when that code returns. Another call waits again; dropping the engine does not wait for these threads.
     ThreadsLeft(Vec<String>),
     /// This is a forked child of the process that built the engine and has none of the engine's threads. The call has
     /// no effect.
@@ -129,7 +129,7 @@ impl fmt::Display for ShutdownError {
                 "a call inside an operation cannot wait for that operation; a shutdown continues in the background",
             ),
             Self::ThreadsLeft(names) => {
-                write!(f, "no operation runs, but threads had not ended at the deadline: {}", names.join(", "))
+                write!(f, "no operation is running, but threads had not ended at the deadline: {}", names.join(", "))
             }
         }
     }

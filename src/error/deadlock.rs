@@ -37,7 +37,7 @@ struct Parts {
 pub(crate) enum Awaited {
     Operation(Pushed),
     Variable(Name),
-    /// Several operations: those of a group, or all those of an engine. This one cannot end before the waiting
+    /// Several operations: those of a group or all those of an engine. Holds one that cannot end before the waiting
     /// operation does.
     Member(Pushed),
     /// All operations of the engine.

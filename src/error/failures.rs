@@ -25,7 +25,8 @@ struct State {
 }
 
 impl State {
-    /// Takes the number of failures that were only counted. If one becomes known later, the new count is not reduced.
+    /// Takes the number of failures that were only counted. If one of these becomes known later, the new count is not
+    /// reduced.
     fn take_more(&mut self) -> u64 {
         self.round += 1;
         std::mem::take(&mut self.more)
@@ -47,7 +48,7 @@ pub(crate) enum Place {
 /// The variables that a failure has reached are irrelevant: they may be freed before the failure is known.
 ///
 /// A failure becomes known and ceases to be kept or counted in a single step under the lock. It is therefore reported
-/// either from here or elsewhere, by whichever thread is first.
+/// only once, from here or from elsewhere, by whichever thread is first.
 #[derive(Debug, Default)]
 pub struct Failures(Mutex<State>);
 

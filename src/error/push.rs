@@ -42,8 +42,8 @@ pub enum PushError {
     /// parent only reads. The child would have to wait for its parent, which waits for its children.
     NotHeld(RefusedAccess),
     /// The variable was created for an operation's children, by [`OpContext::child_var`](crate::OpContext::child_var)
-    /// or [`child_token`](crate::OpContext::child_token). Only these children can name it and, if a child does, so can
-    /// its own children.
+    /// or [`child_token`](crate::OpContext::child_token). Only these children can name it, along with the children of
+    /// any child that names it.
     FamilyVariable(RefusedAccess),
     /// [`OpContext::child`](crate::OpContext::child) was called inside an operation pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
@@ -52,8 +52,8 @@ pub enum PushError {
     /// been dropped. The children have started, and no more can be added.
     ParentEnded,
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation, which releases
-    /// its variables once its work has been issued, too early for children. The other possibility is that an operator
-    /// was created as a child, although it could be pushed after its parent has ended.
+    /// its variables once its work has been issued, too early for children. Alternatively, an operator was created as a
+    /// child, although it could be pushed after its parent has ended.
     UnfitForFamily,
     /// The engine is shut down or shutting down. While it drains, its operations may still push.
     ShutDown,

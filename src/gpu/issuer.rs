@@ -58,7 +58,7 @@ const BATCH: usize = 16;
 /// The maximum number of operations in flight on a stream. CUDA's queue for a stream holds about a thousand commands.
 /// When the queue is full, a call blocks, and the thread cannot poll the stream in the meantime. Besides the commands
 /// of its function, an operation needs up to three waits, an event and a mark. If each function issues two commands,
-/// this many operations need fewer than a thousand. Functions that issue more may still fill the queue.
+/// this many operations need fewer than a thousand commands. Functions that issue more may still fill the queue.
 const MAX_IN_FLIGHT: usize = 128;
 
 /// The maximum number of operations without a mark. Low enough to leave room for new operations before the GPU has
@@ -112,7 +112,7 @@ struct Issuer<'c> {
     /// The points of other streams for which this stream has waited.
     seen: Clock,
     in_flight: VecDeque<InFlight>,
-    /// Cross-lane waiters, each with the number of the operation of this lane for which it waits.
+    /// Cross-lane waiters, each with the number of this lane's operation for which it waits.
     watched: VecDeque<(u64, OpRef<Task>)>,
     /// Operations of this lane taken while the worker was recalled, to be issued next.
     held: VecDeque<OpRef<Task>>,
@@ -280,8 +280,8 @@ impl Issuer<'_> {
         } else if op.task().has(flag::DEVICE) {
             self.begin(op)
         } else {
-            // An asynchronous operation has no stream. Like an operation of the CPU, it waits until its dependencies
-            // are complete.
+            // An asynchronous operation has no stream. Like a CPU operation, it waits until its dependencies are
+            // complete.
             match self.core.pending_on_device(&op, Device::Cpu) {
                 Some(number) => {
                     self.send(number, op);
@@ -426,8 +426,8 @@ impl Issuer<'_> {
             return;
         }
         if let Some(error) = self.stream.given_up().or_else(|| result.as_ref().err()?.loss()) {
-            // The loss is noted immediately, so that later operations fail with this error rather than that of a dead
-            // stream.
+            // The loss is recorded immediately, so that later operations fail with this error rather than that of a
+            // dead stream.
             self.core.gpus().gpus[self.lane().gpu].lose(error);
         }
         let Followers { streams, host, own } = self.followers(&op);

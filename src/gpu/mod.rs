@@ -1,7 +1,7 @@
 //! GPU lanes, each with its own thread and stream, and the ordering of CPU and device operations.
 //!
 //! A ready device operation is scheduled on its lane. The lane's thread calls the operation's function with the stream,
-//! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are noted on the
+//! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are recorded in the
 //! variables ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or whose
 //! function may use a value in host memory, must wait until the operations in flight on its variables are complete. It
 //! is *sent* to the lane for which it waits. That lane watches its stream, and sends the operation on once those in
@@ -25,7 +25,7 @@ use crate::{
 mod backoff;
 mod issuer;
 
-/// Returns the number, among the engine's lanes, of the lane for operations with `property` on `device`. Starts the
+/// Returns the lane for operations with `property` on `device`, as its number among the engine's lanes. Starts the
 /// lane's thread if necessary.
 pub(crate) fn route(core: &Arc<Core>, device: Device, property: Property) -> Result<u8, PushError> {
     let gpus = core.gpus();

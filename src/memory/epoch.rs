@@ -363,7 +363,7 @@ mod model {
 
     /// A mark that shows whether a record has been reclaimed. The memory of reclaimed records is kept until the
     /// interleaving ends, so a use after reclamation fails an assertion instead of crashing. loom fails a model in
-    /// which a thread uses an atomic whose creation it has not acquired, so the stamp also stands for the record's
+    /// which a thread uses an atomic whose creation it has not acquired, so the stamp also represents the record's
     /// plain fields, which loom cannot see.
     #[derive(Debug)]
     pub(crate) struct Stamp {

@@ -1,17 +1,18 @@
 //! The pool from which records are allocated and to which they are retired.
 //!
-//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit, and
-//! then goes to a stack from which all threads take batches. A steady load therefore allocates no records, even if one
-//! thread pushes and another retires. `records.rs` has the caches and the batches, `free_list.rs` the stack.
+//! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit, and is
+//! then pushed onto a stack from which all threads take batches. A steady load therefore allocates no records, even if
+//! one thread pushes and another retires. `records.rs` contains the caches and the batches; `free_list.rs` contains the
+//! stack.
 //!
 //! A forked child begins without free records: it does not know the addresses of its parent's records, so it could not
 //! find operations in them. The parent's free records are lost to the child, as are those that the parent's threads
 //! have cached or retired.
 //!
-//! In models, every operation's record is newly allocated, and is marked when reclaimed, which lets models find any
-//! later use; the reuse of records has its own models. Under the cfg `raddle_unpooled`, each record is allocated on the
-//! heap and freed. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a pooled
-//! record would still point.
+//! In models, every operation's record is newly allocated, and is marked when reclaimed, so models detect any later
+//! use; the reuse of records has its own models. Under the cfg `raddle_unpooled`, each record is allocated on the heap
+//! and freed. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a pooled record
+//! would still point.
 
 use std::ptr::NonNull;
 

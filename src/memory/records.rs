@@ -67,7 +67,7 @@ const _: () = assert!(
     "there must be at most one allocation in a thousand operations"
 );
 
-/// The maximum number of batches kept for reuse; further ones are freed. Picked: 64 Ki records, or 20 MiB.
+/// The maximum number of batches kept for reuse; further ones are freed. Not tuned: 64 Ki records, or 20 MiB.
 const KEEP: usize = (1 << 16) / (CAPACITY + 1);
 
 /// Offsets of the cache lines of a record that a push with a small function may write.
@@ -385,8 +385,8 @@ fn keep(full: Record) {
         DEPOT.kept.fetch_sub(1, Relaxed);
         return free_all(full, CAPACITY);
     }
-    // SAFETY: the closure of `retire` has passed the list on. It ran after the epoch had passed, and records are not
-    // freed while they are on the stack.
+    // SAFETY: the closure in `retire` passed the list to this function. It ran after the epoch had passed, and records
+    // are not freed while they are on the stack.
     unsafe { DEPOT.batches.push(full) };
 }
 

@@ -39,7 +39,8 @@ use crate::{
     },
 };
 
-/// The number of locks. Picked: many threads rarely allocate records at once. Each lock adds interleavings to models.
+/// The number of locks. Not tuned: many threads rarely allocate records at once. Each lock adds interleavings to
+/// models.
 const SHARDS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 16 };
 
 type Addresses = HashSet<usize, BuildHasherDefault<AddressHasher>>;
@@ -164,7 +165,7 @@ pub unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
 /// # Safety
 /// 1. The record came from the pool, and is not freed during the call.
 pub(crate) unsafe fn marked_by(record: NonNull<u8>) -> *mut () {
-    // Relaxed: compared only.
+    // Relaxed: the value is only compared.
     // SAFETY: by (1) the record is not freed during the call.
     unsafe { mark_of(record) }.load(Relaxed)
 }

@@ -48,7 +48,7 @@ impl<E> Default for AsyncState<E> {
 impl<E> AsyncState<E> {
     /// Whether the completion has completed the operation.
     pub fn is_resolved(&self) -> bool {
-        // Acquire: makes the writes that precede the use of the completion visible. Nothing else depends on this load.
+        // Acquire: makes visible the writes that precede the use of the completion. Nothing else depends on this load.
         self.state.load(Acquire) == RESOLVED
     }
 

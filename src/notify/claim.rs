@@ -76,7 +76,7 @@ impl Claim {
         }
     }
 
-    /// Notes that the operation's turn has come. Returns whether its scope has already counted it out. Repeated calls
+    /// Records that the operation's turn has come. Returns whether its scope has already counted it out. Repeated calls
     /// have the same result.
     pub fn settle(&self) -> bool {
         loop {
@@ -95,9 +95,9 @@ impl Claim {
         }
     }
 
-    /// Lets the operation's scope count it out, cancelling the operation if it has neither started nor been cancelled.
-    /// If it was cancelled before, the scope may count it out only if its function has since been `dropped`. Returns
-    /// whether this call cancelled the operation, or `None` if the scope must not count it out.
+    /// Allows the operation's scope to count it out, cancelling the operation if it has neither started nor been
+    /// cancelled. If it was cancelled before, the scope may count it out only if its function has since been `dropped`.
+    /// Returns whether this call cancelled the operation, or `None` if the scope must not count it out.
     pub fn abandon(&self, dropped: bool) -> Option<bool> {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, CANCELLED | ABANDONED, Relaxed, Relaxed) {

@@ -2,7 +2,7 @@
 //!
 //! # States
 //!
-//! 1. *Working*: `parts` is not zero. The function of the parent is a part of its work, as is a future with its guards,
+//! 1. *Working*: `parts` is not zero. The parent's function is a part of its work, as are a future with its guards,
 //!    each push of a child, and each creation of a variable of the family. Children wait.
 //! 2. *Released*: the last part has ended. The thread that ended it starts the children, and holds a share of the
 //!    family until it has done so.
@@ -10,11 +10,11 @@
 //!
 //! # Who may touch what
 //!
-//! * `parts`: raised by any thread while it is not zero ([`admit`](FamilyCount::admit)); lowered by the owner of a
-//!   part.
-//! * `open`: raised by the owner of a part or share; lowered by the owner of a share. There is one share each for the
-//!   parent's work, the right to complete the parent if it is asynchronous, each child, and the drop of the value of
-//!   each of the family's variables.
+//! * `parts`: incremented by any thread while it is not zero ([`admit`](FamilyCount::admit)); decremented by the owner
+//!   of a part.
+//! * `open`: incremented by the owner of a part or share; decremented by the owner of a share. There is one share each
+//!   for the parent's work, the right to complete the parent if it is asynchronous, each child, and the drop of the
+//!   value of each of the family's variables.
 //!
 //! # Edges
 //!
@@ -74,8 +74,8 @@ impl FamilyCount {
         false
     }
 
-    /// Ends a part of the parent's work. Returns whether it was the last one: the caller then starts the children, and
-    /// [leaves](Self::leave).
+    /// Ends a part of the parent's work. Returns whether it was the last one; if so, the caller must start the children
+    /// and then [leave](Self::leave).
     #[must_use = "the children must be started"]
     pub fn end_part(&self) -> bool {
         // Release (edge `part`): what this part did.
@@ -93,7 +93,7 @@ impl FamilyCount {
         self.open.fetch_add(1, Relaxed);
     }
 
-    /// Drops a share. Returns whether it was the last one: the caller then completes the parent.
+    /// Drops a share. Returns whether it was the last one; if so, the caller must complete the parent.
     #[must_use = "the parent must be completed"]
     pub fn leave(&self) -> bool {
         if removed(Step::WorkHasAShare) && self.is_over() {

@@ -22,7 +22,7 @@ enum State<R> {
     Ignored,
 }
 
-/// Whether threads are waiting for a result. A notification costs a system call even if none is.
+/// Whether threads are waiting for a result. A notification costs a system call even if no thread is waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleepers {
     None,
@@ -145,7 +145,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         wakers
     }
 
-    /// Notes that the result is not wanted: a failure set later counts as reported. Returns the result if it was
+    /// Records that the result is not wanted: a failure set later counts as reported. Returns the result if it was
     /// already set and not taken.
     pub fn ignore(&self) -> Option<Result<R, OpError>> {
         let mut state = lock(&self.state);
@@ -159,7 +159,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         }
     }
 
-    /// Notes that the result will not be taken: a result set later is dropped by the call that sets it. Returns the
+    /// Records that the result will not be taken: a result set later is dropped by the call that sets it. Returns the
     /// result if it was already set and not taken.
     pub fn abandon(&self) -> Option<Result<R, OpError>> {
         let before = std::mem::replace(&mut *lock(&self.state), State::Taken);

@@ -10,12 +10,12 @@
 //!
 //! | word | meaning | bit 0 | bit 1 |
 //! |---|---|---|---|
-//! | `entered` | operations that entered through this shard, times four; raised by CAS | closed: an entry is refused and retries in the current generation | unused |
+//! | `entered` | operations that entered through this shard, times four; increased by CAS | closed: an entry is refused and must be retried in the current generation | unused |
 //! | `left` | operations that left through this shard, times four | armed: a leaving operation also subtracts one from `rest` | watched: a leaving operation also looks for waiters for room |
 //!
-//! Closing sets bit 0 of every word with one read-modify-write each, which returns the exact count at that moment. The
-//! number of operations that entered but have not left is added to `rest`, which starts at zero. So `rest` reaches zero
-//! exactly once, when the last operation leaves; the thread that brings it to zero notifies the waiters.
+//! Closing sets bit 0 of every word with one read-modify-write per word, which returns the word's exact count at that
+//! moment. The number of operations that entered but have not left is added to `rest`, which starts at zero. So `rest`
+//! reaches zero exactly once, when the last operation leaves; the thread that brings it to zero notifies the waiters.
 //!
 //! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it closed:
 //! it is over when no generation closed with this or a lower number is draining. So it covers exactly the operations
@@ -26,7 +26,7 @@
 //! A count may have a limit. A thread or future that waits for room registers under the lock, *watches* (sets bit 1 of
 //! `left` in every shard of every generation that is not free), and then counts. A leaving operation either comes
 //! before the watching `fetch_or` of its word, in which case the count no longer includes it, or finds the bit, takes
-//! the lock, counts, and notifies the waiters. So no wake-up is lost, and operations pay nothing while nothing waits
+//! the lock, counts, and notifies the waiters. So no wake-up is lost, and operations incur no cost while nothing waits
 //! for room. The bits are cleared by the first leaving operation that finds no waiter.
 //!
 //! Threads are notified only once there is some room ([`slack`]), which is enough because they wait with time limits.
@@ -48,7 +48,7 @@
 //!
 //! `enter` is lock-free. So is `leave`, except that it takes the lock if the operation was the last of a closed
 //! generation, or if the word is watched. An entry is refused only if a wait has closed the generation since the thread
-//! loaded `current`, and is repeated if another thread in the same shard was faster. A wait closes the current
+//! loaded `current`, and is repeated if another thread has changed the shard's word first. A wait closes the current
 //! generation immediately, even if others are still draining.
 //!
 //! This module does not wake wakers itself: a call that ends the waits of futures returns their wakers, which the
@@ -91,7 +91,7 @@ const FLAG: u64 = 1;
 const WATCH: u64 = 2;
 const ONE: u64 = 4;
 
-/// The value that stands for no limit.
+/// The value that means *no limit*.
 pub const UNLIMITED: u64 = u64::MAX;
 
 /// Returns how far below the limit a count must be before waiting threads are notified. The distance keeps a
@@ -147,12 +147,12 @@ struct State {
     for_room: Waiting,
     /// Whether the generations are watched.
     watched: bool,
-    /// The number of operations that had left generations by the time these were reopened.
+    /// The number of operations that left generations before the generations were reopened.
     left: u64,
 }
 
 impl State {
-    /// Returns the number up to which waits are over.
+    /// Returns the highest number whose wait, like all earlier ones, is over.
     fn over(&self) -> u64 {
         self.draining.first().map_or(self.last, |&first| first - 1)
     }
@@ -310,7 +310,7 @@ impl PendingOps {
         }
     }
 
-    /// Counts an operation in, like [`enter`](Self::enter), when the current generation was found in a chunk.
+    /// Counts an operation in, like [`enter`](Self::enter), if the current generation is in a chunk.
     #[cold]
     #[inline(never)]
     fn enter_chunk(&self) -> Ticket {
@@ -325,7 +325,7 @@ impl PendingOps {
     }
 
     /// Counts an operation in through the `word` of a generation. Returns `false` if the word is closed or another
-    /// thread was faster.
+    /// thread has changed it first.
     #[inline(always)]
     fn enter_by(word: &AtomicU64) -> bool {
         // Acquire (edge `close`): if the flag is set, the next load of `current` sees the generation that took this
@@ -389,7 +389,7 @@ impl PendingOps {
         self.leave_by(left, rest, generation)
     }
 
-    /// Counts an operation out, like [`leave`](Self::leave), when the generation is in a chunk.
+    /// Counts an operation out, like [`leave`](Self::leave), if the generation is in a chunk.
     #[cold]
     #[inline(never)]
     fn leave_chunk(&self, generation: usize) -> Option<Wakers> {
@@ -619,7 +619,7 @@ impl PendingOps {
     }
 
     /// Waits until no operation is pending, not even one that entered during the wait. Calls `before` each time before
-    /// blocking; `before` returns when to stop blocking and call it again.
+    /// blocking; `before` may return a time at which to stop blocking and call it again.
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
         // The first round does not block, since usually nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));

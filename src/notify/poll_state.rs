@@ -54,7 +54,7 @@ impl PollState {
         Self(AtomicU8::new(RUNNING))
     }
 
-    /// Notes that the future was woken. Returns whether the caller must queue a poll.
+    /// Records that the future was woken. Returns whether the caller must queue a poll.
     #[must_use = "the future must be polled"]
     pub fn wake(&self) -> bool {
         // Release (edge `wake`): what this thread did before.

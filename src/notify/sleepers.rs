@@ -6,7 +6,7 @@
 //! * The list: any thread, under the lock. No program code runs under it. The locks of results and of pending counts
 //!   may be taken while it is held.
 //! * What an entry refers to: any thread, under the lock, while the entry is in the list. The sleeping thread keeps it
-//!   borrowed for that long.
+//!   borrowed during that time.
 //! * In a forked child: nothing, since a thread of the parent may have held the lock.
 //!
 //! Pointers to operations and to scopes' counts are only compared, never dereferenced. An entry is ignored once its

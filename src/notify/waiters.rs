@@ -9,12 +9,12 @@
 //!
 //! * The list: under the lock, where no program code runs. The locks of results and of pending counts are taken while
 //!   this lock is held.
-//! * What an entry refers to: under the lock, while the entry is in the list. The thread of the entry keeps it borrowed
-//!   for that long.
+//! * What an entry refers to: under the lock, while the entry is in the list. The entry's thread keeps it borrowed
+//!   during that time.
 //! * In a forked child: nothing. A thread of the parent process may have held the lock at the fork.
 //!
-//! While an entry is in the list, its thread is waiting inside the operations named by `inside`, so they exist for that
-//! long. There are no edges.
+//! While an entry is in the list, its thread is waiting inside the operations in `inside`, so these operations exist
+//! for that long. There are no edges.
 //!
 //! A thread whose wait is over stays in the list until it runs again. The awaited operation is then complete and its
 //! record may have been reused, so the entry no longer counts.
@@ -37,13 +37,13 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
     pub op: NonNull<()>,
-    /// The number of levels up to this operation from an innermost one, which has depth 0. The nearest preceding
+    /// The number of levels from an innermost operation, which has depth 0, up to this one. The nearest preceding
     /// operation with a lower number is its child, or an operation of a scope in it. Once that operation is complete,
     /// this one may complete as well, and its record may be reused.
     pub depth: usize,
 }
 
-/// Operations, each followed by those around it.
+/// Operations, each followed by those that enclose it.
 pub type Ops = SmallVec<[Nested; 2]>;
 
 /// The operations inside which a thread is running. Unless asynchronous, they do not end before the thread's wait does.
@@ -75,7 +75,7 @@ pub enum Goal<'g> {
         /// pointer is never dereferenced. `None` if no operation can ever keep this one from entering a queue.
         held_back_by: Option<&'g AtomicPtr<()>>,
     },
-    /// The operations in this count that the wait covers, or all of them without a wait.
+    /// The operations in this count that the wait covers, or all of them if there is no wait.
     Counted(&'g PendingOps, Option<&'g PendingWait>),
 }
 
@@ -269,9 +269,9 @@ impl Waiters {
     }
 
     /// Calls `found` for each waiter that is still waiting, has no time limit, and has a goal for which `reached`
-    /// returns `true`. Passes the waiter's number, its kind and what it is inside. The waiter `own` counts even with a
-    /// time limit. Among waiters for a single operation, considers only those for `task`, and those whose operation was
-    /// being kept from entering a queue when the wait began.
+    /// returns `true`. Passes the waiter's number, its kind and the operations inside which it waits. The waiter `own`
+    /// counts even with a time limit. Among waiters for a single operation, considers only those for `task`, and those
+    /// whose operation was being kept from entering a queue when the wait began.
     pub fn each_for(
         &self,
         own: Option<u64>,

@@ -19,8 +19,8 @@ use crate::{
 pub struct WakerKey {
     /// The number for which the future waits; waits end in the order of these numbers.
     target: u64,
-    /// Once the future has registered a waker: what distinguishes it from others with the same target, and the process
-    /// in which it registered.
+    /// Set once the future has registered a waker: the number that distinguishes it from other futures with the same
+    /// target, and the process in which it registered.
     number: Option<(u64, ProcessMark)>,
 }
 
@@ -65,7 +65,7 @@ impl Waiting {
         self.wakers.insert((key.target, number), waker)
     }
 
-    /// Whether no future waits.
+    /// Whether no future is waiting.
     pub fn is_empty(&self) -> bool {
         self.wakers.is_empty()
     }
@@ -85,7 +85,7 @@ impl Waiting {
     }
 }
 
-/// Returns the result of `check`, or else registers the future's waker with the [`Waiting`] returned by `check`.
+/// Returns the result of `check` or, if there is none, registers the future's waker with the [`Waiting`] from `check`.
 pub fn poll<S, R>(
     state: &Mutex<S>,
     key: &mut WakerKey,

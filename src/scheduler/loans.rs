@@ -1,4 +1,4 @@
-//! Loans, which let a function that has waited continue without a worker, in place of an idle worker.
+//! Loans, which allow a function that has waited to continue without a worker, in place of an idle worker.
 //!
 //! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, and gives
 //! the place back when it waits again or returns. A worker that finds work in the meantime stays idle, unless the other
@@ -89,7 +89,7 @@ impl Loans {
     }
 
     /// Whether a worker that has found something may have to [stay idle](Self::stay_idle). The caller must have passed
-    /// a fence since noting that it is not idle.
+    /// a fence since recording that it is not idle.
     #[inline]
     pub fn are_any(&self) -> bool {
         // Relaxed: ordered by the caller's fence.

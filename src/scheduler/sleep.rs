@@ -60,10 +60,10 @@ impl Default for IdlePolicy {
     }
 }
 
-/// Stands for no worker.
+/// Means *no worker*.
 const NO_WORKER: usize = usize::MAX;
 
-/// Stands for no core.
+/// Means *no core*.
 const NO_CORE: usize = usize::MAX;
 
 /// The first and the longest time limit of a timed park. Measured on two cores: each wake-up costs the thread sharing
@@ -72,10 +72,10 @@ const NO_CORE: usize = usize::MAX;
 const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
 /// If all workers together call `find` at least this often during a timed park, their operations count as short, and
-/// the worker parks once more. Picked.
+/// the worker parks once more. Not tuned.
 const MIN_FINDS: usize = 32;
 
-/// The maximum number of consecutive timed parks without a report of contention. Picked: a thread whose pushed
+/// The maximum number of consecutive timed parks without a report of contention. Not tuned: a thread whose pushed
 /// operations are mostly not yet ready seldom injects, and so seldom reports.
 const MAX_UNREPORTED: u32 = 3;
 
@@ -159,7 +159,7 @@ impl Sleep {
         self.wakes.get()
     }
 
-    /// Notes that the calling thread runs `worker` from now on. No other thread may still run it.
+    /// Records that the calling thread runs `worker` from now on. No other thread may still run it.
     pub fn set_thread(&self, worker: usize) {
         let handle = Box::new(ThreadHandle { thread: thread::current(), stamp: Stamp::new() });
         // Relaxed: the thread that stored the old handle ran the worker before, and handed it over.
@@ -171,7 +171,7 @@ impl Sleep {
         }
     }
 
-    /// Notes that `worker` is pinned to `core` from now on, or to no core.
+    /// Records that `worker` is pinned to `core`, or to no core, from now on.
     pub fn set_core(&self, worker: usize, core: Option<usize>) {
         // Relaxed: a hint.
         self.cores[worker].store(core.unwrap_or(NO_CORE), Relaxed);
@@ -194,7 +194,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Withdraws the note that the last call to `find` by `worker` found nothing, before the next call.
+    /// Clears the record that the last call to `find` by `worker` found nothing. Called before the next call.
     pub fn note_busy(&self, worker: usize) {
         if removed(Step::NoteBusy) {
             return;
@@ -205,7 +205,7 @@ impl Sleep {
         finds.store(count, Relaxed);
     }
 
-    /// Notes that the last call to `find` by `worker` found nothing, on the thread that runs it.
+    /// Records that the last call to `find` by `worker` found nothing, on the thread that runs it.
     pub fn note_idle(&self, worker: usize) {
         let finds = &self.finds[worker];
         // Relaxed: only this thread stores it, and other threads only compare values.
@@ -252,7 +252,7 @@ impl Sleep {
         (&self.words[worker / 64], 1 << (worker % 64))
     }
 
-    /// Notes that `worker` shares its core with a thread that pushes work, and should leave the core to that thread.
+    /// Records that `worker` shares its core with a thread that pushes work, and should leave the core to that thread.
     pub fn set_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -392,9 +392,9 @@ impl Sleep {
         }
     }
 
-    /// Wakes the lowest-numbered parked worker that is not pinned to the caller's core, or else one that is. A timed
-    /// parker is woken only if no worker is awake. The woken worker clears its own bit, so a caller stopped before the
-    /// wake-up does not hide the worker from the next notifier.
+    /// Wakes the lowest-numbered parked worker that is not pinned to the caller's core, or else one that is pinned to
+    /// it. A timed parker is woken only if no worker is awake. The woken worker clears its own bit, so a caller stopped
+    /// before the wake-up does not hide the worker from the next notifier.
     #[inline(never)]
     fn wake_one(&self) {
         let (mut here, mut beside, mut timed_parker, mut asleep) = (None, None, None, 0);

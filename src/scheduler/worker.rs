@@ -25,16 +25,16 @@ use crate::{
     tracker::OpRef,
 };
 
-/// How many of its own operations a worker runs before other operations get their turn (`README.md`, Fairness). Picked;
-/// not tuned.
+/// How many of its own operations a worker runs before other operations get their turn (`README.md`, Fairness). Not
+/// tuned.
 const MAX_RUN: u32 = 32;
 
-/// The number of rounds between a worker's visits to other workers' deques. Picked: a visit costs both workers a cache
-/// miss, and is needed only if the other worker does not return to its deque.
+/// The number of rounds between a worker's visits to other workers' deques. Not tuned: a visit costs both workers a
+/// cache miss, and is needed only if the other worker does not return to its deque.
 const ROUNDS_PER_VISIT: u32 = 8;
 
-/// The maximum number of operations that a worker takes from the injector in one pop. Picked: a pop is cheap compared
-/// with running that many operations, and other workers can still steal them.
+/// The maximum number of operations that a worker takes from the injector in one pop. Not tuned: a pop is cheap
+/// compared with running that many operations, and other workers can still steal them.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// The maximum number of operations in a deque: the initial capacity of crossbeam-deque. Growing and shrinking would
@@ -42,11 +42,11 @@ const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 /// deferred by other crates: if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
 
-/// A full deque is searched for stale entries if waiters have left at least this many. Picked: a quarter of the deque,
-/// so a search pays for itself.
+/// A full deque is searched for stale entries if waiters have left at least this many. Not tuned: a quarter of the
+/// deque, so a search pays for itself.
 const MANY_STALE: u32 = 16;
 
-/// The longest time that a worker stays idle because its place is lent. Picked: longer than most functions take, but
+/// The longest time that a worker stays idle because its place is lent. Not tuned: longer than most functions take, but
 /// too short to bother a user. The limit is needed because the function running in its place may be waiting for what
 /// the worker found.
 pub const LONGEST_STAY: Duration = Duration::from_millis(100);
@@ -62,17 +62,17 @@ const ROUNDS_PER_CLOCK: u32 = 8;
 const CONTENDED: Duration = Duration::from_micros(20);
 
 /// The longest average time between calls to `find`, over all workers of the lane, at which a worker still parks with a
-/// time limit. Picked.
+/// time limit. Not tuned.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
-/// The numbers of pauses between two search rounds: before the first reading of the clock, and after it. Picked: some
-/// 100 ns at first, so that a searcher does not keep taking cache lines away from a pusher and a busy worker that write
-/// them. If nothing has been found by then, the pushers probably pause between pushes, and a searcher that pauses less
-/// finds their operations sooner.
+/// The numbers of pauses between two search rounds: before the first reading of the clock, and after it. Not tuned:
+/// some 100 ns at first, so that a searcher does not keep taking cache lines away from a pusher and a busy worker that
+/// write them. If nothing has been found by then, the pushers probably pause between pushes, and a searcher that pauses
+/// less finds their operations sooner.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
-/// Where a worker takes the next operation from after running `MAX_RUN` operations of its own.
+/// The source of a worker's next operation once it has run `MAX_RUN` operations of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// The default band of the injector.
@@ -93,8 +93,8 @@ pub struct Worker<T> {
     slot: Cell<Option<OpRef<T>>>,
     /// Whether operations have been pushed to the deque since the last notification.
     unnotified: Cell<bool>,
-    /// The number of its own operations, from slot and deque, that the worker may still run before it is the others'
-    /// turn.
+    /// The number of its own operations, from slot and deque, that the worker may still run before other operations get
+    /// their turn.
     budget: Cell<u32>,
     /// Once `budget` is zero: the number of urgent operations from the slot that the worker may still run while equally
     /// urgent ones wait.
@@ -123,7 +123,7 @@ impl<T> std::fmt::Debug for Worker<T> {
 }
 
 impl<T> Worker<T> {
-    /// Creates worker number `index` of `lane`, whose stealer at that index must be that of `deque`.
+    /// Creates worker number `index` of `lane`. The lane's stealer at that index must be the stealer of `deque`.
     pub(super) fn new(lane: Arc<Lane<T>>, index: usize, deque: deque::Worker<OpRef<T>>) -> Self {
         Self {
             lane,
@@ -170,8 +170,8 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Pushes an operation that became ready while another is running on this worker. It goes where other workers can
-    /// take it, since the running operation may take arbitrarily long.
+    /// Pushes an operation that became ready while another is running on this worker. It is placed where other workers
+    /// can take it, since the running operation may take arbitrarily long.
     pub fn push_local(&self, op: OpRef<T>) {
         self.enqueue(op);
         self.notify();
@@ -233,7 +233,7 @@ impl<T> Worker<T> {
         self.lane.activity(self.index).helped.add_one();
     }
 
-    /// Notes that a waiter on this worker has taken an operation from its queue entry.
+    /// Records that a waiter on this worker has taken an operation from its queue entry.
     pub fn note_stale(&self) {
         self.stale.set(self.stale.get().saturating_add(1));
     }
@@ -348,8 +348,8 @@ impl<T> Worker<T> {
         self.served_at.set(budget);
     }
 
-    /// Whether an operation of `band` in the slot runs next although it is the others' turn: nothing in the injector is
-    /// more urgent, and no equally urgent operation has to wait longer than a run.
+    /// Whether an operation of `band` in the slot runs next although other operations are due their turn: nothing in
+    /// the injector is more urgent, and no equally urgent operation has to wait longer than a run.
     #[inline(never)]
     fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
@@ -494,7 +494,7 @@ impl<T> Worker<T> {
         self.find()
     }
 
-    /// Searches until it finds work or the lane ends, sleeping in between if the idle policy says so.
+    /// Searches until it finds work or the lane ends, sleeping in between if the idle policy permits.
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
@@ -591,7 +591,7 @@ impl<T> Worker<T> {
     fn stay_idle(&self, op: OpRef<T>) -> Option<OpRef<T>> {
         let op = Cell::new(Some(op));
         let put_back = || {
-            // It goes into the deque, whatever its band: an operation enters an injector only once.
+            // The operation goes into the deque, whatever its band: an operation enters an injector only once.
             op.take().into_iter().for_each(|op| self.deque.push(op));
             self.lane.sleep().notify();
         };

@@ -8,7 +8,7 @@ pub(crate) use model::{Steal, Stealer, Worker};
 
 /// A model of the part of crossbeam-deque's contract that the scheduler relies on: a pushed element is taken once, by
 /// the owner or by one stealer, and the taker sees everything done before the push. A check may report a deque as empty
-/// although it no longer is, and `steal` may fail (`Retry`) because another thread was faster.
+/// although it no longer is, and `steal` may fail (`Retry`) because it lost a race with another thread.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use std::{

@@ -1,5 +1,5 @@
-//! Forks: tells whether a value was made by this process or by an ancestor. The use of an ancestor's value is
-//! restricted.
+//! Forks: determines whether a value was made by this process or by an ancestor, whose values may be used only with
+//! restrictions.
 //!
 //! A forked child has only the thread that forked, and a copy of all memory as it was at that moment. Anything held by
 //! other threads stays held there forever: locks, pins, operations. Lock-free data is in a state that other threads
@@ -7,8 +7,8 @@
 //! parent's locks.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
-//! itself. A fork is noticed because `crate::engine::fork` arranges for the child to call [`begin`] before anything
-//! else; a `clone` or `vfork` that skips this call is not noticed.
+//! itself. A fork is detected because `crate::engine::fork` arranges for the child to call [`begin`] before anything
+//! else; a `clone` or `vfork` that skips this call is not detected.
 
 use std::sync::atomic::{
     AtomicPtr, AtomicUsize,
@@ -18,7 +18,7 @@ use std::sync::atomic::{
 /// The number of forks between the first process and this one.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes that this process is a forked child. Must be called once there, while the process has one thread.
+/// Records that this process is a forked child. Must be called once in the child, while it has one thread.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn begin() {
     // Relaxed: there is no other thread.
@@ -74,7 +74,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     #[cold]
     fn make(&self, before: *mut Made<T>, value: T) -> &'static T {
         let new = Box::into_raw(Box::new(Made { process: ProcessMark::current(), value }));
-        // AcqRel: pairs with the load in `get`; on failure, acquires the value of the thread that was faster.
+        // AcqRel: pairs with the load in `get`; on failure, acquires the value of the thread that won the race.
         let now = match self.0.compare_exchange(before, new, AcqRel, Acquire) {
             Ok(_) => new,
             Err(now) => {

@@ -149,7 +149,7 @@ mod imp {
     // No loom model starts the threads of an engine.
     pub(crate) use std::sync::mpsc;
 
-    /// A cell that is set once. Unlike `std`'s, it promises nothing to a `get` concurrent with `set`: the two must be
+    /// A cell that is set once. Unlike `std`'s, it does not support a `get` concurrent with `set`: the two must be
     /// ordered by one of the crate's own edges.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);

@@ -1,21 +1,21 @@
 //! A clock for the recorder: the processor's time stamp counter where usable, and [`Instant`] elsewhere.
 //!
-//! On x86-64, reading the counter takes some 10 ns, less than half as long as [`Instant::now`]. It is used if the
-//! processor reports that the counter runs at a constant rate in every power state ("invariant": Intel, Software
-//! Developer's Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007
-//! of CPUID). Linux synchronises the counters of all cores. Two readings ordered by a message between threads have
-//! never been observed out of order.
+//! On x86-64, reading the counter takes about 10 ns, less than half as long as [`Instant::now`]. The counter is used if
+//! the processor reports that it runs at a constant rate in every power state ("invariant": Intel, Software Developer's
+//! Manual, volume 3, section 19.17.1; AMD, Architecture Programmer's Manual, volume 3, function 8000 0007 of CPUID).
+//! Linux synchronises the counters of all cores. Two readings ordered by a message between threads have never been
+//! observed out of order.
 
 use std::{
     sync::OnceLock,
     time::{Duration, Instant},
 };
 
-/// The minimum time over which the counter's rate is measured. The errors of two readings of [`Instant`] add up to some
-/// 50 ns, which is 5 ppm of this time.
+/// The minimum time over which the counter's rate is measured. The errors of two readings of [`Instant`] add up to
+/// about 50 ns, or 5 ppm of this time.
 const MIN_MEASURED: Duration = Duration::from_millis(10);
 
-/// Returns the time of the clock, in ticks since an arbitrary moment.
+/// Returns the clock's time, in ticks since an arbitrary moment.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -82,7 +82,7 @@ impl Clock {
     /// Returns the ticks since the clock's creation.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
-        // Another core may be behind by a few ticks.
+        // Another core's counter may lag by a few ticks.
         ticks().saturating_sub(self.first)
     }
 

@@ -1,4 +1,4 @@
-//! What a machine grants a latency-sensitive program: measured, or read from the system.
+//! What a machine provides to a latency-sensitive program, as measured or as read from the system.
 
 use std::{
     fmt, fs,
@@ -8,7 +8,7 @@ use std::{
 
 use super::{clock, topology};
 
-/// The result of [`doctor`]: what the machine grants, and what to do about it. [`Display`](fmt::Display) formats it for
+/// The result of [`doctor`]: what the machine provides, and what to change. [`Display`](fmt::Display) formats it for
 /// people.
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
@@ -23,7 +23,7 @@ pub struct Finding {
     pub about: &'static str,
     /// What was found.
     pub found: String,
-    /// What to do about the finding, if something should be done.
+    /// What to do about the finding, if anything.
     pub advice: Option<String>,
 }
 
@@ -52,8 +52,8 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Checks what the machine grants a latency-sensitive program: cores, pinning, the control group's quota, thread
-/// priorities, the clock, timers, wake-ups, frequencies, huge pages, and GPUs. The checks take some 20 ms, change
+/// Checks what the machine provides to a latency-sensitive program: cores, pinning, the control group's quota, thread
+/// priorities, the clock, timers, wake-ups, frequencies, huge pages, and GPUs. The checks take about 20 ms, change
 /// nothing, and need no privileges. Checks that the system does not support are omitted; some work only on Linux.
 ///
 /// `cargo run --release --example doctor` prints the diagnosis.
@@ -149,9 +149,9 @@ fn priority() -> Option<Finding> {
         most => format!("real-time priorities up to {most} are allowed"),
     };
     let advice = if matches!(policy, "SCHED_BATCH" | "SCHED_IDLE") {
-        Some("the kernel delays this program for others; start it with `chrt --other 0`")
+        Some("the kernel favours other programs; start this one with `chrt --other 0`")
     } else {
-        (nice > 0).then_some("other programs go first; start this one with nice 0")
+        (nice > 0).then_some("other programs take precedence; start this one with nice 0")
     };
     finding("priority", format!("{policy}, nice {nice}, which threads of engines inherit; {allowed}"), advice)
 }
@@ -266,7 +266,7 @@ fn huge_pages() -> Option<Finding> {
 fn gpus() -> Option<Finding> {
     let driver = read("/proc/driver/nvidia/version").and_then(|text| text.lines().next().map(str::to_owned));
     let driver = driver.map(|driver| match models() {
-        models if models.is_empty() => format!("none is listed; {driver}"),
+        models if models.is_empty() => format!("none listed; {driver}"),
         models => format!("{}; {driver}", models.join(", ")),
     });
     let built = cfg!(feature = "cuda");

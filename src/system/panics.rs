@@ -15,12 +15,12 @@ pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Payload> {
     catch_unwind(AssertUnwindSafe(f))
 }
 
-/// Calls an engine function that may call the program. The standard library knows this function by name: the short
-/// backtraces printed by panics show frames again from its caller outwards. These frames are the program's.
+/// Calls an engine function that may call the program. The standard library recognises this function by name: the short
+/// backtraces printed by panics resume at its caller, where the program's frames begin.
 #[inline(never)]
 pub(crate) fn __rust_end_short_backtrace<R>(f: impl FnOnce() -> R) -> R {
     let result = f();
-    // Keeps the frame of this function on the stack during the call.
+    // Keeps this function's frame on the stack during the call.
     hint::black_box(());
     result
 }
@@ -44,8 +44,9 @@ pub(crate) fn message(payload: Payload) -> (Option<String>, Option<Payload>) {
     }
 }
 
-/// Logs at a level of [`log::Level`]. The logger is program code, which may panic, push and wait, as is the code that
-/// formats the values: the caller must hold no lock, and no worker or operation that other threads cannot find.
+/// Logs at a level of [`log::Level`]. The logger and the code that formats the values are program code, which may
+/// panic, push and wait. The caller must therefore hold no lock, and no worker or operation that other threads cannot
+/// find.
 macro_rules! log {
     ($level:ident, $($what:tt)+) => {
         if let Err(payload) = $crate::system::panics::catch(|| ::log::log!(::log::Level::$level, $($what)+)) {

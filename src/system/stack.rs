@@ -3,11 +3,11 @@
 use std::{io, panic::resume_unwind, thread};
 
 /// The number of bytes of stack that must be left for a program function, on a stack of at least four times this size.
-/// Not tuned: functions written for two-mebibyte stacks that keep their buffers on the heap need less.
+/// Not tuned: functions that are written for two-mebibyte stacks and keep their buffers on the heap need less.
 const RESERVE: usize = 256 << 10;
 
 /// The number of bytes of stack that must always be left, however small the stack. The engine itself was measured to
-/// take 34 KiB when reclaiming what other operations have retired.
+/// use 34 KiB when reclaiming what other operations have retired.
 const LEAST: usize = 96 << 10;
 
 /// The size of the other stack, in bytes. The stack is only mapped; unused pages take no memory.
@@ -47,7 +47,7 @@ fn pointer() -> usize {
     }
 }
 
-/// Runs `f` on another stack, that of a new thread, and waits until it returns.
+/// Runs `f` on the stack of a new thread and waits until `f` returns.
 ///
 /// # Errors
 /// Returns the operating system's error if it refuses to start a thread; `f` has then not run.

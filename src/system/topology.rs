@@ -1,7 +1,6 @@
 //! Cores: which ones a thread may use, which are near a device, which have pinned workers, and how a thread is pinned.
 //!
-//! The pinned workers are counted per process. The count is not part of any protocol, so it uses `std` in the models as
-//! well.
+//! The pinned workers are counted per process. The count is not part of any protocol, so it uses `std` even in models.
 
 use std::{
     fs,
@@ -38,7 +37,7 @@ fn parse(list: &str) -> Option<Vec<usize>> {
     Some(ranges?.into_iter().flatten().collect())
 }
 
-/// The number of cores in a mask of the operating system.
+/// The number of cores in the operating system's mask.
 const MAX_CORES: usize = 1024;
 
 /// Whether a thread that was pinned to one core can be unpinned.
@@ -84,8 +83,8 @@ pub(crate) fn common(some: &[usize], others: &[usize]) -> Vec<usize> {
 
 /// Returns how many threads can compute simultaneously on `cores`, within the process's control group quota.
 pub(crate) fn parallelism(cores: &[usize]) -> usize {
-    // The standard library counts the cores of the calling thread, which may be restricted to the core of an engine's
-    // worker.
+    // The standard library counts the cores available to the calling thread, which may be restricted to the core of an
+    // engine's worker.
     let before = allowed();
     let _restored = (*before != *cores && keep_to(cores)).then(|| Restore(before));
     std::thread::available_parallelism().map_or(1, NonZero::get)
@@ -107,7 +106,7 @@ fn pinned() -> MutexGuard<'static, Vec<usize>> {
     PINNED.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A claim to a core for a pinned worker, until it is given back or dropped.
+/// A pinned worker's claim to a core, valid until it is given back or dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) core: usize,
@@ -135,7 +134,7 @@ pub(crate) fn claim(cores: &[usize], count: usize) -> Vec<Claim> {
 impl Claim {
     /// Gives the core back. Further calls do nothing.
     pub(crate) fn give_back(&self) {
-        // Relaxed: only decides which call changes the count, which is under a lock.
+        // Relaxed: this only decides which call changes the count, which a lock protects.
         if !self.given_back.swap(true, Relaxed) && !self.process.is_foreign() {
             pinned()[self.core] -= 1;
         }
@@ -193,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_least_used_cores_are_claimed_first_and_given_back_once() {
-        // Cores that no engine of a test uses.
+        // Cores that no test's engine uses.
         let cores = [2000, 2001, 2002];
         let numbers = |claims: &[Claim]| claims.iter().map(|claim| claim.core).collect::<Vec<_>>();
         let one = claim(&cores, 1);

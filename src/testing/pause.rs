@@ -40,7 +40,7 @@ points! {
         PushBeforeSwing,
         /// `insert`: before the predecessor is retired, if this link has spent it.
         PushBeforeRetire,
-        /// `push`: all accesses are in; `registered` does not say so yet.
+        /// `push`: all accesses are in their queues; `registered` does not reflect this yet.
         PushBeforeRegistered,
         /// `push`: all accesses are registered; deferred flags are not adopted yet.
         PushBeforeHints,
@@ -174,7 +174,7 @@ mod stop {
     pub struct Stop(Arc<Inner>);
 
     std::thread_local! {
-        /// This thread's stop, and how many passes it still ignores.
+        /// The stop that this thread has armed, and the number of passes that it has yet to ignore.
         static ARMED: RefCell<Option<(Stop, usize)>> = const { RefCell::new(None) };
         /// How often this thread has passed each point.
         static PASSINGS: [Cell<u64>; Point::ALL.len()] = const { [const { Cell::new(0) }; Point::ALL.len()] };

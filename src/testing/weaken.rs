@@ -1,4 +1,4 @@
-//! Switches that remove one protocol step, so that a model can show the step to be necessary.
+//! Switches that remove one protocol step, so that a model can show that the step is necessary.
 //!
 //! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is per OS thread, and loom
 //! runs all threads of a model on one OS thread, so tests do not affect each other. Outside models, [`removed`] is
@@ -54,17 +54,17 @@ pub enum Step {
     WakeHereOnceClosed,
     /// A shutdown closes the engine when nothing is pending, and waits again (`Core::drain`).
     CloseAndWaitAgain,
-    /// A spare thread whose time limit has passed checks whether it has meanwhile been offered a worker.
+    /// A spare thread that has timed out checks whether it has meanwhile been offered a worker.
     SparesCheckAgain,
     /// The background end of an engine checks again when the operations that were pending have completed.
     EndChecksAgain,
-    /// A worker withdraws its note that it is idle before it looks for work again (`Sleep::note_busy`).
+    /// A worker records that it is no longer idle before it looks for work again (`Sleep::note_busy`).
     NoteBusy,
     /// `PendingOps::leave` notifies the threads and futures that wait for the count.
     LeaveNotifies,
     /// A thread is pinned during a walk (`tracker::walk_blocked`).
     WalkPins,
-    /// A function that waits while the engine stops lets the other workers run again (`Aside::function_waits`).
+    /// A function that waits while the engine stops allows the other workers to run again (`Aside::function_waits`).
     WaitsTakeUp,
     /// A function that borrows a place executes a fence before it looks for an idle worker (`Loans::borrow`).
     BorrowFence,
@@ -76,7 +76,7 @@ pub enum Step {
     JoinOnlyTheLast,
     /// `Access::stands_for_the_next` checks whether the wait that would be joined is in its queue.
     JoinWhatIsIn,
-    /// `PollState::pause` sees the wakes that came during the poll.
+    /// `PollState::pause` sees the wakes that occurred during the poll.
     PauseSeesWakes,
     /// `PollState::wake` queues no poll while one is under way.
     OnePollAtATime,
@@ -87,7 +87,7 @@ pub enum Step {
     SettleOnce,
     /// A waiter takes an operation only from an entry that no worker has popped (`OpRef::take`).
     TakeQueued,
-    /// No waiter takes an operation from an entry while a worker looks at it (`OpRef::look_at_entry`).
+    /// No waiter takes an operation from an entry while a worker inspects the operation (`OpRef::look_at_entry`).
     LookPops,
     /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
     PinBeforeTake,

@@ -1,4 +1,4 @@
-//! Workers laid aside while their engine is stopped, and the functions that prevent this.
+//! Workers laid aside while their engine is stopped, and the waiting functions that delay the stop.
 //!
 //! # States
 //!
@@ -17,8 +17,9 @@
 //!
 //! # Edges
 //!
-//! The lock hands over the workers and everything that their threads did with them. It also orders the laying aside of
-//! a worker and the start of a function's wait: either the worker sees the function, or the function finds the worker.
+//! The lock hands over the workers and everything that their threads did with them. It also determines whether a worker
+//! is laid aside before a function starts to wait: either the worker sees the waiting function, or the function finds
+//! the worker.
 
 use std::{mem, time::Instant};
 
@@ -108,8 +109,8 @@ impl<W> Aside<W> {
         !mem::replace(&mut state.requested, true)
     }
 
-    /// Cancels a stop and calls `f`, which undoes what [`while_requested`](Self::while_requested) and `recall` have
-    /// done. The caller must give threads to the workers that it [takes](Self::take).
+    /// Cancels a stop and calls `f`, which undoes the effects of [`while_requested`](Self::while_requested) and
+    /// `recall`. The caller must give threads to the workers that it [takes](Self::take).
     pub fn cancel(&self, f: impl FnOnce()) {
         let mut state = lock(&self.state);
         state.requested = false;
@@ -118,7 +119,7 @@ impl<W> Aside<W> {
         self.changed.notify_all();
     }
 
-    /// Calls `f` if a stop is requested. The stop is not cancelled before `f` returns.
+    /// Calls `f` if a stop is requested. The stop cannot be cancelled until `f` has returned.
     pub fn while_requested(&self, f: impl FnOnce()) {
         let state = lock(&self.state);
         if state.requested {
@@ -164,7 +165,7 @@ impl<W> Aside<W> {
         mem::take(&mut lock(&self.state).workers)
     }
 
-    /// Takes a worker that is aside and is `wanted`.
+    /// Takes a worker that is aside and for which `wanted` returns `true`.
     pub fn take_one(&self, wanted: impl Fn(&W) -> bool) -> Option<W> {
         let mut state = lock(&self.state);
         let index = state.workers.iter().position(wanted)?;
@@ -177,9 +178,9 @@ impl<W> Aside<W> {
         self.changed.notify_all();
     }
 
-    /// Notes that a function is waiting, having given its worker away. Takes and returns the workers that are aside:
-    /// the function may be waiting for what they would run. If the stop could proceed until now, calls `resume`, which
-    /// undoes what `recall` has done.
+    /// Records that a function is waiting, having given its worker away. Takes and returns the workers that are aside,
+    /// since the function may be waiting for what they would run. If the stop could proceed until now, calls `resume`,
+    /// which undoes what `recall` has done.
     pub fn function_waits(&self, resume: impl FnOnce()) -> Vec<W> {
         let mut state = lock(&self.state);
         if state.requested && state.waiting == 0 {
@@ -189,15 +190,15 @@ impl<W> Aside<W> {
         if removed(Step::WaitsTakeUp) { Vec::new() } else { mem::take(&mut state.workers) }
     }
 
-    /// Notes that program code runs on a thread that has given its worker away. Notes nothing if a stop is requested,
-    /// since the stop waits for the thread itself. Returns whether the code was noted.
+    /// Records that program code is running on a thread that has given its worker away. Records nothing if a stop is
+    /// requested, since the stop waits for the thread itself. Returns whether the code was recorded.
     pub fn code_begins(&self) -> bool {
         let mut state = lock(&self.state);
         state.waiting += usize::from(!state.requested);
         !state.requested
     }
 
-    /// Notes that a function that had given its worker away has returned or received a worker. Calls `recall` if the
+    /// Records that a function that had given its worker away has returned or received a worker. Calls `recall` if the
     /// stop can proceed.
     pub fn function_has_returned(&self, recall: impl FnOnce()) {
         let mut state = lock(&self.state);

@@ -29,8 +29,8 @@ use crate::{
 /// tuned: the value bounds the number of threads of a program in which thousands of operations wait at once.
 const MAX_SPARES: usize = 1024;
 
-/// The time after which a spare thread ends. Not tuned: long compared with the pauses between waits in a program that
-/// waits often. In this crate's own tests the time is short, so that many threads end.
+/// The time after which a spare thread ends. Not tuned: the time is long compared with the pauses between waits in a
+/// program that waits often. This crate's own tests shorten it to make many threads end.
 const IDLE_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(10) };
 
 /// A worker, which moves between threads.
@@ -51,7 +51,7 @@ pub(crate) struct LaneSpec {
     pub(crate) name: &'static str,
     pub(crate) workers: usize,
     pub(crate) idle: IdlePolicy,
-    /// Whether each worker is pinned to its own core, as long as there are enough cores.
+    /// Whether workers are pinned, each to its own core, until the cores run out.
     pub(crate) pinned: bool,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct ThreadPool<T> {
     max_threads: usize,
     numbers: Mutex<Numbers>,
     spares: SpareThreads<BoxedWorker<T>>,
-    /// For each lane, the threads queued for a worker to continue functions that have waited.
+    /// For each lane, the threads queued for a worker with which to continue functions that have waited.
     returning: Box<[SpareThreads<BoxedWorker<T>>]>,
     aside: Aside<BoxedWorker<T>>,
     list: Arc<ThreadList>,
@@ -91,7 +91,7 @@ fn next_engine() -> u64 {
 
 // The number of the engine for which this thread was started. Numbers start at 1; 0 means that no engine started the
 // thread. The number stays set for the destructors of thread-locals, which run when the thread ends. The engine's
-// address would not do, since another engine may have that address by then.
+// address would not suffice, since another engine may have the same address by then.
 thread_static!(static STARTED_FOR: Cell<u64> = Cell::new(0));
 
 impl<T: Send + 'static> ThreadPool<T> {
@@ -171,7 +171,7 @@ impl<T: Send + 'static> ThreadPool<T> {
     }
 
     /// Starts a thread that is joined with the others and may run for any length of time. A shutdown on that thread,
-    /// including one in a destructor of a thread-local, does not wait for the thread.
+    /// including one in a thread-local destructor, does not wait for the thread.
     pub(crate) fn spawn_aside(&self, name: String, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let engine = self.engine;
         self.list.spawn(Stay::UntilTheEnd, name, move |_| {
@@ -282,7 +282,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         &self.aside
     }
 
-    /// Returns the number of each lane, along with the number of its workers.
+    /// Returns each lane's number, along with its number of workers.
     pub(crate) fn workers_by_lane(&self) -> impl Iterator<Item = (u8, usize)> + '_ {
         self.cores.iter().enumerate().map(|(lane, cores)| (lane as u8, cores.len()))
     }
@@ -299,7 +299,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// Whether a deadline passed before all threads had ended, and some threads are still unjoined.
+    /// Whether a deadline passed before all threads had ended and some threads are still unjoined.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.list.has_left_behind()
     }
@@ -318,7 +318,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.cores[self.lane_of(worker)][worker.index()].as_ref()
     }
 
-    /// Pins the calling thread to the core of `worker`, or else allows the thread all of the engine's cores.
+    /// Pins the calling thread to the core of `worker`, or else allows it to run on any of the engine's cores.
     pub(crate) fn pin_to_core(&self, worker: &Worker<T>) -> Placement {
         match self.core_of(worker) {
             Some(claim) if topology::keep_to_one(claim.core) => Placement::Pinned(claim.core),
@@ -360,7 +360,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         &self.mask
     }
 
-    /// Notes that the calling thread was started for this engine.
+    /// Records that the calling thread was started for this engine.
     pub(crate) fn adopt_thread(&self) {
         STARTED_FOR.with(|cell| cell.set(self.engine));
     }
@@ -376,7 +376,7 @@ pub(crate) fn is_engine_thread() -> bool {
     STARTED_FOR.with(Cell::get) != 0
 }
 
-/// Notes, in a forked child, that the calling thread does not belong to the engine for which it was started.
+/// In a forked child, records that the calling thread does not belong to the engine for which it was started.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn disown_thread() {
     STARTED_FOR.with(|cell| cell.set(0));

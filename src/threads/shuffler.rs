@@ -15,9 +15,9 @@
 //!
 //! # The draw
 //!
-//! The operations are sorted by their numbers, and the random number decides which one is drawn. A draw therefore
-//! depends on the seed, on how many random numbers were used before, and on which operations are ready, but not on the
-//! order in which they became ready.
+//! The operations are sorted by their numbers, and a random number decides which one is drawn. A draw therefore depends
+//! on the seed, on how many random numbers were used before, and on which operations are ready, but not on the order in
+//! which they became ready.
 
 use std::{
     ptr::NonNull,
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// If a program has not pushed for this long, it is assumed to be waiting for something unknown to the engine. Not
-/// tuned: longer than a thread is usually kept from running, and too short for a person to notice.
+/// tuned: the time is longer than a thread usually stays descheduled, and too short for a person to notice.
 const QUIET: Duration = Duration::from_millis(50);
 
 /// An engine's ready operations, until they are drawn.
@@ -41,7 +41,7 @@ pub struct Shuffler<T> {
     changed: Condvar,
     /// Held during a draw.
     drawing: Mutex<()>,
-    /// The threads outside the engine that wait for it.
+    /// The threads outside the engine that are waiting for it.
     outside: Waiters,
 }
 
@@ -87,7 +87,7 @@ impl<T> Shuffler<T> {
     }
 
     /// Returns the number of draws so far, or `None` if the shuffler holds operations or a draw is under way. If two
-    /// calls return the same number, it held no operation in between.
+    /// calls return the same number, the shuffler held no operation between them.
     pub fn draws_if_empty(&self) -> Option<u64> {
         let state = lock(&self.state);
         (state.ready.is_empty() && !state.is_drawing).then_some(state.draws)
@@ -130,7 +130,7 @@ impl<T> Shuffler<T> {
         Duration::from_nanos(lock(&self.state).random.below(limit.as_nanos() as u64))
     }
 
-    /// Notes that a thread outside the engine pushes.
+    /// Records that a thread outside the engine is pushing.
     pub fn note_active(&self) {
         lock(&self.state).last_active = Some(Instant::now());
     }
@@ -146,8 +146,8 @@ impl<T> Shuffler<T> {
         })
     }
 
-    /// Whether the program seems to have pushed what it can for now. This is so if no thread outside the engine is in a
-    /// wait that is over, and either such a thread is still waiting or none has pushed or ended a wait for a while.
+    /// Whether the program seems to have pushed all that it can for now: no thread outside the engine is in a wait that
+    /// is over, and either such a thread is still waiting or none has pushed or ended a wait for a while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;

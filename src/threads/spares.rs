@@ -114,7 +114,7 @@ impl<W> SpareThreads<W> {
         if state.slots.is_empty() { None } else { Some(state.slots.remove(0)) }
     }
 
-    /// Waits for a worker. Returns `None` if the wait was ended or the deadline has passed. In models a deadline passes
+    /// Waits for a worker. Returns `None` if the wait was ended or the deadline has passed. In models, deadlines pass
     /// immediately.
     pub fn wait(&self, until: Option<Instant>) -> Option<W> {
         self.enlist().and_then(|place| self.wait_in(&place, until))

@@ -1,14 +1,13 @@
 //! An engine's threads that have not been joined.
 //!
-//! A thread is added to the list before it is started and removed once it has been joined. When the list is empty,
-//! therefore, no thread added earlier is still running, not even in a thread-local's destructor, unless it was
-//! detached.
+//! A thread is added to the list before it is started and removed once it has been joined. An empty list therefore
+//! means that no thread added earlier is still running, not even in a thread-local destructor, unless it was detached.
 //!
-//! A thread marks its own entry when its main function has returned, and can be joined from then on. The join takes as
-//! long as the program's destructors do, so no thread joins with a lock held, and a caller with a deadline has helpers
-//! join for it. Helpers are threads that do nothing else and are not in the list. While one helper waits for a
-//! destructor, another joins the other threads. If many threads that ended on their own are still unjoined, helpers
-//! join those as well. The thread that finds the list empty joins the helpers.
+//! A thread marks its own entry when its main function has returned, and can be joined from then on. The join lasts as
+//! long as the program's destructors run. Threads therefore hold no lock while joining, and a caller with a deadline
+//! has helpers join on its behalf. Helpers are threads that do nothing else and are not in the list. While one helper
+//! waits for a destructor, another joins the other threads. If many threads that ended on their own are still unjoined,
+//! helpers join those as well. The thread that finds the list empty joins the helpers.
 //!
 //! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux
 //! reports which threads these are. Elsewhere a thread whose main function has returned is detached and removed from
@@ -51,7 +50,7 @@ struct Entry {
     number: u64,
     name: String,
     stay: Stay,
-    /// The handle of the thread, from its start until another thread joins it.
+    /// The thread's handle, from its start until another thread joins it.
     handle: Option<JoinHandle<()>>,
     /// Whether the thread ends on its own.
     leaves: bool,
@@ -157,7 +156,7 @@ fn try_join(handle: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     Ok(())
 }
 
-/// A guard that marks, when dropped, that the main function of a thread has returned.
+/// A guard that, when dropped, marks a thread's main function as returned.
 struct MainGuard {
     threads: Arc<ThreadList>,
     number: u64,
@@ -247,9 +246,9 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins worker threads as long as they `are_to_end`, until `deadline` at the latest. Returns the names of those
-    /// not joined by then. Code that changes the result of `are_to_end` must let the joining threads [look
-    /// again](Self::look_again).
+    /// Joins worker threads while `are_to_end` returns `true`, until `deadline` at the latest. Returns the names of
+    /// those not joined by then. Code that changes the result of `are_to_end` must then call
+    /// [`look_again`](Self::look_again).
     pub(crate) fn join_passing(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -368,7 +367,7 @@ impl ThreadList {
             finished.into_iter().for_each(|helper| _ = helper.join());
         }
         let threads = Arc::clone(self);
-        // Under the lock, a helper finds nothing to join and ceases to be a helper in one step.
+        // Under the lock, finding nothing to join and ceasing to be a helper is a single step.
         let help = move || threads.join_some(lock(&threads.list)).helpers -= 1;
         let started = thread::Builder::new().name("raddle-join".to_owned()).spawn(help);
         let mut list = lock(&self.list);
@@ -384,7 +383,7 @@ impl ThreadList {
         }
     }
 
-    /// Whether a deadline passed before all threads had ended, and some threads are still unjoined.
+    /// Whether a deadline passed before all threads had ended and some threads are still unjoined.
     pub(crate) fn has_left_behind(&self) -> bool {
         let list = lock(&self.list);
         list.left_behind && !list.entries.is_empty()
@@ -436,8 +435,8 @@ mod tests {
         }
     }
 
-    /// Starts a thread that ends on its own, and blocks in the destructor of a thread-local until the returned sender
-    /// is dropped. The thread is blocked when this returns.
+    /// Starts a thread that ends on its own but blocks in a thread-local destructor until the returned sender is
+    /// dropped. The thread is already blocked when this returns.
     fn spawn_blocked(threads: &Arc<ThreadList>, name: &str) -> mpsc::Sender<()> {
         thread_local!(static LOCAL: RefCell<Option<Blocks>> = const { RefCell::new(None) });
         let ((sender, inside), (release, held)) = (mpsc::channel(), mpsc::channel());
@@ -548,7 +547,7 @@ mod tests {
                 let join = scope.spawn(join_passing);
                 thread::sleep(MOMENT);
                 assert!(!join.is_finished());
-                // Relaxed: the lock of the list comes afterwards.
+                // Relaxed: the list's lock is taken afterwards.
                 are_to_end.store(false, Relaxed);
                 threads.look_again();
                 assert_eq!(join.join().expect("it does not panic"), Ok(()));

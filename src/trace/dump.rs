@@ -25,7 +25,7 @@ pub struct Dump {
     pub(crate) unlisted: u64,
 }
 
-/// A variable that pending operations name.
+/// A variable that pending operations declare.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingVar {
@@ -114,14 +114,14 @@ pub struct PendingOp {
     pub asynchronous: bool,
     /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
-    /// The variables that the operation names, except those that it has released.
+    /// The variables that the operation declares, except those that it has released.
     pub accesses: Vec<PendingAccess>,
     /// The operations for which this one waits directly, as indices into [`Dump::ops`]: those before it in a variable's
     /// queue, those that its function waits for, and its children.
     pub waits_for: Vec<usize>,
 }
 
-/// A variable that a pending operation names.
+/// A variable that a pending operation declares.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PendingAccess {
@@ -185,7 +185,7 @@ impl Dump {
         &self.ops
     }
 
-    /// Returns the variables that pending operations name, along with the operations that hold or await them.
+    /// Returns the variables that pending operations declare, along with the operations that hold or await them.
     #[must_use]
     pub fn variables(&self) -> &[PendingVar] {
         &self.variables
@@ -371,7 +371,7 @@ impl Dump {
         }
     }
 
-    /// Prints the first operations and the last of a chain in which each waits for the next.
+    /// Prints the first operations and the last operation of a chain in which each waits for the next.
     fn print_chain(&self, f: &mut fmt::Formatter<'_>, chain: &[usize]) -> fmt::Result {
         for (step, &index) in chain.iter().enumerate() {
             if step > MAX_STEPS && step + 1 < chain.len() {

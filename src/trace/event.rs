@@ -141,7 +141,7 @@ pub enum Outcome {
     Succeeded,
     /// The operation failed and was not skipped.
     Failed,
-    /// The operation was skipped, for instance because a variable that it names had failed, or because it was
+    /// The operation was skipped, for instance because a variable that it declares had failed, or because it was
     /// cancelled.
     Skipped,
 }

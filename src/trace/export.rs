@@ -235,8 +235,9 @@ impl Trace {
         self.write_as(super::perfetto::Perfetto::default(), out)
     }
 
-    /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. The file shows
-    /// the same as one from [`write_perfetto`](Self::write_perfetto). It is larger, but human-readable.
+    /// Writes the trace in Chrome's JSON format, for `chrome://tracing`, Perfetto, and many other tools. The file
+    /// contains the same information as one from [`write_perfetto`](Self::write_perfetto). It is larger, but
+    /// human-readable.
     ///
     /// # Errors
     /// Returns the errors of `out`.

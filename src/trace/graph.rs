@@ -18,7 +18,7 @@ fn each_loop<'g, B>(
     #[derive(Clone, Copy)]
     enum State {
         New,
-        /// On the path, behind this many nodes.
+        /// The node is on the path, behind this many others.
         Open(usize),
         Done,
     }
@@ -87,8 +87,8 @@ pub(super) fn short_cycle<'g>(
     cycles.min_by_key(Vec::len)
 }
 
-/// Returns a shortest path, including both endpoints, from one of `starts` to a node that is `wanted`, if there is one.
-/// `edges` returns a node's successors. Visits each node at most once.
+/// Returns a shortest path, including both endpoints, from one of `starts` to a node that is `wanted`, if such a path
+/// exists. `edges` returns a node's successors. Visits each node at most once.
 pub(super) fn nearest<'g>(
     nodes: usize,
     starts: &[usize],

@@ -33,7 +33,7 @@ pub struct TracedOp {
     pub priority: i32,
     /// Whether the operation is one of the engine's own, such as a wait, a deletion, or the poll of a future.
     pub internal: bool,
-    /// The variables that the operation names.
+    /// The variables that the operation declares.
     pub accesses: Vec<(VarId, AccessMode)>,
     /// The number of the thread that pushed the operation.
     pub pushed_by: u16,
@@ -208,7 +208,7 @@ pub(super) struct History {
     pub(super) is_kept: bool,
     /// Operations that have ended, kept for a profile.
     to_export: Vec<TracedOp>,
-    /// Whether a profile is written.
+    /// Whether a profile is being written.
     pub(super) is_exported: bool,
     variables: HashMap<VarId, Variable>,
     /// Freed variables whose names may still be needed.
@@ -277,7 +277,7 @@ impl History {
         Some(number)
     }
 
-    /// Notes that a thread has ended and that all its events have been read.
+    /// Records that a thread has ended and that all its events have been read.
     pub(super) fn end_thread(&mut self, number: u16) {
         self.ended_threads.push_back(number);
     }
@@ -464,7 +464,7 @@ impl History {
 }
 
 impl Thread {
-    /// Notes that the function of `op` has returned.
+    /// Records that the function of `op` has returned.
     fn leave(&mut self, op: &mut TracedOp, time: Duration) {
         op.leave(time);
         op.returned = Some(time);
@@ -506,7 +506,7 @@ impl TracedOp {
 }
 
 impl Variable {
-    /// Notes that `op` now uses the variable, and adds to `before` the operations for which it had to wait.
+    /// Records that `op` now uses the variable, and adds to `before` the operations for which it had to wait.
     fn use_by(&mut self, op: OpId, mode: AccessMode, before: &mut Vec<OpId>) {
         if !mode.is_write() {
             before.extend(self.writer);

@@ -12,7 +12,7 @@ use crate::values::{device::Device, name::Name};
 /// [`EngineBuilder::observer`](crate::EngineBuilder::observer).
 ///
 /// The calls are made immediately, between the engine's steps, so they should be quick. An observer must neither push
-/// nor wait: such calls return errors. A panic is logged and has no other effect. Calls for one operation come in the
+/// nor wait: such calls return errors. A panic is logged and has no other effect. Calls for one operation occur in the
 /// order of these methods, except that `returned` may come after `ended`.
 ///
 /// ```
@@ -57,8 +57,8 @@ pub trait Observer: Send + Sync + 'static {
         let _ = op;
     }
 
-    /// Called when the function has returned, on the thread that called it, if the operation does not end then: it is
-    /// asynchronous, has children, or was issued to a GPU. The operation may already have ended.
+    /// Called when the function has returned, on the thread that called it, if the operation does not end then, because
+    /// it is asynchronous, has children, or was issued to a GPU. The operation may already have ended.
     fn returned(&self, op: &ObservedOp<'_>) {
         let _ = op;
     }
@@ -101,11 +101,11 @@ pub(crate) trait Details {
     /// Returns a name for [`place`](Self::place).
     fn place_name(&self) -> String;
 
-    /// Returns the variables that the operation names and has not released.
+    /// Returns the variables that the operation declares and has not released.
     fn accesses(&self) -> Vec<ObservedAccess>;
 }
 
-/// A variable named by an operation, as seen by an [`Observer`].
+/// A variable declared by an operation, as seen by an [`Observer`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ObservedAccess {
@@ -135,7 +135,7 @@ impl ObservedOp<'_> {
     /// Returns where the calling thread takes this step of the operation: on a worker of the engine, on the thread of a
     /// GPU lane, or on another thread. In [`started`](Observer::started), this is where the function runs.
     ///
-    /// The number of another thread is the one that the engine's recorder has assigned to it, as in the recorder's
+    /// Another thread is identified by the number that the engine's recorder has assigned to it, as in the recorder's
     /// traces.
     #[must_use]
     pub fn place(&self) -> Place {
@@ -150,12 +150,12 @@ impl ObservedOp<'_> {
     }
 
     /// Returns the variables that the operation reads and mutates, each once. They determine its dependencies: on each
-    /// variable, an operation that reads waits for the last one before it that mutates, and one that mutates also waits
-    /// for all readers since then.
+    /// variable, an operation that reads waits for the last earlier operation that mutates, and one that mutates also
+    /// waits for all readers since then.
     ///
     /// The list is complete when the operation is [pushed](Observer::pushed) and when its function
     /// [starts](Observer::started). It omits variables that the operation has released: a GPU operation releases its
-    /// variables when it is issued, any other as soon as it has [ended](Observer::ended).
+    /// variables when it is issued; any other operation releases them as soon as it has [ended](Observer::ended).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

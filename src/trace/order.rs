@@ -68,8 +68,8 @@ pub enum OrderViolation {
         /// The reader that became ready at that time.
         second: Box<TracedOp>,
     },
-    /// No order of pushes explains the order in which operations ran: each of these came before the next, and the last
-    /// before the first.
+    /// No order of pushes explains the order in which operations ran: each of these operations came before the next,
+    /// and the last before the first.
     Cycle(Vec<TracedOp>),
     /// Events were lost, so the order cannot be checked. Take the trace more often, or give the
     /// [recorder](crate::Recorder::with_capacity) more room.
@@ -235,8 +235,8 @@ impl Trace {
     }
 }
 
-/// Returns the time from which `earlier` let `later` start: when `earlier` was issued, if both run on GPUs of one
-/// engine, and otherwise when it ended.
+/// Returns the time from which `earlier` allowed `later` to start: when `earlier` was issued, if both run on GPUs of
+/// one engine, and otherwise when it ended.
 fn released(earlier: &TracedOp, later: &TracedOp) -> Duration {
     let gpu = |op: &TracedOp| op.runs.first().is_some_and(|run| matches!(run.place, Place::Gpu { .. }));
     let ended = earlier.ended.unwrap_or(Duration::MAX);
@@ -331,8 +331,8 @@ mod tests {
         assert!(matches!(violation, OrderViolation::Overlap { .. }), "{violation}");
     }
 
-    /// Returns a trace of three readers waiting for an operation that mutates both what all of them read and what only
-    /// the third reads.
+    /// Returns a trace of three readers waiting for an operation that mutates two variables: one that all of them read,
+    /// and one that only the third reads.
     fn trace_of_readers() -> (Trace, [usize; 4]) {
         let recorder = Recorder::new();
         let engine = Engine::builder().workers(1).recorder(&recorder).build().expect("it is built");
@@ -422,7 +422,7 @@ mod tests {
         let last = trace.ops.iter().filter_map(|op| op.ended).max().expect("there are some");
         late.accesses.retain(|access| access.0 == name);
         trace.ops[b].accesses.retain(|access| access.0 != name);
-        // On one variable `late` comes before `a`, on the other `b` comes after `a`, but `late` was pushed after `b`.
+        // On one variable, `late` comes before `a`; on the other, `b` comes after `a`. But `late` was pushed after `b`.
         late.started = trace.ops[a].pushed.checked_sub(Duration::from_nanos(2));
         late.ended = late.started;
         late.pushed_by = trace.ops[b].pushed_by;

@@ -59,7 +59,7 @@ impl Profile {
         Ok(Self { stop: Mutex::new(Some((sender, thread))) })
     }
 
-    /// Writes the rest and waits until this is done.
+    /// Writes the rest of the trace and waits until it is written.
     pub(crate) fn end(&self) {
         let stop = lock(&self.stop).take();
         if let Some((sender, thread)) = stop {

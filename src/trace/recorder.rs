@@ -5,8 +5,8 @@
 //! * The writing end of a ring: its owning thread, in a thread-local.
 //! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
-//! A writing thread takes no lock and allocates nothing, except that its first event creates its ring. An event that
-//! finds the ring full is only counted.
+//! A writing thread takes no lock and allocates nothing, except that its first event creates its ring. If the ring is
+//! full, the event is only counted.
 
 use std::{
     cell::RefCell,
@@ -41,7 +41,7 @@ const SLOTS: usize = 1 << 16;
 const THREAD_BITS: u32 = 12;
 const MAX_THREADS: usize = 1 << THREAD_BITS;
 
-/// The number shared by all threads that have none of their own because too many exist. Their events are lost.
+/// The number shared by all threads that arrive when every other number is taken. Their events are lost.
 const NO_NUMBER: u16 = (MAX_THREADS - 1) as u16;
 
 /// The minimum time between two searches by a profile for operations whose ends were lost. Not tuned, but should not be
@@ -62,9 +62,9 @@ const TICKS_BITS: u32 = 4;
 /// An engine receives a recorder when it is [built](crate::EngineBuilder::recorder). Several engines may share one.
 /// Clones are handles to the same recorder.
 ///
-/// Each thread writes to its own ring: only the thread's first event takes a lock and allocates memory. Events that
-/// find the ring full are lost; the trace says [how many](Trace::lost). A long-running program should take the trace
-/// periodically, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
+/// Each thread writes to its own ring: only the thread's first event takes a lock and allocates memory. Events that do
+/// not fit into a full ring are lost; the trace states [how many](Trace::lost). A long-running program should take the
+/// trace periodically, or let [`EngineBuilder::profile`](crate::EngineBuilder::profile) write it to a file.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -199,7 +199,7 @@ impl Recorder {
     }
 
     /// Takes the trace of everything since the last call or the recorder's creation. Operations that have not ended
-    /// appear in this trace with what has happened so far, and in full in the next.
+    /// appear in this trace with their events so far, and in full in a later trace.
     ///
     /// This may be called at any time, even while operations run. The first call on a recorder younger than 10 ms
     /// sleeps until the recorder is that old, to measure the rate of the processor's clock.
@@ -288,7 +288,7 @@ impl Recorder {
         lock(&self.shared.engines).push(engine);
     }
 
-    /// Notes the name of a variable.
+    /// Records the name of a variable.
     pub(crate) fn name_variable(&self, variable: VarId, name: Name) {
         lock(&self.shared.state).history.name_variable(variable, name);
     }
@@ -400,7 +400,7 @@ impl Recorder {
     }
 }
 
-/// Returns when an operation was pushed, rounded down.
+/// Returns the time at which an operation was pushed, rounded down.
 fn ticks_of(op: OpId) -> u64 {
     (op.0 >> THREAD_BITS) << TICKS_BITS
 }
@@ -502,7 +502,7 @@ impl State {
 impl Ring {
     /// Calls `f` with each event in the ring.
     fn read(&mut self, mut f: impl FnMut(Event)) {
-        // Reads only what is there now, so that a busy thread cannot keep the reader here.
+        // Reads only what is there now, so that a busy thread cannot keep the reader in this loop.
         let available = self.slots.slots();
         let Ok(chunk) = self.slots.read_chunk(available) else { return };
         let mut slots = chunk.into_iter();

@@ -16,7 +16,7 @@ use super::{
 /// The page, without its data.
 const PAGE: &str = include_str!("report.html");
 
-/// Where the data goes.
+/// The placeholder for the data.
 const DATA: &str = "/*DATA*/";
 
 /// The maximum number of operations that the page draws. Not tuned: a browser can redraw this many while the mouse
@@ -39,8 +39,8 @@ pub struct CriticalStep {
 }
 
 impl Trace {
-    /// Returns the critical path, a chain leading to the operation that ended last. Each operation is preceded by the
-    /// last to end of those that it waited for, or by the one that pushed it. Making the whole run faster requires
+    /// Returns the critical path, a chain leading to the operation that ended last. Each operation is preceded by
+    /// whichever of those it waited for ended last, or by the one that pushed it. Making the whole run faster requires
     /// shortening one of these steps.
     ///
     /// ```

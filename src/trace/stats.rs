@@ -145,7 +145,7 @@ impl Times {
 /// The key of operations counted together.
 type Key = (Name, Option<&'static Location<'static>>);
 
-/// Statistics of operations, in the course of collection.
+/// Statistics of operations while they are being collected.
 #[derive(Default)]
 pub(super) struct Collected(HashMap<Key, OpStats>);
 

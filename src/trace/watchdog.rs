@@ -119,11 +119,11 @@ impl Watchdog {
     }
 }
 
-/// What a [`Watchdog`] has found. [`Display`](fmt::Display) explains it, with the operations in question.
+/// What a [`Watchdog`] has found. [`Display`](fmt::Display) explains the problem and the operations involved.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WatchdogReport {
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
     /// What was pending when the problem was found.
     pub dump: Dump,

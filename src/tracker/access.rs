@@ -80,8 +80,8 @@ impl Mode {
         flags & self.satisfied_by() != 0
     }
 
-    /// Does what [`is_satisfied_by`](Self::is_satisfied_by) does, in fewer instructions, for `flags` that contain only
-    /// `READ_OK` and `WRITE_OK`.
+    /// Does the same as [`is_satisfied_by`](Self::is_satisfied_by), in fewer instructions, for `flags` that contain
+    /// only `READ_OK` and `WRITE_OK`.
     #[inline]
     pub(super) fn is_granted_by(self, flags: usize) -> bool {
         debug_assert!(flags & !(READ_OK | WRITE_OK) == 0);
@@ -290,11 +290,11 @@ impl<T> Access<T> {
     pub(super) fn adopt_deferred(&self) -> u32 {
         self.assert_alive();
         // Relaxed: the pusher acquired the deferred flags, and the writes behind them, when it found the access linked:
-        // with the tail or with `registered`. It needs no such edge for an access linked by itself.
+        // with the tail or with `registered`. For an access that it linked itself, the pusher needs no such edge.
         self.grant(usize::from(self.deferred.load(Relaxed)))
     }
 
-    /// Notes that this access, which is not yet `DONE`, holds the only share of its record.
+    /// Records that this access, which is not yet `DONE`, holds the only share of its record.
     #[inline]
     pub(super) fn take_last_share(&self) {
         self.assert_alive();
@@ -311,8 +311,8 @@ impl<T> Access<T> {
         Share { op: self.op_ptr(), last: self.last_share.load(Relaxed) }
     }
 
-    /// Returns whether an access of the same mode, if pushed now, would wait for the same operations as this one. It
-    /// would if this access is in its queue and nothing is known to be linked behind it, except possibly `other`.
+    /// Returns whether an access of the same mode, if pushed now, would wait for the same operations as this one. This
+    /// is so if this access is in its queue and nothing is known to be linked behind it, except possibly `other`.
     /// Neither this access nor `other` may mutate, and the caller must keep both records alive. If this access is
     /// satisfied, returns `satisfied_as_well` instead of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
@@ -359,7 +359,7 @@ impl<T> Share<T> {
         }
     }
 
-    /// Ends the share that an access has of `op`.
+    /// Ends an access's share of the record of `op`.
     ///
     /// # Safety
     /// 1. The access is spent, the tail is past it, and this is called once.

@@ -11,7 +11,7 @@ use crate::{
 /// Operations that a walk has yet to visit, each with a number identifying how the walk reached it.
 pub type Ahead<T> = Vec<(NonNull<Op<T>>, usize)>;
 
-/// Walks forward from the operations in `ahead` to those queued behind one of them that cannot start before it is
+/// Walks forward from each operation in `ahead` to the operations queued behind it that cannot start before it is
 /// complete, and continues from these in the same way. Calls `look` once with each operation, including those in
 /// `ahead`, and its number; an operation found behind another inherits that operation's number. `look` returns `true`
 /// to end the walk, and may append operations that cannot end before its argument is complete. Returns whether `look`
@@ -34,7 +34,7 @@ pub unsafe fn walk_blocked<T>(
     loop {
         while let Some((op, from)) = ahead.pop() {
             if visited.len() < max && visited.insert(op) {
-                // SAFETY: either (1) applies, or the operation was found behind one that was incomplete when this
+                // SAFETY: either (1) applies, or the operation was found behind another that was incomplete when this
                 // thread was pinned, and cannot start before that one is complete. In both cases the operation was
                 // incomplete as well, and its record had not been retired.
                 if look(unsafe { op.as_ref() }, from, &mut ahead) {

@@ -1,4 +1,4 @@
-//! Looks ahead to the operations known to wait for one that is still running.
+//! Finds the operations known to wait for one that is still running.
 
 use super::{
     access::{Access, Mode},
@@ -6,13 +6,13 @@ use super::{
 };
 use crate::{memory::epoch, sync::Ordering::Acquire};
 
-/// The maximum number of accesses that [`followers`] visits behind each access of `op`. Picked; more readers are rarely
-/// known this early.
+/// The maximum number of accesses that [`followers`] visits behind each access of `op`. Not tuned: more readers are
+/// rarely known this early.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
 /// Calls `look` with each operation known to wait for `op`, and with its access. `op` must not be complete. In each
-/// queue, these are the operations behind `op` up to and including the next writer, without the readers if `op` does
-/// not mutate the variable. Visits a limited number of accesses, and only those already linked.
+/// queue, these are the operations behind `op` up to and including the next writer, except the readers if `op` does not
+/// mutate the variable. Visits a limited number of accesses, and only those already linked.
 ///
 /// None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
@@ -25,7 +25,7 @@ pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {
 }
 
 /// Returns the accesses that wait for `op`: in each queue, those behind `op` up to and including the next writer,
-/// without the readers if `op` does not mutate the variable. Visits at most `max` accesses per queue, and only those
+/// except the readers if `op` does not mutate the variable. Visits at most `max` accesses per queue, and only those
 /// already linked.
 ///
 /// # Safety

@@ -24,10 +24,10 @@
 //! A reader is *satisfied* by `READ_OK`, a writer by `WRITE_OK`. A wait is satisfied by `WRITE_OK`, like a writer, but
 //! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
 //! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. It is then *retired*, which ends
-//! its share of the operation's record. Each holder of a record ([`Hold`]) has a share as well, and the thread that
-//! ends the last share retires the record. Most operations have a single access and, when they end, a single holder,
-//! which leaves the record to the access ([`end`]). The thread that finds that access spent then retires the record
-//! without counting shares.
+//! its share of the operation's record. Each holder of a record ([`Hold`]) also has a share, and the thread that ends
+//! the last share retires the record. Most operations have a single access and, when they end, a single holder, which
+//! makes the access responsible for the record ([`end`]). The thread that finds that access spent then retires the
+//! record without counting shares.
 //!
 //! `READ_OK` and `WRITE_OK` reach an access by one of two routes. A flag that was grantable when the access was linked
 //! is set by the operation's pusher, or *deferred* by a helper and adopted by the pusher. A flag that became grantable
@@ -58,7 +58,7 @@
 //! A and B run in parallel. Their pushes found every access satisfied, so they left `wait` unchanged. C waits for both:
 //! for `WRITE_OK` in x and `READ_OK` in y; its push has subtracted its own part from `wait`.
 //!
-//! Now A and B end on two threads, and B's thread goes first:
+//! Now A and B complete on two threads, B's thread first:
 //!
 //! ```text
 //! B: complete in x  [x0 RWD] -rw> A RW -r> B RD -r> C R          [y0 RWD] -rw> B RW -> C          1 3 2
@@ -96,7 +96,7 @@
 //! # Who may touch what
 //!
 //! * `VarQueue::tail`: dereferenced only by pinned threads; moved only forward, by these threads and by completions.
-//! * `Access::word`: linked once, by any thread that inserts; its flags are set by the rules above.
+//! * `Access::word`: linked once, by the thread that inserts the next access; its flags are set by the rules above.
 //! * `Access::deferred`: flags that were grantable to the access when it was linked, left for the pusher by helpers and
 //!   by threads that move the tail to the access.
 //! * `Op::wait`: each satisfaction subtracts one, and the last step of a push over several variables subtracts one
@@ -117,8 +117,8 @@
 //! | `swing` | CAS of `tail` | loads of `tail` in `insert` and `is_idle` | the access, its deferred flags, and the writes published with the flags that were grantable when it was linked |
 //! | `register` | CAS of `registered` in `register`, the pusher's swap or store | load in `has_registered` | the fact that the access is in its queue and the tail is past its predecessor |
 //! | `complete` | `fetch_or` of flags in `add_flags` | the same, further down the queue; loads of the word in `insert` and `is_idle` | the writes of finished operations |
-//! | `ready` | `fetch_sub` of `wait` | the one that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
-//! | `retire` | `fetch_sub` of `live` | the load after the one that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
+//! | `ready` | `fetch_sub` of `wait` | the decrement that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
+//! | `retire` | `fetch_sub` of `live` | the load after the decrement that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
 //!
 //! A thread that links an access has acquired the writes published with the flags it found grantable. It hands these
 //! writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`, `defer_flags`)
@@ -127,11 +127,11 @@
 //! # Why a push is atomic
 //!
 //! No access is appended behind an operation that is not yet in all its queues: `insert` first helps that operation's
-//! push to finish. So if A stands before B in any queue, A was in all its queues before B was in that one. Operations
-//! therefore become fully registered in one total order, with which every queue agrees. It respects each thread's
-//! program order and real time, because a push returns only after its operation is fully registered. The order has no
-//! cycle, so there is no deadlock. Pushes of a single access help as well, since otherwise they would break this order.
-//! They never need help, because a single-access operation is in all its queues once that access is linked.
+//! push to finish. So if A precedes B in any queue, A was in all its queues before B entered that one. Operations
+//! therefore become fully registered in one total order, with which every queue agrees. This order respects each
+//! thread's program order and real time, because a push returns only after its operation is fully registered. The order
+//! has no cycle, so there is no deadlock. Pushes of a single access must help too; otherwise, they would break this
+//! order. They never need help, because a single-access operation is in all its queues once that access is linked.
 //!
 //! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then
 //! `registered`. Suppose that the access to insert was already in its queue when the word was read. As `insert` has

@@ -27,7 +27,7 @@ use crate::{
 /// The number of accesses that a record holds without a separate allocation.
 pub const INLINE_ACCESSES: usize = 4;
 
-/// Set in `registered` if one of the variables turned out to be deleted.
+/// Set in `registered` if one of the variables was found to be deleted.
 const REJECTED: u32 = 1 << 31;
 
 /// One operation's record. It lives from [`OpRef::new_with`] until the shares of its holders and accesses have ended
@@ -576,7 +576,7 @@ impl<T> OpRef<T> {
         Self(op)
     }
 
-    /// Returns an additional share, which keeps the record and its task alive beyond the end of the operation.
+    /// Returns an additional share, which keeps the record and its task alive beyond the operation's completion.
     #[inline]
     pub fn hold(&self) -> Hold<T> {
         // Relaxed: the owner's own share keeps the count above zero.
@@ -607,10 +607,10 @@ impl<T> OpRef<T> {
         }
     }
 
-    /// Drops the task and leaves the record to the access, if the operation has only one access and its only holder is
-    /// the caller. Returns the access, which the caller must [complete](super::complete::complete_access) next, and the
-    /// record, which it must [retire](retire_record) if completing spends the access. Otherwise returns the operation,
-    /// unchanged, as the error.
+    /// If the operation has only one access and the caller is its only holder, drops the task and makes the access
+    /// responsible for the record. Returns the access, which the caller must
+    /// [complete](super::complete::complete_access) next, and the record, which it must [retire](retire_record) if
+    /// completing spends the access. Otherwise returns the operation, unchanged, as the error.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
         // SAFETY: the record is in use until its accesses are spent, and none can be spent before it is done.
@@ -627,7 +627,7 @@ impl<T> OpRef<T> {
     }
 }
 
-/// Retires a record left to its only access, which is spent.
+/// Retires a record for which its only access, now spent, is responsible.
 #[inline]
 pub(super) fn retire_record<T>(record: NonNull<Op<T>>) {
     pool::retire_inline(record);

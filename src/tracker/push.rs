@@ -154,7 +154,7 @@ fn append<T>(own: &Op<T>, access: &Access<T>, by: Inserter, satisfied: &mut u32,
     }
 }
 
-/// A push stopped halfway, as a starting point for models.
+/// A stalled push, as a starting point for models.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 #[derive(Debug)]
 pub struct Stalled<T> {
@@ -172,7 +172,7 @@ impl<T> Stalled<T> {
         if op.sole_access().is_some() { Inserter::SolePusher } else { Inserter::Pusher }
     }
 
-    /// Inserts the first `accesses` accesses of `op`, undisturbed, and stops.
+    /// Inserts the first `accesses` accesses of `op` without interference, then stalls.
     pub fn after(accesses: usize, op: OpRef<T>) -> Self {
         let (guard, mut satisfied) = (epoch::pin(), 0);
         for access in &op.accesses()[..accesses] {
@@ -182,8 +182,8 @@ impl<T> Stalled<T> {
         Self { op, inserted: accesses, satisfied, tail: std::ptr::null(), guard }
     }
 
-    /// Inserts all accesses of `op`, undisturbed. The last one is inserted by `by`, which stops before it moves the
-    /// tail. Another operation must be pending on the last variable. Also returns the unmoved tail.
+    /// Inserts all accesses of `op` without interference. The last one is inserted by `by`, which stalls before moving
+    /// the tail. Another operation must be pending on the last variable. Also returns the unmoved tail.
     fn before_last_swing(op: OpRef<T>, by: Inserter) -> (Self, *const Access<T>) {
         let mut stalled = Self::after(op.accesses().len() - 1, op);
         let last = stalled.op.accesses().last().expect("the operation has an access");
@@ -196,16 +196,16 @@ impl<T> Stalled<T> {
         (stalled, tail)
     }
 
-    /// Inserts all accesses of `op`, undisturbed, and stops before it moves the last tail. Another operation must be
-    /// pending on the last variable.
+    /// Inserts all accesses of `op` without interference, then stalls before moving the last tail. Another operation
+    /// must be pending on the last variable.
     pub fn before_swing(op: OpRef<T>) -> Self {
         let by = Self::inserter(&op);
         let (stalled, tail) = Self::before_last_swing(op, by);
         Self { inserted: stalled.inserted + 1, tail, ..stalled }
     }
 
-    /// Inserts all accesses of `op` but the last one, undisturbed. A helper inserts the last one and stops before it
-    /// moves the tail. Another operation must be pending on the last variable.
+    /// Inserts all accesses of `op` except the last one without interference. A helper inserts the last one and stalls
+    /// before moving the tail. Another operation must be pending on the last variable.
     pub fn beside_a_helper(op: OpRef<T>) -> Self {
         Self::before_last_swing(op, Inserter::Helper).0
     }

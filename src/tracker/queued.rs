@@ -1,4 +1,5 @@
-//! Tracks whether an entry in a scheduler queue still owns its ready operation, or a waiter has taken the operation.
+//! Tracks whether an entry in a scheduler queue still owns its ready operation or whether a waiter has taken the
+//! operation.
 //!
 //! # States
 //!
@@ -74,8 +75,8 @@ impl Queued {
         self.0.load(Relaxed) == PASSES_CLOSED
     }
 
-    /// Notes that an entry is about to own the operation. Returns `false`, and changes nothing, if the operation had an
-    /// entry before or if waiters do not take it. Called by the owner.
+    /// Records that an entry is about to own the operation. Returns `false` without changing anything if the operation
+    /// has already had an entry or waiters do not take it. Called by the owner.
     pub(super) fn enter(&self) -> bool {
         // Relaxed: no other thread changes the state before the pointer is published.
         let is_first = self.0.load(Relaxed) == OUTSIDE;
@@ -100,7 +101,7 @@ impl Queued {
 
     /// Ends an entry. Called by the worker that popped it.
     pub(super) fn pop(&self) -> Popped {
-        // Relaxed: the queue handed over the operation, and a waiter that was faster needs nothing from this thread.
+        // Relaxed: the queue handed over the operation, and a waiter that took it first needs nothing from this thread.
         match self.0.compare_exchange(QUEUED, POPPED, Relaxed, Relaxed) {
             Ok(_) => Popped::OpAndShare,
             Err(TAKEN) => Popped::Share,

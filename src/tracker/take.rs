@@ -14,7 +14,7 @@ use crate::{
 impl<T> OpRef<T> {
     /// Allows waiters to take this ready operation from the queue that it is about to enter. `publish` stores the
     /// pointer to the operation's record, and returns `false` if there is no room for it. Does nothing if the operation
-    /// was in a queue before, or if closed variables accept it.
+    /// has already been in a queue or closed variables accept it.
     ///
     /// The thread that removes the operation from the queue must call [`pop_entry`](Self::pop_entry).
     pub fn publish(&self, publish: impl FnOnce() -> bool) {

@@ -81,7 +81,7 @@ impl Known {
         self.0.as_ptr()
     }
 
-    /// Takes ownership, which must be the test's: the operation has not yet been pushed, or is ready.
+    /// Takes ownership from the test, which must have it: the operation has not yet been pushed, or is ready.
     fn owned(self) -> OpRef<Task> {
         // SAFETY: the test owns the operation, as this call states.
         unsafe { OpRef::from_ptr(self.0) }

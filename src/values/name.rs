@@ -52,7 +52,7 @@ impl Name {
     }
 }
 
-/// Replaces the length in the words of a name that owns memory. No string is this long.
+/// Stored in place of the length in the words of a name that owns memory. No string is this long.
 const SHARED: usize = usize::MAX;
 
 impl Name {

@@ -38,14 +38,14 @@ use std::{
 
 use raddle::{Engine, EngineKind, IdlePolicy, OpError, OpHandle, Token, WaitError};
 
-/// The time after which a test counts as hanging. Miri takes hours for seconds of work.
+/// The time after which a test counts as hanging. Under Miri, seconds of work take hours.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
 
 /// The time limit for a short step that hangs with a planted bug.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
-/// The time limit for a short step in a test that reports the delay itself. It is below any watchdog's limit, even when
-/// `.ci/planted` lowers that with `RADDLE_PATIENCE`.
+/// The time limit for a short step in a test that reports the delay itself. It is below any watchdog's limit, even a
+/// limit that `.ci/planted` lowers with `RADDLE_PATIENCE`.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
 /// The time for which a test waits to see that something does *not* happen.
@@ -74,8 +74,8 @@ pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Builds engines of every kind, with names for messages. They have one, two or four workers; some spin before they
-/// park, some park immediately, and some are pinned.
+/// Builds engines of every kind, each with a name for messages. They have one, two or four workers; some spin before
+/// parking, some park immediately, and some are pinned.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
@@ -96,7 +96,7 @@ pub fn all_engines() -> Vec<(String, Engine)> {
     engines
 }
 
-/// Runs `f` on a separate thread turning a hang into a failure with a message.
+/// Runs `f` on a separate thread, turning a hang into a failure with a message.
 #[track_caller]
 pub fn watched(f: impl FnOnce() + Send + 'static) {
     watched_for(PATIENCE, f);
@@ -175,12 +175,12 @@ impl Gate {
     }
 }
 
-/// A point at which several threads wait for each other.
+/// A barrier at which several threads wait for each other.
 #[derive(Clone)]
 pub struct Meeting(Arc<(Mutex<usize>, Condvar)>, usize);
 
 impl Meeting {
-    /// Creates a meeting of `count` threads.
+    /// Creates a barrier for `count` threads.
     pub fn new(count: usize) -> Self {
         Self(Arc::default(), count)
     }
@@ -215,7 +215,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps an engine's `workers` ordinary workers busy from this function's return until the returned gate is opened.
+/// Keeps an engine's `workers` ordinary workers busy until the returned gate is opened. All are busy when this returns.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
     for _ in 0..workers {
@@ -233,7 +233,7 @@ pub fn occupy(engine: &Engine, workers: usize) -> Gate {
 }
 
 /// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. The operation
-/// has started when this returns. It works on all kinds of engines and occupies no worker.
+/// has started when this returns. The operation works on all kinds of engines and occupies no worker.
 pub fn hold(engine: &Engine, token: &Token) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (gate_inside, started_inside) = (gate.clone(), started.clone());
@@ -415,7 +415,7 @@ pub fn is_child() -> bool {
 }
 
 /// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
-/// whether the test succeeded, and its output. For tests that end or modify their process.
+/// whether the test succeeded, and its output. Used by tests that end or modify their process.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
@@ -487,7 +487,7 @@ pub fn thread_count() -> usize {
     fs::read_dir("/proc/self/task").expect("procfs").count()
 }
 
-/// Waits until this process has `count` threads. The kernel may still list a thread just joined.
+/// Waits until this process has `count` threads. The kernel may still list a thread that has just been joined.
 #[cfg(target_os = "linux")]
 #[track_caller]
 pub fn wait_for_thread_count(count: usize) {

@@ -4,7 +4,7 @@ use std::thread;
 
 use crate::{Gate, mapped_bytes};
 
-/// Prevents threads from starting while it lives, by leaving no address space for their stacks.
+/// While alive, prevents threads from starting by leaving no address space for their stacks.
 pub struct NoThreads {
     before: libc::rlimit,
     /// Threads occupying the cached stacks of ended threads.

@@ -1,15 +1,15 @@
 //! Random programs for the engine and exact checks of their results.
 //!
 //! A [`Program`] is a list of steps for each of several threads: pushes of operations over numbered variables, and
-//! waits. [`run`] runs a program on an engine and returns its [`History`]. Two checks use only the contract of the
-//! engine:
+//! waits. [`run`] runs a program on an engine and returns its [`History`]. Two checks rely only on the engine's
+//! contract:
 //!
 //! * [`check_serial`], for one pushing thread: all results must equal those of a serial run in push order. The
 //!   operations of these programs may fail on purpose.
 //! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. Together,
 //!   these orders, each thread's order, the order of non-overlapping pushes, and the order of each operation before its
-//!   children must have no cycle. The check then replays all operations in one common order, comparing every value seen
-//!   by an operation and every final value.
+//!   children must not form a cycle. The check then replays all operations in one common order, comparing every value
+//!   seen by an operation and every final value.
 //!
 //! The arithmetic is not commutative, so a different order yields different values. Since this module needs no test
 //! harness, and [`Program::generate`] accepts any [`Source`] of choices, a fuzzer can use it unchanged.
@@ -33,8 +33,8 @@ use raddle::{Completion, Engine, OpBuilder, Operator, PushError, Token, Var, Wai
 
 use crate::block_on;
 
-/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. For numbers
-/// that are large only to increase test coverage.
+/// Returns `count` in ordinary builds, a hundredth of it under Miri, and half of it in instrumented builds. Used for
+/// numbers that are large only to increase test coverage.
 pub const fn fewer(count: usize) -> usize {
     if cfg!(miri) {
         count.div_ceil(100)
@@ -312,17 +312,17 @@ impl Program {
         }
     }
 
-    /// Returns the maximum number of pending operations after a push on an engine with this limit. Returns `None` if it
-    /// is unbounded: operations pushed by others are not held back, nor is any push while all pending operations wait
-    /// for their completions to be used.
+    /// Returns the maximum number of pending operations after a push on an engine with this limit. Returns `None` if
+    /// that number is unbounded: pushes by operations are not held back, nor is any push while all pending operations
+    /// wait for their completions to be used.
     fn most_pending(&self, limit: usize) -> Option<u64> {
         let is_elsewhere = |how: How| how == How::Async(Finish::Elsewhere);
         let is_exempt = |operation: &Operation| is_elsewhere(operation.how) || !operation.children.is_empty();
         if self.operations.iter().any(is_exempt) || self.operators.iter().any(|plan| is_elsewhere(plan.how)) {
             return None;
         }
-        // A single thread does not exceed the limit; each of several may exceed it by half of a small limit, plus one.
-        // Each may also have a wait, which is never held back.
+        // A single thread does not exceed the limit; each of several threads may exceed a small limit by half of it
+        // plus one. Each thread may also have a pending wait, which is never held back.
         let excess = if self.threads.len() > 1 { self.threads.len() * (2 + limit / 2) } else { 1 };
         Some((limit + excess) as u64)
     }
@@ -403,7 +403,7 @@ impl Operation {
 impl OperatorPlan {
     fn generate(shape: &Shape, source: &mut impl Source) -> Self {
         let mut like = Operation::generate(shape, source);
-        // A run determines its number by counting, exclusively only if the operation mutates a variable.
+        // Runs are numbered by counting them, which requires exclusive access and thus a mutation.
         like.accesses[0].1 = Access::Write;
         let how = match source.below(3) {
             0 => How::Sync,
@@ -448,9 +448,9 @@ pub struct Model {
     versions: Vec<u64>,
     /// For each variable, the operations that may have caused its failure; empty if it has not failed.
     failed: Vec<Vec<Id>>,
-    /// Operations whose failure has not been returned by a wait.
+    /// Operations whose failures have not been returned by a wait.
     unreported: BTreeSet<Id>,
-    /// Operations whose failure may already count as reported, as a possible failure of a cleared variable.
+    /// Operations whose failures may already count as reported, since a cleared variable may have had them.
     maybe_unreported: BTreeSet<Id>,
     /// The values seen by each operation that ran.
     seen: Vec<Option<u64>>,
@@ -517,7 +517,8 @@ impl Model {
         }
     }
 
-    /// Clears a variable's failure, which then counts as reported, or as perhaps reported if several are possible.
+    /// Clears a variable's failure, which then counts as reported, or as possibly reported if the variable may have one
+    /// of several.
     fn clear(&mut self, variable: usize) {
         let cleared = std::mem::take(&mut self.failed[variable]);
         match cleared[..] {
@@ -574,7 +575,7 @@ pub struct History {
     slots: Vec<u64>,
     typed: Vec<Answer>,
     versions: Vec<u64>,
-    /// For each operation, how often it ran, what it saw, and when its push began and ended.
+    /// For each operation, the number of runs, the values seen, and the times at which its push began and ended.
     runs: Vec<u32>,
     seen: Vec<u64>,
     times: Vec<(u64, u64)>,
@@ -609,11 +610,11 @@ struct World {
     program: Arc<Program>,
     slots: Vec<Slot>,
     records: Vec<Record>,
-    /// The number of each operator's runs so far, only loaded and stored.
+    /// The number of runs of each operator so far. It is only loaded and stored.
     operator_runs: Vec<AtomicU32>,
     clock: Option<AtomicU64>,
     logs: bool,
-    /// The limit on pending operations, and the maximum pending after a push, if known.
+    /// The limit on pending operations, and the maximum number pending after a push, if known.
     limit: Option<(usize, Option<u64>)>,
     /// The number of completed pushes.
     pushed: AtomicUsize,
@@ -624,16 +625,16 @@ struct World {
     variables: Vec<Var<u64>>,
 }
 
-/// What a run records besides the values. Both logs and clock synchronize threads to some extent, so runs without them
-/// find more bugs.
+/// What a run records besides the values. Both the logs and the clock synchronize threads to some extent, so runs
+/// without them find more bugs.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     /// The order in which operations hold each variable.
     pub logs: bool,
-    /// When each push begins and ends.
+    /// The times at which each push begins and ends.
     pub clock: bool,
-    /// The engine's limit on pending operations. If set, pushes use all calls that respect it, and the number of
-    /// pending operations is checked against it.
+    /// The engine's limit on pending operations. If it is set, pushes use every call that respects the limit, and the
+    /// number of pending operations is checked against it.
     pub limit: Option<usize>,
 }
 
@@ -652,7 +653,7 @@ pub fn run(program: &Arc<Program>, engine: &Engine, watch: Watch) -> History {
     run_observed(program, engine, watch, |_| ())
 }
 
-/// Like [`run`], but before the first push, passes `observer` a function that describes the run's progress at any time.
+/// Like [`run`], but first passes `observer` a function that can describe the run's progress at any time.
 pub fn run_observed(
     program: &Arc<Program>,
     engine: &Engine,
@@ -807,7 +808,7 @@ impl World {
         operation.names(access).map(|variable| self.token(variable))
     }
 
-    /// Declares the part of an operation common to all kinds.
+    /// Declares the part of an operation that all kinds share.
     fn describe<'e>(&'e self, engine: &'e Engine, name: String, operation: &'e Operation) -> OpBuilder<'e> {
         let builder = engine
             .op(name)
@@ -824,8 +825,8 @@ impl World {
             .overwrites(self.tokens(operation, Access::Overwrite))
     }
 
-    /// Returns a builder from `describe`. If there is a limit, one in four has waited for room, and another has found
-    /// room or been refused.
+    /// Returns a builder from `describe`. If there is a limit, one builder in four has waited for room, and another one
+    /// in four has found room or been refused.
     fn admitted<'e>(is_limited: bool, id: Id, describe: impl Fn() -> OpBuilder<'e>) -> OpBuilder<'e> {
         match id % 4 {
             2 if is_limited => match describe().if_room() {
@@ -1062,8 +1063,8 @@ impl History {
         (self.slots.clone(), self.typed.clone(), self.versions.clone())
     }
 
-    /// Returns wrong histories that each differ from this one in a single point. This history must be correct and have
-    /// logs.
+    /// Returns incorrect histories, each differing from this one in a single respect. This history must be correct and
+    /// must contain logs.
     pub fn tampered(&self) -> Vec<(&'static str, Self)> {
         let mut all = Vec::new();
         let mut tamper = |what, f: &dyn Fn(&mut Self)| {
@@ -1188,8 +1189,8 @@ pub fn check_serial(program: &Program, history: &History) -> Result<(), String> 
     history.check_end(program, &model)
 }
 
-/// Checks the history of a program without failures, run with logs, against a serial run in an order that explains the
-/// logs.
+/// Checks the history of a program without failures, run with logs, against a serial run in an order consistent with
+/// the logs.
 pub fn check_some_order(program: &Program, history: &History) -> Result<(), String> {
     check_logs(program, history)?;
     for answer in history.answers.iter().flatten().flatten() {
@@ -1232,7 +1233,7 @@ fn check_logs(program: &Program, history: &History) -> Result<(), String> {
     equal("the number of accesses in log", 0, &found, &expected)
 }
 
-/// Returns an order of all operations that agrees with every log, every thread, every parent and the clock.
+/// Returns an order of all operations that is consistent with every log, every thread, every parent and the clock.
 pub fn explain(program: &Program, history: &History) -> Result<Vec<Id>, String> {
     let operations = program.operations.len();
     // The nodes are the operations, followed by the times at which pushes began or ended, in order.
@@ -1324,7 +1325,7 @@ impl Graph {
         if order.len() == nodes {
             return Ok(order);
         }
-        // Every remaining node has a remaining predecessor, so a walk back from any of them meets a cycle.
+        // Every remaining node has a remaining predecessor, so walking back from any of them leads to a cycle.
         let left = |node: usize| self.predecessors[node] > 0;
         let mut back = vec![usize::MAX; nodes];
         for node in (0..nodes).filter(|&node| left(node)) {

@@ -23,7 +23,7 @@ impl<E: Into<BoxError>> Report for Result<(), E> {
     }
 }
 
-/// The return type of a function type; it lets this file name the type `!`.
+/// The return type of a function type, which lets this file refer to the type `!`.
 pub trait Returns {
     type Type;
 }

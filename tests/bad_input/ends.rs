@@ -31,7 +31,7 @@ fn a_push_after_the_shutdown_is_refused_and_drops_the_function() {
     });
 }
 
-/// Threads push as fast as they can while the engine shuts down. Each push is refused, or its operation runs or is
+/// Threads push as fast as they can while the engine shuts down. Either a push is refused, or its operation runs or is
 /// cancelled.
 #[test]
 fn a_push_from_outside_during_a_shutdown_runs_or_is_refused() {
@@ -127,7 +127,7 @@ fn a_push_from_an_operation_during_a_shutdown_runs_or_is_refused() {
 }
 
 /// Each operation of a chain pushes the next one to another lane, so only a few are pending at any time. A shutdown
-/// must not miss any, however often it checks.
+/// must not miss any of them, however often it checks.
 #[test]
 fn a_drain_sees_a_single_pending_operation() {
     const LENGTH: usize = 2000;
@@ -279,7 +279,8 @@ fn an_operation_may_drop_the_last_handle_to_the_engine() {
     });
 }
 
-/// The closure never runs. It is dropped because a variable has failed, or because the engine cancels its operation.
+/// The closure never runs. It is dropped either because a variable has failed or because the engine cancels its
+/// operation.
 #[test]
 fn a_skipped_operation_may_own_the_last_handle_to_the_engine() {
     on_kinds(&KINDS, 1, |engine| {

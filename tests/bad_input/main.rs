@@ -1,4 +1,4 @@
-//! Misuse, and calls at the worst moment, have defined results: nothing is lost and nothing hangs.
+//! Misuse and ill-timed calls have defined results: nothing is lost and nothing hangs.
 
 #![forbid(unsafe_code)]
 

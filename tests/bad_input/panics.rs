@@ -74,7 +74,7 @@ fn the_drop_of_captures_may_panic() {
 /// Makes a refused call with a function that captures the given value.
 type Call = fn(&Engine, &Token, PanicsOnDrop) -> Result<(), PushError>;
 
-/// A refused push drops the function on the pushing thread, so the panic may reach the caller.
+/// A refused push drops the function on the pushing thread, so a panic in the drop may reach the caller.
 #[test]
 fn the_drop_of_a_refused_function_may_panic() {
     on_kinds(&KINDS, 1, |engine| {

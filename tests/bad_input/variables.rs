@@ -128,7 +128,7 @@ fn a_variable_may_be_declared_untyped_and_typed() {
         engine.op("").writes([a.token()]).push(a.read(), |a| assert_eq!(*a, 1)).unwrap();
         engine.op("").reads([a.token()]).push(a.write(), |a| *a = 2).unwrap();
         engine.op("").overwrites([a.token()]).push(a.write(), |a| *a = 3).unwrap();
-        // The untyped declaration states that the operation mutates something the variable stands for.
+        // The untyped declaration states that the operation mutates something that the variable represents.
         engine.op("").writes([a.token()]).push((a.read(), a.read()), |(x, y)| assert_eq!((*x, *y), (3, 3))).unwrap();
         engine.op("").overwrites([a.token()]).push((a.read(), a.read(), a.read()), |_| {}).unwrap();
         assert_eq!(engine.get(&a).unwrap(), 3);
@@ -286,7 +286,7 @@ fn a_value_may_own_handles_to_variables() {
         engine.op("").push(outer.read(), |_| {}).unwrap();
         drop(outer);
         eventually("both are gone", || drops.dropped() == 1);
-        // An operation moves a handle to a variable into that variable, which thereby stays alive until the handle is
+        // An operation moves a handle to a variable into that variable, keeping the variable alive until the handle is
         // removed.
         struct Own {
             own: Option<Var<Own>>,
@@ -310,7 +310,7 @@ fn a_thread_local_may_own_a_variable_and_an_engine() {
         let drops = Drops::new();
         let (inner, inner_drops) = (engine.clone(), drops.clone());
         thread::spawn(move || {
-            // The thread uses the thread-local before and after using the engine.
+            // The thread uses this thread-local before and after it uses the engine.
             KEPT.with_borrow_mut(Vec::clear);
             let value = inner.var(inner_drops.make());
             inner.op("").push(value.write(), |value| value.touch()).unwrap();

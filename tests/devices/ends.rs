@@ -42,7 +42,7 @@ fn a_handle_is_done_when_the_device_has_done_the_work() {
     }
 }
 
-/// All waits time out on a stalled device, and return after it resumes.
+/// All waits time out while the device is stalled, and return after it resumes.
 #[test]
 fn waits_for_a_stalled_device_time_out_and_can_be_repeated() {
     for kind in THREADED {
@@ -94,7 +94,7 @@ fn a_wait_to_read_does_not_wait_for_kernels_that_read() {
     }
 }
 
-/// A device operation's function runs on the thread needed by the lane's other operations.
+/// A device operation's function runs on the thread that the lane's other operations need.
 #[test]
 fn the_function_of_a_device_operation_cannot_wait() {
     for kind in THREADED {
@@ -289,8 +289,8 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
     }
 }
 
-/// Memory is returned to the host only once no command uses it. A kernel running when the device is lost must finish
-/// first, whichever thread runs it and whichever lane finds the loss.
+/// Memory is returned to the host only when no command uses it any longer. A kernel running when the device is lost
+/// must finish first, whichever thread runs it and whichever lane finds the loss.
 #[test]
 fn a_loss_is_reported_after_the_running_kernel_has_ended() {
     watched_for(AWHILE, || {
@@ -337,7 +337,7 @@ fn a_loss_is_reported_after_the_running_kernel_has_ended() {
 /// a call.
 #[test]
 fn in_the_naive_engine_nothing_is_in_flight_when_a_push_returns() {
-    // The refused call is the launch, or a call after it.
+    // The refused call is the launch or the one after it.
     for n in 1..=2 {
         watched(move || {
             let gpu = SimulatedGpu::builder().kernel_time(ms(20)).build();
@@ -455,7 +455,7 @@ fn the_last_handle_to_an_engine_may_be_dropped_on_a_device_thread() {
     }
 }
 
-/// The operation has no stream, so it ends when its completion is used.
+/// The operation has no stream, so it completes when its completion is used.
 #[test]
 fn a_shutdown_does_not_wait_for_a_stalled_device_with_an_asynchronous_operation() {
     for kind in THREADED {

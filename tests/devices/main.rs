@@ -38,7 +38,8 @@ fn engine(kind: EngineKind, gpu: &SimulatedGpu) -> Engine {
     builder(kind).gpu(gpu.clone()).build().expect("the engine is built")
 }
 
-/// Returns a GPU with a manual clock and no latency. A kernel takes a millisecond, as does a copy per 1,000 bytes.
+/// Returns a GPU with a manual clock and no latency. A kernel takes a millisecond; a copy takes a millisecond per 1,000
+/// bytes.
 fn manual() -> SimulatedGpu {
     SimulatedGpu::builder()
         .copy_in_bandwidth(1_000_000)

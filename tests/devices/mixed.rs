@@ -1,8 +1,8 @@
-//! Random programs of CPU and device operations, compared with a serial model, and one such program with a fault at
-//! each point in turn.
+//! Random programs of CPU and device operations, compared with a serial model; one such program is repeated with a
+//! fault at each point in turn.
 //!
-//! A program runs on two GPUs that pick their commands at random. Without faults, only one result is correct: what each
-//! operation saw, and all values, versions and failures. With a fault, operations that succeed must still be correct,
+//! A program runs on two GPUs that pick their commands at random. Without faults, the program determines what each
+//! operation sees and all values, versions and failures. With a fault, operations that succeed must still be correct,
 //! and those independent of the faulty GPU must not fail.
 
 use crate::common::shapes::*;
@@ -56,7 +56,7 @@ const PLACES: [Place; 14] = [
 enum Kind {
     /// A CPU operation, which uses values on the host. It declares device variables without using their values.
     Cpu,
-    /// Like `Cpu`, but in a device operation's function.
+    /// Like `Cpu`, but runs in a device operation's function.
     Function(u32),
     /// An asynchronous device operation, which declares its variables without using their values.
     Asynchronous(u32),
@@ -79,7 +79,7 @@ enum Ends {
 #[derive(Clone, Debug)]
 struct Operation {
     kind: Kind,
-    /// Each variable appears once. Those read come first, in folding order.
+    /// Each variable appears once. Variables that are only read come first, in folding order.
     accesses: Vec<(usize, Access)>,
     ends: Ends,
     property: Property,
@@ -544,7 +544,7 @@ impl Runner {
             let seen = if access == Access::Write { fold(seen, target[0]) } else { seen };
             target[0] = fold(seen, 1);
         };
-        // When the function is called, the handle's value is known, but what the kernel will see is not.
+        // When the function is called, the handle's value is known, but the values that the kernel will see are not.
         let end = move || {
             life.touch();
             match ends {
@@ -586,7 +586,7 @@ impl Runner {
         pushed.expect("the engine is open")
     }
 
-    /// Reads a variable's value by further operations.
+    /// Pushes further operations to read a variable's value.
     fn value(&self, variable: usize) -> Result<u64, WaitError> {
         let of_host = |host: &Var<PinnedVec<u64>>| {
             self.engine.op("look").submit(host.read(), |host| host[0]).expect("the engine is open").wait()
@@ -725,7 +725,8 @@ fn programs_of_cpu_and_device_operations_that_fail_equal_the_serial_run() {
 
 // ------------------------------------------------------------------------------------------------ with a fault ----
 
-/// Asserts that a fault of GPU 0 can have caused this failure: it is a device error in an operation of GPU 0.
+/// Asserts that a fault of GPU 0 can have caused this failure, that is, that it is a device error in an operation on
+/// GPU 0.
 fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
     let WaitError::Failed(error) = error else { panic!("{error}") };
     let is_device = match error.cause() {
@@ -761,7 +762,7 @@ fn exposed(program: &Program) -> (Vec<bool>, BTreeSet<usize>) {
     (operations, variables)
 }
 
-/// Runs a program with a fault. Returns whether anything failed, and how often the device was called.
+/// Runs a program with a fault. Returns whether anything failed, and the number of calls to the device.
 fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -> (bool, u64) {
     let mut runner = Runner::new(program, kind, seed);
     let gpu = runner.gpus[0].clone();
@@ -879,7 +880,7 @@ fn a_lost_device_fails_only_its_dependents_and_nothing_hangs() {
 }
 
 /// Measures the time until all waits have returned. On an idle machine, it is at most five milliseconds. On a loaded
-/// machine, the best of several rounds may take fifty.
+/// machine, the fastest of several rounds may take fifty milliseconds.
 #[test]
 fn waits_return_soon_after_a_loss() {
     for kind in THREADED {

@@ -1,4 +1,4 @@
-//! Tests of the events, waits and marks by which the engine orders a device's commands, and of how many it uses.
+//! Tests of the events, waits and marks with which the engine orders a device's commands, and of their number.
 //!
 //! Most tests use a stalled device: nothing completes on it, so only streams and events can order the commands.
 
@@ -44,12 +44,12 @@ fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
 
 #[test]
 fn a_chain_on_one_stream_has_no_events_and_two_marks() {
-    // There is one mark behind the first operation and, once that has passed, one behind the rest. Longer chains have
-    // more in between.
+    // There is one mark behind the first operation and, once that mark has passed, one behind the rest. Longer chains
+    // have more marks in between.
     chain_on_one_stream(IN_FLIGHT / 2, |gpu| assert_eq!(gpu.counts().marks, 2));
 }
 
-/// A stream receives a limited number of operations at first, and the rest once those are done.
+/// A stream receives a limited number of operations at first, and the rest once these have completed.
 #[test]
 fn a_longer_chain_on_one_stream_has_no_events() {
     chain_on_one_stream(1000, |_| ());
@@ -191,7 +191,7 @@ fn a_copy_in_waits_on_the_device_for_the_readers_of_its_target() {
     });
 }
 
-/// A dependent operation pushed later requests the event. A second one uses the same event.
+/// A dependent operation pushed later requests the event. A second dependent operation uses the same event.
 #[test]
 fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
     watched(|| {
@@ -216,7 +216,7 @@ fn an_event_is_recorded_once_when_a_dependent_operation_requests_it() {
 }
 
 /// The event for a known dependent operation is recorded directly behind its dependency, before later commands of the
-/// stream. So is the mark for a CPU operation.
+/// stream. The same applies to the mark for a CPU operation.
 #[test]
 fn a_known_dependent_operation_does_not_wait_for_later_commands() {
     watched_for(AWHILE, || {
@@ -304,8 +304,8 @@ fn a_writer_waits_for_the_readers_of_all_streams() {
     });
 }
 
-/// Ten pieces are copied in, processed and copied out, and each stage of a piece takes a millisecond. On the device's
-/// clock, this takes twelve milliseconds in total instead of thirty.
+/// Ten pieces are copied in, processed and copied out. Each of these stages takes a millisecond per piece. On the
+/// device's clock, this takes twelve milliseconds in total instead of thirty.
 #[test]
 fn copies_in_kernels_and_copies_out_overlap() {
     const PIECES: u64 = 10;

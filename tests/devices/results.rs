@@ -60,7 +60,7 @@ fn a_version_rises_when_the_device_completes_the_mutation() {
     }
 }
 
-/// Tokens order kernels as well, for example kernels that share state of the device itself.
+/// Tokens also order kernels, such as kernels that share state on the device itself.
 #[test]
 fn tokens_and_values_on_the_host_order_device_operations() {
     for kind in KINDS {
@@ -431,7 +431,7 @@ fn several_engines_share_a_device() {
     });
 }
 
-/// A CPU operation that names the variables of a kernel runs after the kernel. A CPU operation that does not name them
+/// A CPU operation that declares a kernel's variables runs after the kernel. A CPU operation that does not declare them
 /// does not wait for the kernel.
 #[test]
 fn a_cpu_operation_waits_only_for_the_kernels_on_its_variables() {
@@ -595,7 +595,7 @@ fn completions_are_noticed_however_many_operations_are_pushed() {
             }
             gate.open();
             eventually("as many as allowed are issued", || gpu.counts().launches >= 128);
-            // Any further operations would be issued in this time.
+            // Any further operations would be issued during this time.
             thread::sleep(MOMENT);
             gpu.advance(ms(1));
             first.wait().unwrap();

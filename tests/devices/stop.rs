@@ -118,7 +118,7 @@ fn a_stop_serves_lanes_that_functions_wait_for() {
                 started.pass();
                 thread::scope(|threads| {
                     let stop = threads.spawn(|| engine.stop(None));
-                    // The lanes are laid aside in the meantime, if they have threads.
+                    // Meanwhile, the lanes that have threads are laid aside.
                     thread::sleep(MOMENT);
                     gate.open();
                     stop.join().unwrap().unwrap();
@@ -251,7 +251,7 @@ fn urgent_operations_of_a_stopped_engine_run_after_the_start() {
             thread::scope(|threads| {
                 let stop = threads.spawn(|| engine.stop(None));
                 eventually("the stop is requested", || engine.is_stopped());
-                // The lane may still issue what arrives while it notices the stop.
+                // The lane may still issue operations that arrive before it notices the stop.
                 thread::sleep(MOMENT);
                 push("while it stops");
                 thread::sleep(MOMENT);
@@ -279,14 +279,14 @@ fn a_shutdown_cancels_all_urgent_operations_of_a_stopped_engine() {
             let gpu = manual();
             let engine = engine(kind, &gpu);
             let busy = device(&engine, 1);
-            // These are more operations than a lane takes in one round.
+            // This is more than a lane takes in one round.
             let vars: Vec<_> = (0..40).map(|_| device(&engine, 1)).collect();
             kernel(&engine, "in flight", &busy, |_| ());
             issued(&gpu, 1, 0);
             thread::scope(|threads| {
                 let stop = threads.spawn(|| engine.stop(None));
                 eventually("the stop is requested", || engine.is_stopped());
-                // The lane may still issue what arrives while it notices the stop.
+                // The lane may still issue operations that arrive before it notices the stop.
                 thread::sleep(MOMENT);
                 for var in &vars {
                     let launch = |stream: &mut GpuStream, var: &mut DeviceVec<u64>| {
@@ -313,7 +313,7 @@ fn a_lane_survives_stops_that_are_cancelled_at_once() {
             for _ in 0..3_000 {
                 kernel(&engine, "add", &var, |_| ());
                 engine.wait_for_var_timeout(&var, PATIENCE / 2).expect("the lane has a thread");
-                // The lane's thread is recalled while it looks for work, and its recall is undone some microseconds
+                // The lane's thread is recalled while it looks for work, and the recall is undone a few microseconds
                 // later.
                 let _ = engine.stop(Some(Duration::ZERO));
                 if engine.is_stopped() {

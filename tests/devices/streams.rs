@@ -43,7 +43,8 @@ fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, ow
     pushed.expect("the engine is open");
 }
 
-/// Commands before and after those on an imported stream keep their order, whichever command the device picks first.
+/// Commands issued before and after those on an imported stream keep their order, whichever command the device picks
+/// first.
 #[test]
 fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     for kind in KINDS {
@@ -102,9 +103,9 @@ fn imported_streams_can_be_nested() {
     }
 }
 
-/// The host never waits: on a stalled device, all operations of two lanes on one imported stream are issued. Each costs
-/// two events and two waits. A dependency between lanes costs no more than without imported streams; one inside a lane
-/// costs nothing.
+/// The host never waits: on a stalled device, all operations of two lanes on one imported stream are issued. Each
+/// operation costs two events and two waits. A dependency between lanes costs no more than without imported streams; a
+/// dependency within a lane costs nothing.
 #[test]
 fn an_imported_stream_costs_two_events_and_two_waits() {
     watched(|| {
@@ -127,7 +128,7 @@ fn an_imported_stream_costs_two_events_and_two_waits() {
         (0..50).for_each(|term| fold_on(&engine, Property::Normal, &a, &own, term));
         issued(&gpu, 100, 0);
         cost(100);
-        // The other lane waits for an event behind the last operation, as after any operation.
+        // The other lane waits for an event behind the last operation, as it would after any operation.
         fold_on(&engine, Property::GpuPrioritized, &b, &own, 1);
         issued(&gpu, 101, 0);
         cost(103);
@@ -297,8 +298,8 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
     }
 }
 
-/// If a device refuses every attempt to make the lane's stream wait for the imported one, the device is given up: all
-/// its operations report its loss, and no later function is called.
+/// If a device refuses every attempt to make the lane's stream wait for the imported one, the engine gives up the
+/// device: all the device's operations report its loss, and no later function is called.
 #[test]
 fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     for kind in KINDS {

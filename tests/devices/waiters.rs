@@ -81,7 +81,7 @@ impl Drop for OpensOnDrop {
     }
 }
 
-/// The priorities of operations not yet issued do not delay a cross-lane waiter.
+/// Operations of higher priority that have not been issued do not delay a cross-lane waiter.
 #[test]
 fn a_wait_returns_although_operations_of_higher_priority_keep_the_lane_busy() {
     fn again(engine: &Engine, stop: &Arc<AtomicBool>) {

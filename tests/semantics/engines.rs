@@ -21,7 +21,7 @@ fn a_naive_engine_runs_each_operation_inside_its_push() {
     });
 }
 
-/// The pushed operation mutates a variable held by the running one, so it cannot run inside its push.
+/// The pushed operation mutates a variable held by the running operation, so it cannot run inside its push.
 #[test]
 fn a_naive_engine_defers_operations_that_conflict_with_a_running_one() {
     watched(|| {

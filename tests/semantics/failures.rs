@@ -420,7 +420,7 @@ fn a_failure_without_mutated_variables_is_reported_once() {
     });
 }
 
-/// The number of failures that an engine stores. Beyond it, failures are only counted.
+/// The number of failures that an engine stores. Further failures are only counted.
 const STORED: usize = 4096;
 const BEYOND: usize = 904;
 

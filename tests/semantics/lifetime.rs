@@ -358,8 +358,7 @@ fn a_cancel_refuses_pushes_from_operations() {
     });
 }
 
-/// Each operation pushes the next one, so the engine is never idle, although an inexact count may momentarily read
-/// zero.
+/// Each operation pushes the next one, so the engine is never idle, although an inexact count may be zero for a moment.
 #[test]
 fn a_cancel_ends_an_endless_drain() {
     on_kinds(&THREADED, 1, |engine| {

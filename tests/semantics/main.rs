@@ -30,7 +30,7 @@ use raddle::{
     Shutdown, ShutdownError, Token, Var, VarWait, WaitError, each,
 };
 
-/// Pushes a named operation on tokens; the operation fails.
+/// Pushes a named operation that uses tokens and fails.
 fn push_failing(engine: &Engine, name: &'static str, reads: &[&Token], writes: &[&Token]) {
     engine
         .op(name)

@@ -98,7 +98,7 @@ fn copies_of_both_directions_overlap() {
     });
 }
 
-/// Dependencies between operations of different lanes are obeyed like any others.
+/// Dependencies between operations on different lanes are obeyed like all others.
 #[test]
 fn operations_of_all_lanes_are_ordered_by_their_variables() {
     on_kinds(&KINDS, 2, |engine| {

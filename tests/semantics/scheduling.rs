@@ -200,7 +200,7 @@ mod on_linux {
             };
             assert_eq!(cores(), all);
             // The pinned worker's thread becomes a spare thread: it hands over its worker while the operation waits,
-            // and the function ends in place of that now idle worker.
+            // and the function ends in the place of that worker, which is idle by then.
             let token = engine.token();
             let gate = hold(&engine, &token);
             let waiting = wait_in(Property::Normal, &token);

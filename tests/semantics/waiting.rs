@@ -78,7 +78,7 @@ fn later_pushes_do_not_delay_a_wait_for_a_variable() {
         let token = engine.token();
         let first = hold(&engine, &token);
         let waits = [engine.wait_for_var_async(&token), engine.wait_to_read_async(&token)];
-        // This operation is pushed after the waits and completes only after they end.
+        // This operation is pushed after the waits have begun and completes only after they return.
         let (second, started) = (Gate::new(), Gate::new());
         let (gate, has_started) = (second.clone(), started.clone());
         engine
@@ -253,7 +253,7 @@ fn wait_for_all_does_not_cover_an_operation_pushed_after_it_began() {
     });
 }
 
-/// Many waits for all are pending, each covering one operation more than the previous one.
+/// Many waits for all are pending, each covering one more operation than the previous one.
 #[test]
 fn each_of_many_waits_for_all_covers_exactly_the_earlier_operations() {
     on_kinds(&KINDS, 2, |engine| {

@@ -1,21 +1,21 @@
 /* A library that takes the place of the CUDA driver and simulates devices on the processor, so that whole programs can
  * run against it. Every stream is a thread with a queue of commands. Calls return before their commands are done, and
- * streams are ordered only by what the driver's manual says.
+ * streams are ordered only as far as the driver's manual specifies.
  *
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -pthread -o DIR/libcuda.so.1 tests/stand_in/cuda.c
  *
  * cudarc looks for `libcuda.so`, so DIR needs a link with that name as well. LD_LIBRARY_PATH must be DIR.
  *
- * Kernels are the functions of `KERNELS`, by name: a module offers the entries that its PTX names, but the code that
- * runs is C. Mistakes that a device might not report, such as a kernel whose module is unloaded, or two concurrent
- * accesses to the same memory, one of which writes, end the process with a message. A command that touches memory that
- * is not allocated loses the device.
+ * Kernels are the functions in `KERNELS`, found by name: a module offers the entries declared in its PTX, but the code
+ * that runs is C. Mistakes that a device might not report end the process with a message. Examples are a kernel whose
+ * module is unloaded, and two concurrent accesses to the same memory of which at least one writes. A command that uses
+ * memory that is not allocated causes the device to be lost.
  *
  * STAND_IN_DEVICES: the number of GPUs (1). STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
- * that finds the queue full waits. STAND_IN_MEMORY: the bytes of a device (1 GiB). STAND_IN_NARROW: streams cannot
- * write 64 bits. STAND_IN_COMPUTE_MODE: the reported compute mode (0: every process may use the device).
- * STAND_IN_SLOW_US: the minimum time of each kernel. STAND_IN_FAULT=CODE@N: the Nth asynchronous call is refused; if
- * the code means a loss, the device is lost. */
+ * that finds the queue full waits. STAND_IN_MEMORY: the size of a device's memory in bytes (1 GiB). STAND_IN_NARROW:
+ * streams cannot write 64 bits. STAND_IN_COMPUTE_MODE: the reported compute mode (0: every process may use the device).
+ * STAND_IN_SLOW_US: the minimum duration of a kernel, in microseconds. STAND_IN_FAULT=CODE@N: the Nth asynchronous call
+ * is refused; if the code denotes a loss, the device is lost. */
 
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -54,7 +54,7 @@ typedef struct command {
     kind kind;
     address to, from;
     size_t bytes;
-    /* Whether the target, or the source, of a copy is in ordinary memory of the program, which cannot be checked. */
+    /* Whether a copy's target, and its source, are in the program's ordinary memory, which cannot be checked. */
     int to_any, from_any;
     void *staged;
     uint64_t value;
@@ -332,9 +332,9 @@ static const kernel KERNELS[] = {
     /* examples/gpu_pipeline/kernels.ptx */
     { "smooth", { 8, 8, 4 }, run_smooth },
     { "tone", { 8, 8, 8, 4 }, run_tone },
-    /* For measurements. The arguments are: for `spin`, the nanoseconds; for `sample`, an address and the number of
-     * readings of the clock; for `stamp`, the address of the reading and the nanoseconds before it; for `fill`, an
-     * address, the number of words and their value. */
+    /* For measurements. The arguments are: for `spin`, the duration in nanoseconds; for `sample`, an address and the
+     * number of readings of the clock; for `stamp`, the address of the reading and the delay before it, in nanoseconds;
+     * for `fill`, an address, the number of words, and the value of each word. */
     { "nothing", { 0 }, run_nothing },
     { "spin", { 8 }, run_spin },
     { "sample", { 8, 4 }, run_sample },
@@ -429,7 +429,7 @@ static void drop_stream(stream *it) { if (!--it->refs) free(it); }
 static void *work(void *with) {
     stream *in = with;
     prctl(PR_SET_NAME, "stand-in stream");
-    /* Sleeps should end on time. */
+    /* Lets sleeps end on time. */
     prctl(PR_SET_TIMERSLACK, 1);
     pthread_mutex_lock(&all);
     for (;;) {
@@ -469,7 +469,7 @@ static void until(stream *in, uint64_t done) {
     drop_stream(in);
 }
 
-/* Waits for everything that was issued to a device before the call. */
+/* Waits for all commands issued to a device before the call. */
 static void until_idle(device *of) {
     struct { stream *in; uint64_t issued; } *streams;
     int count = 0;
@@ -811,7 +811,7 @@ int cuDevicePrimaryCtxRetain(device **it, int number) {
     return result;
 }
 
-/* Destroys everything in the context, when its last holder is gone. */
+/* Destroys everything in the context, once its last holder has released it. */
 static void destroy(device *it) {
     for (stream *each = it->streams; each; each = each->next) {
         if (each->capture) finish(each->capture);
@@ -894,7 +894,7 @@ static int allocate(address *it, size_t bytes, int host) {
     if (bytes > SIZE_MAX / 2 || (!host && bytes > device_memory - current->used)) return OUT_OF_MEMORY;
     void *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!at) return OUT_OF_MEMORY;
-    /* The memory is filled, so that a caller that relies on zeros fails. */
+    /* The memory is filled so that a caller that relies on zeros fails. */
     memset(at, 0x77, bytes < 1 << 20 ? bytes : 1 << 20);
     piece *made = get(sizeof *made);
     *made = (piece){ (address)at, bytes, current, host, 0, 0, pieces };
@@ -951,8 +951,8 @@ int cuMemGetInfo_v2(size_t *unused, size_t *total) {
     return result;
 }
 
-/* `to_host` and `from_host` say which ends of a copy may be anywhere in the host's memory. Such memory is read and
- * written before the call returns. */
+/* `to_host` and `from_host` say whether the target and the source may be anywhere in the host's memory. Such memory is
+ * accessed before the call returns. */
 static int issue_copy(address to, address from, size_t bytes, stream *in, int to_host, int from_host) {
     int result = before(&in);
     if (result) return result;

@@ -1,8 +1,9 @@
-//! Arrays: each is a shape and a range of a chunk. An operation is pushed and returns its result array immediately.
+//! Arrays. An array is a shape and a range of a chunk. An operation is pushed and immediately returns the resulting
+//! array.
 //!
 //! | here | in the engine |
 //! |---|---|
-//! | an operation on arrays | a [`Task`]: one push that names the chunks' variables |
+//! | an operation on arrays | a [`Task`]: one push that declares the chunks' variables |
 //! | a slice, a reshaped array | the same variable |
 //! | [`Array::wait_to_read`] | `Engine::wait_to_read` of the variable |
 //! | [`Array::to_vec`] | an operation that reads the variable, and its handle |
@@ -363,7 +364,7 @@ impl Array {
         self.reduce("max", |row| row.iter().copied().fold(f32::NEG_INFINITY, f32::max))
     }
 
-    /// Returns the indices of the largest values along the last axis; among equal values, the first one's.
+    /// Returns the indices of the largest values along the last axis; for equal values, the first index.
     ///
     /// # Errors
     /// The last axis is missing or empty; the engine refuses the push.

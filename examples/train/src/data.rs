@@ -93,7 +93,7 @@ impl Images {
         pixels.iter_mut().zip(bytes).for_each(|(pixel, byte)| *pixel = f32::from(*byte) / self.highest);
     }
 
-    /// Returns the indices of the images for training and of those for testing, which are every fifth image.
+    /// Returns the indices of the training images and of the test images; every fifth image is a test image.
     pub fn split(&self) -> (Vec<usize>, Vec<usize>) {
         (0..self.count).partition(|index| index % 5 != 4)
     }
@@ -123,7 +123,7 @@ pub struct Batch {
     pub classes: Array,
 }
 
-/// Room for one batch.
+/// The arrays for one batch.
 #[derive(Debug)]
 struct Slot {
     decoded: Array,

@@ -1,4 +1,4 @@
-//! Sums of arrays over processes, with MPI.
+//! Sums of arrays across processes, using MPI.
 //!
 //! | here | in the engine |
 //! |---|---|
@@ -8,7 +8,8 @@
 //! | the lane | a separate thread, the only one that calls MPI: it starts collectives, highest priority first, and polls them |
 //!
 //! MPI requires all processes to start the collectives of a communicator in the same order. Each key has its own
-//! communicator, and its variables order its operations, so each process's keys may become ready in a different order.
+//! communicator, and its variables order its operations, so the keys may become ready in a different order in each
+//! process.
 //!
 //! MPI may write to a collective's memory until the collective is complete, and no collective can be cancelled. If a
 //! process dies or hangs, the other processes' lanes report the failure after a time limit and end their processes.
@@ -81,7 +82,7 @@ impl Arrival {
     }
 }
 
-/// A collective to start. It owns its memory's guards until complete.
+/// A collective to start. The job owns the guards of its memory until the collective is complete.
 struct Job {
     key: usize,
     priority: i32,
@@ -105,7 +106,7 @@ struct Key {
     all: Array,
 }
 
-/// The sums of some arrays over all processes, by key.
+/// The sums of some arrays across all processes, by key.
 pub struct Exchange {
     runtime: Arc<Runtime>,
     keys: BTreeMap<String, Key>,
@@ -318,7 +319,7 @@ impl Lane {
         self.flying.push(Flight { job, request, started: Instant::now() });
     }
 
-    /// Notifies operations with complete collectives, and returns whether there were any.
+    /// Notifies the operations whose collectives are complete, and returns whether there were any.
     fn poll(&mut self) -> bool {
         let before = self.flying.len();
         let mut index = 0;

@@ -13,8 +13,8 @@
 //! | [`tape`] | gradients without a graph | one push for each operation |
 //! | [`data`] | batches that are made in advance | operations in a ring of slots |
 //! | [`net`], [`training`] | the net, and its training | a step is pushed as a whole, with priorities and a token for failures |
-//! | `exchange`, with the feature `mpi` | sums over processes | futures, and a thread that polls collectives |
-//! | [`report`] | what is printed | what a trace says about overlap |
+//! | `exchange`, with the feature `mpi` | sums across processes | futures, and a thread that polls collectives |
+//! | [`report`] | the printed reports | the overlap shown by a trace |
 #![warn(unreachable_pub)]
 
 pub mod array;

@@ -2,7 +2,7 @@
 //!
 //! An [`Operator`] has no variables. It specifies which shapes are valid, what its gradients depend on, which outputs
 //! may replace an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe operations on
-//! arrays that are pushed once each. Those created by an [`Executor`](crate::Executor) are pushed many times.
+//! arrays, each pushed once. The operations created by an [`Executor`](crate::Executor) are pushed many times.
 
 use std::{fmt, sync::Arc};
 
@@ -82,7 +82,8 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Returns the arrays read by the backward pass.
     fn needs(&self) -> Needs;
 
-    /// Returns pairs of values that may share memory: the index of one read by the pass, and of one written by it.
+    /// Returns pairs of values that may share memory: the index of a value read by the pass, and of a value written by
+    /// it.
     fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
         let _ = pass;
         &[]

@@ -9,7 +9,7 @@
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) reads: Vec<usize>,
-    /// The values that the operation writes, each flagged if this is its first write.
+    /// The values that the operation writes, each with a flag that tells whether this is its first write.
     pub(crate) writes: Vec<(usize, bool)>,
     /// Pairs of an index into `reads` and an index into `writes` whose values may share memory.
     pub(crate) in_place: Vec<(usize, usize)>,
@@ -58,7 +58,7 @@ pub(crate) fn plan(sizes: &[Option<usize>], uses: &[Use], kept: &[usize]) -> Pla
                 passed_on.push(input);
                 continue;
             }
-            // The free buffer of the closest size. It grows if too small.
+            // The free buffer of the closest size. It grows if it is too small.
             let closest = (0..free.len()).min_by_key(|&place| plan.buffers[free[place]].abs_diff(size));
             let buffer = match closest {
                 Some(place) => free.swap_remove(place),

@@ -89,8 +89,8 @@ pub struct Overlap {
     pub example: Option<(String, String)>,
 }
 
-/// Counts the operations selected by name by `is_counted`, and those of them that ran while a backward pass's operation
-/// ran elsewhere. A future's time includes its waits.
+/// Counts the operations whose names `is_counted` selects, and how many of them ran while an operation of a backward
+/// pass ran elsewhere. A future's time includes its waits.
 pub fn overlap(trace: &Trace, is_counted: impl Fn(&str) -> bool) -> Overlap {
     let backward: Vec<_> = trace.ops().iter().filter(|op| op.label().ends_with(" backward")).collect();
     let meet = |op: &TracedOp, other: &TracedOp| {

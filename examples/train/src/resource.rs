@@ -1,4 +1,4 @@
-//! Random generators and temporary space: the needs of operations besides arrays.
+//! Random generators and temporary space: what operations need besides arrays.
 //!
 //! Each of these resources is a variable that operations *mutate*. So two operations never use one concurrently, and
 //! push order decides which numbers each operation draws: results do not depend on the number of workers. Several of
@@ -77,8 +77,8 @@ impl Resources {
 
     /// Returns the next generator, for an operation to mutate.
     pub fn random(&self) -> Var<Random> {
-        // Relaxed: the numbers only need to be distinct; a program pushing from one thread gets the same ones in every
-        // run.
+        // Relaxed: the numbers only need to be distinct; a program pushing from one thread gets the same numbers in
+        // every run.
         self.generators[self.next_generator.fetch_add(1, Relaxed) % COPIES].clone()
     }
 

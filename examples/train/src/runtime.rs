@@ -31,7 +31,7 @@ impl Runtime {
         Arc::new(Self { engine: engine.clone(), device, pool: Arc::default(), resources, host })
     }
 
-    /// Returns a runtime of the host: this one or the one that it owns.
+    /// Returns a runtime of the host: this runtime or the host runtime that it owns.
     pub fn host(self: &Arc<Self>) -> Arc<Self> {
         Arc::clone(self.host.as_ref().unwrap_or(self))
     }

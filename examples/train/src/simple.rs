@@ -44,8 +44,8 @@ impl Unary {
     }
 }
 
-/// Registers a function of one value `x` and a scalar. Its derivative is a function of `x` or of the result `y`; for
-/// `y`, the input need not be kept.
+/// Registers a function of one value `x` and a scalar. Its derivative is a function of `x` or of the result `y`; if it
+/// uses only `y`, the input need not be kept.
 macro_rules! unary {
     ($($(#[$doc:meta])* $id:ident = $name:literal, |$x:ident, $s:ident| $f:expr, from $from:ident |$v:ident, $t:ident| $derivative:expr;)+) => {
         $($(#[$doc])*

@@ -156,8 +156,8 @@ enum Place {
 struct Layout {
     ins: Vec<(Place, Range<usize>, Shape)>,
     outs: Vec<(Mode, Shape)>,
-    /// For each mutated chunk, its outputs in the order of their positions. The index after the last output's denotes
-    /// the temporary space.
+    /// For each mutated chunk, its outputs in the order of their positions. The index after that of the last output
+    /// denotes the temporary space.
     cuts: Vec<Vec<(usize, Range<usize>)>>,
     training: bool,
 }

@@ -344,7 +344,7 @@ impl Trainer {
     }
 
     /// Returns the error for a failed step. For a non-finite loss, finds the first layer with a non-finite result. The
-    /// step's updates did not run, so the loss was computed from the present parameters.
+    /// step's updates did not run, so the loss was computed from the current parameters.
     fn explain(&self, epoch: usize, step: usize, error: WaitError) -> Error {
         if !matches!(&error, WaitError::Failed(failed) if failed.name() == CHECK) {
             return Error::Wait(error);

@@ -43,7 +43,7 @@ fn slices_share_the_variable() {
         let array = iota(runtime, &[4, 2])?;
         let (front, back) = (array.slice(0..2)?, array.slice(2..4)?);
         assert_eq!(front.chunk().token(), back.chunk().token());
-        // Each operation declares the variable once, although it reads and mutates parts of it.
+        // Each operation declares the variable once, although the operation both reads and mutates parts of the value.
         front.add_assign(&back)?;
         assert_eq!(array.to_vec()?, [4.0, 6.0, 8.0, 10.0, 4.0, 5.0, 6.0, 7.0]);
         back.copy_from(&front)?;
@@ -92,7 +92,7 @@ fn operations_return_before_they_run() {
     let engine = Engine::builder().workers(1).build().expect("the engine is built");
     let runtime = Runtime::new(&engine, Device::Cpu, 0);
     let (go, wait) = mpsc::channel();
-    // Until the test sends, the only worker runs nothing else.
+    // Until the test sends a message, the only worker runs nothing else.
     engine.op("occupy").push((), move |()| wait.recv().expect("the test sends")).expect("the push succeeds");
     let array = Array::new(&runtime, &[2]).expect("enough memory");
     let task = Task::new("fill", vec![]).out(&array, Mode::Write);

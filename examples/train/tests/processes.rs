@@ -166,7 +166,7 @@ fn worker_with_an_unknown_key() {
     }
 }
 
-/// First a process is killed by a signal, then one hangs.
+/// First, a process is killed by a signal; then, a process hangs.
 #[test]
 fn a_process_that_dies_ends_the_others() {
     let (success, text, time) = workers("worker_dies");

@@ -76,7 +76,7 @@ fn batches_depend_on_the_seed_alone() {
     assert_eq!(classes, second);
 }
 
-/// A batch still being read is not overwritten, and the loader does not wait for its reader.
+/// A batch still being read is not overwritten, and the loader does not wait for the batch's reader.
 #[test]
 fn batches_are_made_in_advance_up_to_the_bound() {
     let recorder = Recorder::new();

@@ -15,7 +15,7 @@ pub(crate) struct Passing {
     linked: u8,
     /// The flags to set on the next access.
     add: u8,
-    /// An operation whose access is satisfied but not yet subtracted from its `wait`.
+    /// An operation with a satisfied access that has not yet been subtracted from the operation's `wait`.
     owed: Option<OpId>,
     /// Whether `from` has already been retired, which happens only without [`Rule::PassBeforeRetire`].
     is_retired: bool,
@@ -35,7 +35,7 @@ pub(crate) enum At {
     Waiting,
     /// `leave_to_access`: loads `live`. The operation's function runs until this step.
     LoadLive,
-    /// `leave_to_access`: stores that the record is left to the access.
+    /// `leave_to_access`: records that the access holds the only share of the record.
     LeaveToAccess,
     /// `complete_access`: sets `DONE` (edge `complete`). If the operation has several accesses, its function runs until
     /// the first of these steps.
@@ -140,8 +140,9 @@ impl Completion {
             At::LoadNextRegistered(step) => {
                 op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
             }
-            // If other parts of `wait` are left, the next step subtracts and sees which of them have been subtracted by
-            // then. If only this thread's part is left, the operation may run, and running it early hides no error.
+            // If other parts of `wait` remain, the next step subtracts this thread's part and observes which others
+            // have been subtracted by then. If only this thread's part remains, the operation may run, and running it
+            // early hides no error.
             At::LoadWait { .. } => true,
             At::RetireShare(share, _) | At::End(share) => share.is_alone(),
             _ => false,
@@ -241,8 +242,8 @@ impl Completion {
         }
     }
 
-    /// Continues once the tail is past `step.from`. If that is another operation's access, this thread now ends the
-    /// access's share of that operation's record; the completed operation's shares end later.
+    /// Continues once the tail is past `step.from`. If `step.from` is another operation's access, this thread now ends
+    /// the access's share of that operation's record; the completed operation's shares end later.
     fn passed(&mut self, step: Passing, op: OpId, world: &mut World<'_>) -> At {
         let is_own = op_of(step.from) == Some(op);
         if is_own && self.pass_later.take().is_some() {

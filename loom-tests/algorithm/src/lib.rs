@@ -1,9 +1,10 @@
 //! A model of raddle's tracker (push, help, complete and retire) with one action for each atomic access in
 //! `src/tracker`, explored by [stateright](https://www.stateright.rs).
 //!
-//! The models for loom and shuttle run the library's own code with few operations. This model implements the module
-//! docs of `src/tracker/mod.rs` separately and is small enough to explore four threads. [`Step`] lists the actions, and
-//! [`Rule`] the removable rules of the algorithm. A change to the tracker's steps must be made here as well.
+//! The models for loom and shuttle run the library's own code with few operations. This model is a separate
+//! implementation of the algorithm described in `src/tracker/mod.rs`, small enough to be explored with four threads.
+//! [`Step`] lists the actions, and [`Rule`] the removable rules of the algorithm. A change to the tracker's steps must
+//! be made here as well.
 //!
 //! # What it covers
 //!
@@ -19,15 +20,15 @@
 //!
 //! The properties of [`Tracker`] are checked in each state of each execution:
 //!
-//! - *linearizable*: the last access of an operation is linked during its push, and all queues hold the operations in
-//!   the order of these links. In smaller programs, this order is also compared with the times at which pushes began
-//!   and returned;
-//! - *no deadlock*: in a state without further steps, all operations are complete, and all records but the last in each
-//!   queue are retired;
+//! - *linearizable*: an operation's last access is linked during the operation's push, and all queues hold the
+//!   operations in the order of these links. In smaller programs, this order is also compared with the times at which
+//!   pushes began and returned;
+//! - *no deadlock*: in a final state, all operations are complete, and all records except the last in each queue are
+//!   retired;
 //! - *no livelock*: every execution ends, since no cycle of states exists;
 //! - *nothing retired early*: no thread uses a reclaimed record, and no record is retired twice or reachable from a
 //!   tail after it is retired;
-//! - *every operation runs once*, after those for which it must wait, and waits for no others;
+//! - *every operation runs once*, after the operations for which it must wait, and waits for no others;
 //! - in smaller programs, a push returns even if all other threads stall at any point, and a thread that stalls inside
 //!   a push delays only the operations behind its own.
 //!

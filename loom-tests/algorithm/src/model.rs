@@ -18,8 +18,8 @@ use crate::{
     weaken::Rule,
 };
 
-/// The maximum number of steps that a thread takes alone before its push returns: about twenty per access of its own
-/// operation and of those that it helps.
+/// The maximum number of steps that a thread takes alone before its push returns: about twenty for each access of its
+/// own operation and of the operations that it helps.
 const ALONE: usize = 300;
 /// The maximum total number of steps until all threads come to rest.
 const ALL: usize = 2000;
@@ -49,7 +49,7 @@ impl fmt::Debug for Action {
     }
 }
 
-/// A model of the tracker, running some programs.
+/// A model of the tracker that runs some programs.
 #[derive(Debug, Default)]
 pub struct Tracker {
     programs: Vec<Program>,
@@ -156,9 +156,9 @@ impl Tracker {
         if self.is_unreduced || state.wrong.is_some() { None } else { Self::all().find(is_alone) }
     }
 
-    /// Notes that a step was taken.
+    /// Records that a step was taken.
     fn note(&self, step: Step) {
-        // Relaxed: the value is read only after all threads were joined. The load avoids contention between the
+        // Relaxed: the value is read only after all threads have been joined. The load avoids contention between the
         // checker's threads.
         if self.taken.load(Relaxed) & 1 << step as u32 == 0 {
             self.taken.fetch_or(1 << step as u32, Relaxed);
@@ -213,7 +213,7 @@ impl Tracker {
         let is_complete = |op: OpId| {
             let last = state.tail.iter().filter(|&&tail| op_of(tail) == Some(op)).count() as u8;
             let record = state.record(op);
-            // A record left to its only access no longer counts shares.
+            // A record whose only share is held by its access no longer counts shares.
             let shares = if program.ops[usize::from(op)].arity() == 1 { 2 } else { last };
             state.completions[usize::from(op)].is_over()
                 && record.retired == (last == 0)
@@ -222,7 +222,7 @@ impl Tracker {
         (0..program.ops.len() as OpId).all(is_complete)
     }
 
-    /// Returns whether all threads are at rest although an operation is not ready when its turn has come.
+    /// Returns whether all threads are at rest although an operation whose turn has come is not ready.
     fn waits_without_need(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_at_rest = !state.pushes.iter().any(|push| push.is_under_way())

@@ -22,7 +22,7 @@ pub enum Mode {
 
 use Mode::{Await, Read, Write};
 
-/// An operation, given by its use of each variable.
+/// An operation, described by its use of each variable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape(pub [Option<Mode>; VARIABLES]);
 
@@ -124,7 +124,7 @@ impl Program {
         Self::new(&threads)
     }
 
-    /// Returns all programs in which each of `threads` threads pushes one of `shapes`. Of those that differ only in
+    /// Returns all programs in which each of `threads` threads pushes one of `shapes`. Of programs that differ only in
     /// thread order, only one is returned.
     pub fn one_each(threads: usize, shapes: &[Shape]) -> Vec<Self> {
         fn choose(left: usize, shapes: &[Shape], chosen: &mut Vec<Vec<Shape>>, programs: &mut Vec<Program>) {

@@ -129,7 +129,7 @@ impl Push {
         })
     }
 
-    /// Returns whether the thread is at the head of a loop, where it returns for another attempt.
+    /// Returns whether the thread is at the head of a loop, to which it returns for another attempt.
     pub(crate) fn is_at_the_head_of_a_loop(&self) -> bool {
         matches!(self.at, At::LoadTail | At::HelpNext | At::LoadRegistered)
     }
@@ -139,7 +139,7 @@ impl Push {
     /// error. The thread is pinned, so records that it may use now stay valid until its push is over.
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         let is_counted = |op: OpId| state.record(op).registered == program.ops[op as usize].arity();
-        // The linking CAS fails now and later, since flags and links are never removed.
+        // If so, the linking CAS fails whenever it is executed, since flags and links are never removed.
         let is_late = |tail, flags| (state.word(tail).next, state.word(tail).flags) != (NONE, flags);
         match self.at {
             // A word keeps its next access and the `linked` flags stored with it.
@@ -170,8 +170,8 @@ impl Push {
             At::LoadAdopted { index } => program.ops[self.own as usize]
                 .variable(index)
                 .is_some_and(|variable| state.has_settled(access_of(self.own, variable), program)),
-            // Unpinning earlier keeps fewer records, lets more pushes follow this one, and lets its operation run
-            // earlier.
+            // Unpinning earlier protects fewer records, lets more pushes follow this one, and lets this push's
+            // operation run earlier.
             At::Unpin { .. } => true,
             _ => false,
         }
@@ -192,7 +192,7 @@ impl Push {
     }
 
     /// Returns whether the thread is about to change the deferred flags of `access`, whose predecessor is `before`, or
-    /// to check whether it must.
+    /// to check whether it must change them.
     pub(crate) fn may_defer(&self, access: Access, before: Access, program: &Program) -> bool {
         match self.at {
             At::LoadWord { tail } => tail == before,
@@ -291,8 +291,8 @@ impl Push {
                     world.record(self.own).registered = arity;
                 }
                 self.go_on_with(0, world);
-                // The tail is loaded in the same step. Pinning earlier would keep more records, and fewer pushes would
-                // precede this one.
+                // The tail is loaded in the same step. If the thread pinned earlier, more records would be protected,
+                // and fewer pushes would precede this one.
                 self.load_tail(sole, world)
             }
             At::LoadTail => self.load_tail(sole, world),

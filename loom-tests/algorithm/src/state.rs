@@ -81,12 +81,12 @@ pub(crate) struct Record {
     pub(crate) wait: u8,
     pub(crate) registered: u8,
     pub(crate) live: u8,
-    /// Whether the record has been left to its only access.
+    /// Whether the operation's only access holds the only share of the record.
     pub(crate) last_share: bool,
     pub(crate) retired: bool,
-    /// As bits, the threads that were pinned when the record was retired and have not unpinned since.
+    /// The threads, as bits, that were pinned when the record was retired and have not unpinned since.
     pub(crate) pinned: u8,
-    /// As bits, the operations whose pushes were over when this one's push began.
+    /// The operations, as bits, whose pushes were over when this operation's push began.
     pub(crate) after: u8,
 }
 
@@ -135,7 +135,7 @@ pub(crate) struct World<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) program: &'a Program,
     pub(crate) without: Option<Rule>,
-    /// Whether records note which pushes were over when their own began.
+    /// Whether each record stores which pushes were over when its operation's push began.
     pub(crate) remembers_times: bool,
     /// The thread taking the step, if it is a pusher.
     pub(crate) pinned_thread: Option<usize>,
@@ -303,15 +303,15 @@ impl World<'_> {
         self.state.goes_wrong(wrong);
     }
 
-    /// Notes that a thread uses the record of an access.
+    /// Checks that a thread may use the record of an access.
     pub(crate) fn touch(&mut self, access: Access) {
         if let Some(op) = op_of(access) {
             self.touch_op(op);
         }
     }
 
-    /// Notes that a thread uses a record. A record is reclaimed once all threads that were pinned when it was retired
-    /// have unpinned. Every push returns eventually, so a thread not pinned at that time cannot prevent the
+    /// Checks that a thread may use a record. A record is reclaimed once all threads that were pinned when it was
+    /// retired have unpinned. Every push returns eventually, so a thread not pinned at that time cannot prevent the
     /// reclamation, and must not use the record at all.
     pub(crate) fn touch_op(&mut self, op: OpId) {
         let record = self.state.record(op);
@@ -364,7 +364,7 @@ impl World<'_> {
         was
     }
 
-    /// Notes that `op` has become ready: from now on, a thread owns it and may run it.
+    /// Records that `op` has become ready: from now on, a thread owns it and may run it.
     pub(crate) fn becomes_ready(&mut self, op: OpId) {
         if self.state.completions[op as usize] != Completion::WAITING {
             self.goes_wrong(Wrong::ReadyTwice);
@@ -415,7 +415,7 @@ impl World<'_> {
 /// The steps that end shares of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Share {
-    /// `Access::share`: loads whether this spent access was left the record.
+    /// `Access::share`: loads whether this spent access holds the only share of the record.
     LoadLast(Access),
     /// `end_shares`: loads `live`, to end this number of shares.
     LoadLive(OpId, u8),
@@ -441,7 +441,7 @@ impl Share {
         match self {
             // `last_share` was stored before the access was done.
             Self::LoadLast(_) => true,
-            // If other shares are left and end before the next step, that step observes it.
+            // If other shares remain and end before the next step, that step observes their end.
             Self::LoadLive(..) => true,
             Self::Release(..) => false,
             // Retiring immediately is the worst case: a thread that pins later is not protected from the reclamation.

@@ -1,5 +1,5 @@
-//! The names of the actions, one for each atomic access of the tracker. Each doc comment names the accessing function
-//! and, if the access is a side of an edge listed in `src/tracker/mod.rs`, that edge.
+//! The names of the actions, one for each atomic access of the tracker. Each doc comment gives the function that makes
+//! the access and, if the access is one side of an edge listed in `src/tracker/mod.rs`, that edge.
 
 /// An atomic access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +48,7 @@ pub enum Step {
     Unpin,
     /// `leave_to_access` loads `live`. The operation's function runs until this step.
     LoadLive,
-    /// `leave_to_access` stores that the record is left to its only access.
+    /// `leave_to_access` records that the access holds the only share of the record.
     LeaveToAccess,
     /// Edge `complete`: `complete_access` sets `DONE`. If the operation has several accesses, its function runs until
     /// the first of these steps.
@@ -65,7 +65,7 @@ pub enum Step {
     LoadWait,
     /// Edge `ready`: `satisfy` subtracts an access from `wait`.
     Satisfy,
-    /// `share` loads whether the record was left to the access.
+    /// `share` loads whether the access holds the only share of the record.
     LoadLastShare,
     /// Edge `retire`: `end_shares` loads `live`.
     LoadShares,

@@ -1,11 +1,11 @@
-//! The steps and rules of the tracker that can be removed from a model to show that it then fails.
+//! The steps and rules of the tracker that can be removed from a model to show that the model then fails.
 
 /// A rule or a step of the tracker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// `insert` helps the operation at the tail before appending behind it.
     Help,
-    /// A helper that finds another half-pushed operation in its way helps that one first.
+    /// A helper that finds another half-pushed operation in its way helps that operation first.
     HelpInDepth,
     /// `insert` rereads `registered` after reading the tail and its word.
     Reread,

@@ -58,7 +58,8 @@ fn three_threads() {
     check("three threads", tracker, 1_200_000);
 }
 
-/// A ring of three operations, and a fourth beside one of them. No operation completes before all pushes are over.
+/// A ring of three operations, and a fourth operation on the same variables as one of the three. No operation completes
+/// before all pushes are over.
 #[test]
 fn four_threads_that_push() {
     let tracker = Tracker::new(parse(&["WW-, -WW, W-W, WW-"])).completing_last();

@@ -2,7 +2,7 @@
  * immediately, on the CPU.
  *
  * Events, and marks that are written to memory, are the exceptions: the first query finds them not ready. Every
- * asynchronous call can be made to fail, once or for good. Only one thread at a time may use the library.
+ * asynchronous call can be made to fail, once or permanently. Only one thread at a time may use the library.
  *
  * Environment: FAKE_INIT is what cuInit returns.  FAKE_DEVICES is the number of GPUs, 2 by default.  With FAKE_NARROW
  * set, streams cannot write 64 bits.  With FAKE_OLD set, the driver does not know the attribute for such writes. */

@@ -43,7 +43,7 @@ use super::{Clock, Counts, DeviceError, EngineUsage, StreamRole, Usage};
 
 /// The time at which a recorded event happened, once it has happened.
 pub(super) struct Moment {
-    /// The time in nanoseconds, plus one; 0 before the event. It changes once, under the lock of the device that
+    /// The time in nanoseconds, plus one; 0 before the event. The value changes once, under the lock of the device that
     /// recorded the event.
     at: AtomicU64,
 }
@@ -339,7 +339,7 @@ impl State {
         self.running == 0 && self.timelines.iter().all(|timeline| timeline.commands.is_empty())
     }
 
-    /// Notes that no more commands will be issued on a stream. Commands already issued still run.
+    /// Records that no more commands will be issued on a stream. Commands already issued still run.
     pub(super) fn close(&mut self, index: usize) {
         self.timelines[index].closed = true;
     }
@@ -492,7 +492,7 @@ impl State {
         None
     }
 
-    /// Notes that the effect of the stream's started command was executed.
+    /// Records that the effect of the stream's started command was executed.
     fn executed(&mut self, index: usize, bytes: u64) {
         self.running -= 1;
         let timeline = &mut self.timelines[index];

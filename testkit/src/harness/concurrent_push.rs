@@ -1,5 +1,6 @@
 //! The target `concurrent_push`: several threads push, and a single order must explain the logs of all variables. In a
-//! third of the programs, the engine limits pending operations and must not exceed the limit by more than documented.
+//! third of the programs, the engine limits pending operations; their number must not exceed the limit by more than the
+//! documented amount.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub fn concurrent_push(data: &[u8]) {
             operations: 400,
             failures: false,
         };
-        // The input's length chooses the limit, so that inputs older than limits keep their meaning.
+        // The input's length chooses the limit, so that inputs that predate limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 17);
         let plan = limit.into_iter().fold(plan, EngineBuilder::max_pending);
         let watch = Watch { limit, ..bytes.pick(&[Watch::ORDER, Watch::EVERYTHING]) };
@@ -32,7 +33,8 @@ pub fn concurrent_push(data: &[u8]) {
         let times = bytes.pick(&[1, 4, 16, 64]);
         let mut program = Program::generate(&shape, &mut bytes);
         if limit.is_some() && !shape.children && data.len() % 2 == 0 {
-            // The possible number of pending operations is known only if none waits for its completion.
+            // The maximum number of pending operations is known only if no completion is used outside its operation's
+            // function.
             program.complete_inside();
         }
         let times = times.min(2_000 / program.operations.len().max(1)).max(1);

@@ -6,9 +6,10 @@
 //! * every captured value, variable's value and result is dropped exactly once;
 //! * a function never runs twice, and runs once unless its engine cancels or one of the engine's operations fails;
 //! * every handle returns the result of its operation, even after the end of the engine;
-//! * variables are acquired, or the future returns the reason; a function is asked to stop only if its engine cancels;
-//! * a push is refused only for a valid reason, and always after a shutdown begun by the same thread;
-//! * every operation, wait and shutdown ends;
+//! * acquiring variables succeeds, or the future returns the reason why not; a function is asked to stop only if its
+//!   engine cancels;
+//! * a push is refused only for a valid reason, and is always refused after a shutdown begun by the same thread;
+//! * every operation completes, and every wait and shutdown returns;
 //! * the engines' records prove that conflicting operations did not overlap.
 
 use crate::shapes::*;
@@ -104,7 +105,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum End {
     Shutdown(Shutdown),
-    /// By a drop, after a shutdown that does not wait.
+    /// By dropping the last handle, after a shutdown that does not wait.
     Impatient(Shutdown),
     Drop,
     /// By awaiting a future.
@@ -215,8 +216,8 @@ impl Program {
             Property::Async,
             Property::DeleteVar,
         ]);
-        // Other kinds of operation may drop the handle outside the operation. Dropping the engine's last handle may
-        // wait for other threads.
+        // Other kinds of operation may drop the handle outside the operation, where dropping the engine's last handle
+        // may wait for other threads.
         let keeps_engine = matches!(kind, Kind::Sync | Kind::Submit) && bytes.one_in(6);
         let id = self.operations.len();
         let inner = Vec::new();
@@ -261,7 +262,7 @@ struct World {
     engines: Vec<State>,
     /// For each variable, whether a thread has deleted it or is about to delete it.
     deleted: Vec<AtomicBool>,
-    /// For each variable, how often a deletion's function was accepted, and how often it ran.
+    /// For each variable, the number of deletion functions accepted, and the number of those that ran.
     deletions: Vec<(AtomicU32, AtomicU32)>,
     left_completions: Mutex<Vec<(Completion, Ends)>>,
     violations: Mutex<Vec<String>>,
@@ -307,7 +308,7 @@ impl World {
         let operation = &self.program.operations[id];
         self.records[id].runs.fetch_add(1, SeqCst);
         let Some((cx, hands)) = cx else { return };
-        // A cancellation is noted before it begins.
+        // `cancelled` is set before a cancellation begins.
         if cx.is_cancelled() && !self.engines[operation.engine].cancelled.load(SeqCst) {
             self.violation(format!("operation {id} was asked to stop, but its engine cancels nothing"));
         }
@@ -318,7 +319,8 @@ impl World {
                 Inner::Notify => {
                     self.notes_shutdown(operation.engine, Shutdown::Cancel);
                     engine.notify_shutdown();
-                    // An operation whose completion has been used can no longer stop, and a clean-up need not.
+                    // Functions whose completions have been used are no longer asked to stop; deletions are not always
+                    // asked.
                     let may_go_on = operation.kind == Kind::Early || operation.property == Property::DeleteVar;
                     if !may_go_on && !cx.is_cancelled() {
                         self.violation(format!("operation {id} was not asked to stop"));
@@ -336,7 +338,7 @@ impl World {
                 Inner::Wait(variable, micros) => {
                     if let Some(variable) = &hands.variables[variable] {
                         let limit = Duration::from_micros(micros);
-                        // Any result is possible, within a bounded time.
+                        // Any result is possible, but it must be returned within a bounded time.
                         let _ = engine.wait_for_var_timeout(variable, limit);
                     }
                 }
@@ -668,7 +670,7 @@ impl World {
         }
     }
 
-    /// Checks the result that a handle returns.
+    /// Checks a result returned by a handle.
     fn tell(&self, id: usize, result: Result<Droppable, WaitError>) {
         let operation = &self.program.operations[id];
         let ran = self.records[id].runs.load(SeqCst) == 1 && operation.ends == Ends::Well;
@@ -754,7 +756,7 @@ fn make(world: &Arc<World>) -> Result<Hands, String> {
     }
     for (number, engine) in engines.iter().enumerate() {
         let (own, drop_once) = (Arc::clone(world), world.drops.make());
-        // The operator uses the first two variables of the engine.
+        // The operator uses the engine's first two variables.
         let all = world.program.variables.iter().zip(&hands.variables);
         let of_engine: Vec<_> = all.filter(|(own, _)| **own == number).filter_map(|(_, var)| var.as_ref()).collect();
         let operator =
@@ -839,7 +841,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         // From here on, each engine ends when its last handle is dropped, possibly inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // Another thread drops them: the drop may wait for operations whose completions this thread is yet to use.
+    // Another thread drops them: the drop may wait for operations whose completions this thread has yet to use.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {

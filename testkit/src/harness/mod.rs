@@ -3,7 +3,7 @@
 //!
 //! Each target turns bytes into a program and runs it. If a check fails, the target panics with a message that contains
 //! the input. Every input runs under a watchdog, which prints the program's position and ends the process if the input
-//! hangs. Planned panics are not reported; all others are, on every thread.
+//! hangs. Planned panics are not reported; all other panics are reported, on every thread.
 
 pub mod concurrent_push;
 pub mod lifecycle;
@@ -42,7 +42,7 @@ pub const TARGETS: [(&str, Target); 5] = [
 
 // -------------------------------------------------------------------------------------------------- choices ----
 
-/// Choices from a fuzzer's bytes; all zero once the bytes are exhausted.
+/// Choices from a fuzzer's bytes. Once the bytes are exhausted, all choices are zero.
 pub struct Bytes<'a>(Unstructured<'a>);
 
 impl<'a> Bytes<'a> {
@@ -55,9 +55,9 @@ impl<'a> Bytes<'a> {
         choices[self.below(choices.len())]
     }
 
-    /// Returns a number below `bound` for three quarters of the bytes, and one of the `more` numbers from `bound` on
-    /// for the rest. `bound` is the number of choices before more were added. In these places, the corpora's older
-    /// inputs have only bytes below `bound`, so they keep their meaning.
+    /// Returns a number below `bound` for three quarters of the bytes, and one of the next `more` numbers for the rest.
+    /// `bound` is the number of choices before more were added. Where this function is called, older inputs in the
+    /// corpora have only bytes below `bound`, so they keep their meaning.
     pub fn below_or(&mut self, bound: usize, more: usize) -> usize {
         match self.below(256) {
             byte @ 0..192 => byte % bound,
@@ -99,7 +99,7 @@ pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recor
     if data.len() % 4 != 1 {
         return (plan, None);
     }
-    // The capacity exceeds the longest program's needs. Only the used part takes memory.
+    // The capacity exceeds the longest program's needs. Only the part in use takes up memory.
     let recorder = Recorder::with_capacity(8 << 20);
     (plan.recorder(&recorder), Some(recorder))
 }
@@ -197,8 +197,8 @@ pub fn watched(target: &'static str, input: &[u8], f: impl FnOnce(&Watch) -> Res
     }
 }
 
-/// Repeats `check`, whose condition may come true in the background, until it succeeds; returns its error after 5,000
-/// rounds. Counting rounds instead of time keeps a slow run on an overloaded machine from looking like a hang.
+/// Repeats `check`, whose condition may become true in the background, until it succeeds. After 5,000 rounds, returns
+/// its error. Counting rounds instead of time keeps a slow run on an overloaded machine from looking like a hang.
 pub fn eventually_ok(mut check: impl FnMut() -> Result<(), String>) -> Result<(), String> {
     for _ in 0..5_000 {
         if check().is_ok() {

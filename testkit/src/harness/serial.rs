@@ -1,15 +1,16 @@
-//! The targets `push` and `typed`: one thread's program on the naive engine and on a threaded one, against a model.
+//! The targets `push` and `typed`: they run one thread's program on the naive engine and on a threaded engine, and
+//! compare the results with a model.
 //!
 //! With one pushing thread, the program determines the values that each operation sees, every final value and version,
-//! every failure with its cause, and every refusal. Only whether a handle cancels its operation in time is taken from
-//! the run. Two rules are not promised but hold on all engines, so the model includes them: an operation over several
-//! failed variables propagates the failure of the oldest variable, and a failed variable keeps its failure. In `push`,
-//! most operations use tokens and complete in every possible way. In `typed`, most operations use typed variables in
-//! many shapes, some of them aliased. In a third of the programs, the engine and the group have a limit on pending
-//! operations, which changes no result.
+//! every failure with its cause, and every refusal. One fact is taken from the run: whether a handle cancels its
+//! operation in time. Two rules are not promised but hold on all engines, so the model includes them: an operation over
+//! several failed variables propagates the failure of the oldest variable, and a failed variable keeps its failure. In
+//! `push`, most operations use tokens and complete in every possible way. In `typed`, most operations use typed
+//! variables in many shapes, some of them aliased. In a third of the programs, the engine and the group limit pending
+//! operations; the limits change no result.
 //!
 //! A cancellation has a determined outcome if the cancelled function is known to run, or if the cancelled operations
-//! cannot start before it because they read a variable that is held until then.
+//! cannot start before the cancellation because they read a variable that is held until then.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -96,7 +97,7 @@ enum Ends {
     Guard,
 }
 
-/// The owner of an operation, or what may cancel it.
+/// What an operation belongs to, or what may cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
     None,
@@ -111,13 +112,13 @@ enum Bound {
     /// A quietly cancelled group.
     PassedOver,
     /// Its own scope, which waits for it. The scope has a variable and borrows a number. The operation uses both,
-    /// between two others that write the variable and read the number.
+    /// between an operation that writes the variable and one that reads the number.
     Scope,
     /// Its own parent, which declares the same variables and pushes the operation as its child. Usually the parent
     /// first pushes another child, which fills a variable of the family.
     Parent,
-    /// The operation's handle, loudly or quietly. Sometimes the operation is held up until cancelled; otherwise it may
-    /// start first.
+    /// The operation's handle, loudly or quietly. Sometimes the operation is held up until it is cancelled; otherwise,
+    /// it may start before the cancellation.
     Handle(Cancel),
     /// A group containing only the operations of the same step. The group is cancelled while all of them are pending
     /// or, without a [`Cancel`], after they have ended.
@@ -130,7 +131,7 @@ enum Cancel {
     Quietly,
 }
 
-/// Who asks a running function to stop.
+/// What asks a running function to stop.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
     /// Its own group, which the function cancels.
@@ -161,7 +162,7 @@ struct Operation {
     priority: i32,
     property: Property,
     no_skip: bool,
-    /// The number of the GPU that the operation names, if any. The engine has only GPU 0.
+    /// The number of the GPU on which the operation should run, if any. The engine has only GPU 0.
     gpu: Option<u32>,
     foreign: bool,
     yields: usize,
@@ -176,7 +177,7 @@ enum Wait {
     Get(usize),
     ForAll,
     Handle(usize),
-    /// For `ready` of the variable.
+    /// For the variable's `ready` future.
     Ready(usize),
 }
 
@@ -221,7 +222,7 @@ enum Step {
     /// Begins to acquire this operation's variables. The acquisition stays pending until the step below.
     BeginAcquire(usize, Acquire),
     EndAcquire,
-    /// Pushes `count` operations from `first` on as a group, then cancels and awaits the group.
+    /// Pushes `count` operations, beginning with `first`, as a group, then cancels and awaits the group.
     Together {
         first: usize,
         count: usize,
@@ -577,7 +578,7 @@ impl Operation {
         })
     }
 
-    /// Returns whether the operation runs on the device, if it names one. A device operation's function is called as
+    /// Returns whether the operation, if a device is set for it, runs there. A device operation's function is called as
     /// soon as its dependencies have been issued, so only the kernel may use values outside the variables. The function
     /// may use typed variables' values, which are on the host.
     fn is_for_device(&self) -> bool {
@@ -622,8 +623,8 @@ impl Operation {
         self.no_skip || self.property == Property::NoSkip || self.is_clean_up()
     }
 
-    /// Returns the cause of the operation's failure if the operation is cancelled. `by_handle` tells whether its handle
-    /// cancelled it.
+    /// Returns the cause of the operation's failure if the operation is cancelled. `by_handle` says whether the
+    /// operation's handle cancelled it.
     fn cancelled(&self, by_handle: bool) -> Option<&'static str> {
         const BEFORE: &str = "it was cancelled";
         match self.bound {
@@ -695,7 +696,7 @@ fn of_scope(id: usize) -> u64 {
 
 // ------------------------------------------------------------------------------------------------ the model ----
 
-/// The reason for a refused push. The names in the error are not compared.
+/// The reason why a push was refused. The names in the error are not compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Refusal {
     Foreign,
@@ -777,7 +778,7 @@ struct Model {
     /// The failures of the group's operations since the last wait for the group, and whether each failure originated in
     /// the group.
     of_group: Vec<(usize, bool)>,
-    /// The operations cancelled through their handles, taken from the run.
+    /// The operations cancelled through their handles, as observed in the run.
     withdrawn: BTreeSet<usize>,
     /// The operation that represents the variables being acquired, and whether it was skipped.
     acquiring: Option<(usize, Acquire, bool)>,
@@ -1171,8 +1172,8 @@ impl Handle {
 
 struct World {
     program: Arc<Program>,
-    /// Values outside the variables. They are only loaded and stored, with relaxed ordering: the engine must order the
-    /// accesses.
+    /// Values outside the variables. They are only loaded and stored, with relaxed ordering, since the engine must
+    /// order the accesses.
     slots: Vec<AtomicU64>,
     /// The number of each variable's readers, or -1 for a writer.
     holders: Vec<AtomicI64>,
@@ -1202,7 +1203,7 @@ impl Run {
         lock(&self.world.violations).push(format!("operation {} {what}", self.id));
     }
 
-    /// Begins the access to the variables, and folds the outside values seen by the operation into one number.
+    /// Begins the accesses to the variables and folds the outside values seen by the operation into one number.
     fn enter(&self) -> u64 {
         self.drop.touch();
         for (variable, access) in self.operation().effective() {
@@ -1224,7 +1225,7 @@ impl Run {
         entries.fold(self.id as u64 + 1, |seen, &(variable, _)| fold(seen, self.world.slots[variable].load(Relaxed)))
     }
 
-    /// Writes the outside values and ends the access to the variables.
+    /// Writes the outside values and ends the accesses to the variables.
     fn leave(&self, seen: u64) {
         let (world, id) = (&self.world, self.id);
         for (index, &(variable, access)) in self.operation().untyped.iter().enumerate() {
@@ -1399,11 +1400,11 @@ struct Child {
     drops: Drops,
 }
 
-/// The value of a family's variable: whether a child has filled it, and a value whose drop is counted.
+/// The value of a family's variable: whether a child has filled the variable, and a value whose drop is counted.
 type Filled = (bool, Droppable);
 
 impl Child {
-    /// Pushes the parent with `builder`. `kind` chooses among the kinds of operation that can have children.
+    /// Pushes the parent with `builder`. `kind` selects one of the kinds of operation that can have children.
     fn push_with_parent(self, builder: OpBuilder<'_>, kind: usize) -> Result<(), PushError> {
         let builder = builder.with_children();
         match kind % 6 {
@@ -1432,7 +1433,7 @@ impl Child {
     }
 
     /// Pushes the child with the builder `child`. If `own` is given, first pushes another child, with the builder
-    /// `fill`, to fill this variable; the child then reads it.
+    /// `fill`, which fills this variable; `child` then reads the variable.
     fn push<'c>(
         &'c self,
         fill: OpBuilder<'c>,
@@ -1471,7 +1472,7 @@ impl Child {
 struct Acquiring {
     id: usize,
     how: Acquire,
-    /// Keeps them pending.
+    /// Keeps the acquisition pending.
     gate: WriteGuard<()>,
     guards: Pin<Box<dyn Future<Output = Result<Acquired, WaitError>>>>,
 }
@@ -1481,7 +1482,7 @@ struct Runner {
     world: Arc<World>,
     engine: Engine,
     foreign: Token,
-    /// The variable with which kernels are launched; they do not use it.
+    /// The variable passed to kernel launches; the kernels do not use it.
     scratch: Var<DeviceVec<u64>>,
     variables: Vec<Handle>,
     operators: HashMap<usize, Operator>,
@@ -1491,7 +1492,7 @@ struct Runner {
     cancelled: [Group; 2],
     /// The group of [`Step::Together`] and [`Step::Stop`], and a variable read by its operations.
     together: Option<(Group, Var<()>)>,
-    /// A variable that operations read and nothing mutates.
+    /// A variable that operations read but never mutate.
     nothing: Var<()>,
     acquiring: Option<Acquiring>,
     /// The operations cancelled through their handles.
@@ -1707,8 +1708,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Pushes an operation in a scope, between two others, and waits for all of them. Returns, as one number, the lent
-    /// number after the scope and the value seen by the operation.
+    /// Pushes an operation in a scope, between two others, and waits for all of them. Returns a single number that
+    /// combines the lent number after the scope with the value seen by the operation.
     fn push_in_scope(&self, id: usize) -> Answer {
         let run = self.run_of(id);
         let (mut number, of_scope_dropped) = (lent(id, false), Drops::new());
@@ -1816,7 +1817,8 @@ impl Runner {
         })
     }
 
-    /// Pushes operations of one group, and cancels the group while all of them are pending or after they have ended.
+    /// Pushes the operations of one group, then cancels the group either while all of them are pending or after they
+    /// have ended.
     fn push_together(&mut self, ids: std::ops::Range<usize>, cancel: Option<Cancel>) -> Answer {
         let (outer, gate) = (self.engine.group(), self.engine.var(()));
         let group = outer.group();
@@ -2184,7 +2186,7 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
     watched(target, data, |watch| {
         let mut bytes = Bytes::new(data);
         let threaded = engine_plan(&mut bytes, &THREADED);
-        // The input's length chooses the limit, so that inputs older than limits keep their meaning.
+        // The input's length chooses the limit, so that inputs that predate limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 7);
         let program = Arc::new(Program::decode(&mut bytes, is_typed, limit.is_some()));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {

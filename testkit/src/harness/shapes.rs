@@ -219,11 +219,11 @@ macro_rules! declare {
     }};
 }
 
-/// The shapes of which guards are used: each kind of tuple, list and access, in few shapes, since each takes long to
-/// compile with each call that gives guards.
+/// The shapes whose guards are used. They cover each kind of tuple, list and access, but are few, since each shape
+/// takes a long time to compile with each call that returns guards.
 pub const GUARDED: [usize; 5] = [0, 2, 9, 13, 17];
 
-/// Does the same as [`declare!`] for a shape in [`GUARDED`].
+/// Like [`declare!`], but for a shape in [`GUARDED`].
 macro_rules! declare_guarded {
     ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
         let narrow = |place: usize| -> &Var<Narrow> { $handles[$variables[place]].narrow() };
@@ -336,7 +336,7 @@ pub fn push_future(
                     elsewhere(move || {
                         let mut all = Vec::new();
                         guards.flat(&mut all);
-                        // The operation ends well.
+                        // The operation succeeds.
                         let _ = run.typed(all);
                         // The run is dropped first, as the program may end as soon as the last guard is dropped.
                         drop(run);
@@ -344,7 +344,7 @@ pub fn push_future(
                     });
                 }),
                 (true, false) => builder.push_future(($accesses, own.read()), move |(guards, own)| async move {
-                    // The operation ends well.
+                    // The operation succeeds.
                     let _ = use_guards!(run, guards, own, typed);
                 }),
                 (false, _) => builder.try_push_future(($accesses, own.read()), move |(guards, own)| async move {
@@ -392,7 +392,8 @@ pub fn try_submit_future(
     declare_guarded!(shape, handles, variables, then)
 }
 
-/// The guards of acquired variables, and one more guard of the same operation, which ends once all of them are dropped.
+/// The guards of acquired variables, and one more guard of the same operation, which completes once all its guards are
+/// dropped.
 pub type Acquired = (Vec<Ref<'static>>, ReadGuard<()>);
 
 /// Acquires a shape's variables and `own`.

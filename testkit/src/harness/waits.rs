@@ -1,7 +1,7 @@
-//! The target `waits`: operations wait for handles, variables, groups and scopes, even for operations queued behind
-//! them. Every program ends, and a wait is refused only if it is part of a cycle.
+//! The target `waits`: operations wait for handles, variables, groups and scopes, including operations queued behind
+//! the waiting ones. Every program must end, and a wait may be refused only if it is part of a cycle.
 //!
-//! A program is known before it runs, and so are all waits that can occur: see [`Program::graph`].
+//! The program is known before it runs, and so are all waits that may occur: see [`Program::graph`].
 
 use std::{
     fmt,
@@ -37,7 +37,7 @@ enum Step {
     Pause(usize),
     WaitForVar(usize),
     WaitToRead(usize),
-    /// Waits for an operation, unless its handle is not yet available or was taken.
+    /// Waits for an operation, unless its handle is not yet available or has already been taken.
     WaitFor(Id),
     WaitForGroup(usize),
     /// Pushes an operation, then waits for it or leaves its handle to other operations.
@@ -66,7 +66,7 @@ struct Program {
     count: usize,
 }
 
-/// The maximum number of operations of a program.
+/// The maximum number of operations in a program.
 const MOST: usize = 24;
 
 impl Program {
@@ -169,8 +169,8 @@ enum Origin {
     Child(Id),
 }
 
-/// The waits that may occur. The nodes are two points of each operation: its function's return and its completion.
-/// `after` lists, for each point, the points for which it may have to wait.
+/// The waits that may occur. Each operation has two nodes: the return of its function, and its completion. For each
+/// node, `after` lists the nodes for which it may have to wait.
 struct Graph {
     after: Vec<Vec<usize>>,
 }
@@ -227,8 +227,9 @@ impl Program {
         self.operations.iter().for_each(|operation| descend(operation, Origin::Program, visit));
     }
 
-    /// Returns all waits that may occur in any run. If the order of two pushes depends on the run, both orders count. A
-    /// naive engine completes a ready operation inside its push, so the pushing function may wait for the operation.
+    /// Returns all waits that may occur in any run. If the order of two pushes depends on the run, both orders are
+    /// included. A naive engine completes a ready operation inside its push, so the pushing function may wait for the
+    /// operation.
     fn graph(&self, is_naive: bool) -> Graph {
         let mut all: Vec<(&Operation, Origin)> = Vec::new();
         self.each(&mut |operation, origin| all.push((operation, origin)));
@@ -281,7 +282,7 @@ impl Program {
         graph
     }
 
-    /// Returns whether, of two conflicting operations, `late` may be pushed after `early`.
+    /// Returns whether `late`, one of two conflicting operations, may be pushed after `early`, the other.
     fn may_stand_behind(&self, late: (Id, Origin), early: (Id, Origin)) -> bool {
         match (late.1, early.1) {
             // An operation's children have their own queues.
@@ -464,7 +465,7 @@ impl World {
                 match handle.wait() {
                     Ok((count, own, own_id)) if own_id == inner && count == own => {}
                     Ok(other) => self.violation(format!("op {inner} of a scope returned {other:?}")),
-                    // The operation was cancelled with its scope or an enclosing one.
+                    // The operation was cancelled together with its scope or an enclosing one.
                     Err(WaitError::Failed(_)) => {}
                     Err(error) => lock(&self.refused).push((id, error)),
                 }

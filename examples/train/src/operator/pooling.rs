@@ -10,7 +10,7 @@ use crate::{
 /// How the pixels of a square are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingKind {
-    /// The largest value; among equal values, the first.
+    /// The largest value; of equal values, the first.
     Max,
     /// The mean.
     Mean,
@@ -27,7 +27,7 @@ pub struct Pooling {
 }
 
 impl Pooling {
-    /// Returns the indices, in data of this shape, of the pixels in the square for an index in the result.
+    /// Returns the indices, in data of this shape, of the pixels in the square for index `place` of the result.
     fn square(&self, data: &[usize], place: usize) -> impl Iterator<Item = usize> + use<> {
         let (size, width) = (self.size, data[3]);
         let columns = width / size;

@@ -13,7 +13,7 @@ use crate::{
 /// The second output holds the probabilities ("softmax").
 #[derive(Clone, Copy, Debug)]
 pub struct SoftmaxCrossEntropy {
-    /// One over the number of examples in a batch, even if this operator sees only part of the batch.
+    /// The reciprocal of the number of examples in a batch, even if this operator sees only part of the batch.
     pub scale: f32,
 }
 

@@ -78,7 +78,7 @@ fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
         waits.iter().for_each(|op| lane.injector().push(op.right()));
         let starts = endless.starts(&waits, 4 * (RUN + 1));
         assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
-        // The same holds later in the worker's life.
+        // The same holds later.
         for before in 1..2 * RUN {
             endless.run(before);
             lane.injector().push(waits[0].right());
@@ -89,7 +89,8 @@ fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
     }
 }
 
-/// The successor of an operation from the injector goes into the slot, so slot and injector could take turns forever.
+/// The successor of an operation from the injector goes into the slot, so the slot and the injector could alternate
+/// forever.
 #[test]
 fn the_deque_is_not_starved_by_slot_and_injector() {
     let (lane, workers) = lane(1, IdlePolicy::Park);
