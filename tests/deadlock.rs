@@ -1018,7 +1018,7 @@ fn a_lost_completion_ends_waits_through_another_engine() {
 
 // ------------------------------------------------------------------------------ waits that would never return ----
 
-/// The time within which a wait that would never return must end with an error.
+/// The time within which a wait that would otherwise never return must fail with an error.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
 
 /// Returns the names of the two operations, taken from the error of a wait that would never return.

@@ -481,7 +481,8 @@ fn assert_new_engine_works(kind: EngineKind) {
     engine.wait_for_all().unwrap();
     assert_eq!(engine.get(&var).unwrap(), 100);
     let completion = hold(&engine, var.token());
-    // This process does not know the addresses of its parent's records, so all of its records are its own.
+    // This process does not reuse its parent's records, whose addresses it does not know. All records in use are in
+    // its own registry, so the dump lists every pending operation.
     let dump = engine.dump();
     assert_eq!((dump.ops().len(), dump.unlisted()), (1, 0), "{dump}");
     completion.complete();

@@ -95,7 +95,7 @@ fn push(engine: &Engine, writes: &[&Token]) {
     engine.op("").writes(writes.iter().copied()).push_sync(|_| {}).expect("the engine is open");
 }
 
-/// Pushes until at most `most` of the allocations in `count` are alive. Each push may advance the epoch.
+/// Keeps pushing until at most `most` of the allocations tracked by `count` are alive. Each push may advance the epoch.
 #[track_caller]
 fn assert_comes_down_to(most: usize, count: &Count, engine: &Engine, what: &str) {
     let (start, token) = (Instant::now(), engine.token());

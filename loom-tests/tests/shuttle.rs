@@ -814,7 +814,8 @@ fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
 
 // ------------------------------------------------------------------------------------------------------ devices ----
 
-/// The numbers of the operations whose kernels have used a device variable, in `std` types, which add no schedules.
+/// The numbers of the operations whose kernels have used a device variable, kept in `std` types so that they add no
+/// schedules.
 type Done = Arc<Mutex<Vec<usize>>>;
 
 /// Three threads push kernels, copies and CPU operations on an engine with a GPU. The GPU picks its next step at random

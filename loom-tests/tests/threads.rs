@@ -93,8 +93,8 @@ impl Wake for Ends {
     }
 }
 
-/// An operation pushes a second one, which pushes a third, while an end in the background begins. The engine ends when
-/// all three are complete.
+/// An operation pushes a second one, which pushes a third, while the engine begins to end in the background. The engine
+/// ends when all three are complete.
 fn end_behind_a_chain() {
     let (pending, over) = (Arc::new(PendingOps::new(2)), Arc::new(AtomicUsize::new(0)));
     let (first, other, count) = (pending.enter(), Arc::clone(&pending), Arc::clone(&over));

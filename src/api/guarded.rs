@@ -131,7 +131,8 @@ impl<T> Guarded<T> {
         self.read_as(Location::caller(), || done.declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Like [`write`](Self::write), but for code, on any thread, that is part of the operation completed by `done`.
+    /// Like [`write`](Self::write), but for code that runs on any thread as part of the operation that `done`
+    /// completes.
     ///
     /// # Errors
     /// See [`UseErrorKind`].

@@ -133,8 +133,8 @@ impl<T> Gpus<T> {
         self.lanes[usize::from(lane - FIRST_LANE)].lane.inject(op);
     }
 
-    /// Sends `op` to device lane `number`, which has issued operations for which `op` waits. The lane takes `op` before
-    /// operations that it has yet to issue, on which `op` does not depend.
+    /// Sends `op` to device lane `number`, which has issued operations for which `op` waits. The lane takes `op` ahead
+    /// of any unissued operations that `op` does not depend on.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }

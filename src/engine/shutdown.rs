@@ -162,7 +162,7 @@ impl Core {
 
     /// Tells the threads to end, and logs a warning about any failure that was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
-        // Shuffling ends before the lanes, since no entry may enter a lane that has ended.
+        // Shuffling ends before the lanes do, since no entry may enter a lane that has ended.
         self.end_shuffling();
         // A stop concurrent with the shutdown may have recalled workers. No further threads are started for those
         // workers.

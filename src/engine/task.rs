@@ -151,7 +151,7 @@ impl Task {
     /// [`flag::NAMED`] it is dropped, and without [`flag::OWNS_NAME`] the memory that it owns is never freed.
     ///
     /// # Safety
-    /// 1. `task` was [begun](Self::begin), may be written, and is not yet known to another thread.
+    /// 1. `task` has been [begun](Self::begin), is valid for writes, and is not yet known to another thread.
     #[inline]
     pub(crate) unsafe fn fill<W: Job>(task: *mut Self, name: Name, location: &'static Location<'static>, mut work: W) {
         if W::CLAIMS {
@@ -304,8 +304,8 @@ impl Op<Task> {
         unsafe { self.with_body(|body| body.claim(self.task())) }
     }
 
-    /// Returns where waiters find the operation when it is in a queue, if they can take it. The place is valid until
-    /// the operation has started.
+    /// Returns where waiters can find the operation while it is in a queue, if they may take it. The place is valid
+    /// until the operation has started.
     ///
     /// # Safety
     /// 1. The operation is ready, and this thread owns it.

@@ -421,7 +421,7 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
     impl Drop for Kill {
         fn drop(&mut self) {
-            // An error means that the process has already ended.
+            // Nothing can be done about an error in a destructor.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }

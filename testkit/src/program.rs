@@ -137,7 +137,7 @@ pub struct Program {
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub variables: usize,
-    /// The number of operations of all threads together, including children. The last operation's children may exceed
+    /// The total number of operations across all threads, including children. The last operation's children may exceed
     /// this number.
     pub operations: usize,
     pub threads: usize,

@@ -49,7 +49,7 @@ pub trait DescriptionShapes: Sized {
         F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
         R: Report;
 
-    /// Creates an operator from a function that takes the context, over the untyped variables declared so far.
+    /// Creates an operator over the untyped variables declared so far, from a function that takes the context.
     fn operator_sync<F, R>(self, f: F) -> Result<Operator, PushError>
     where
         F: Fn(&OpContext<'_>) -> R + Send + Sync + 'static,
@@ -226,7 +226,7 @@ pub trait EngineShapes {
         F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
         R: Report;
 
-    /// Pushes an unnamed operation that completes when its completion is used.
+    /// Pushes an unnamed operation that completes only when its completion handle is used.
     fn push_async<F, R, const READS: usize, const WRITES: usize>(
         &self,
         f: F,

@@ -39,7 +39,7 @@ const KERNEL: Duration = Duration::from_micros(20);
 /// The duration of a chain's small kernels.
 const SMALL: Duration = Duration::from_micros(5);
 
-/// The duration of a launch on the simulated device.
+/// The time between a launch on the simulated device and the start of its kernel.
 const LATENCY: Duration = Duration::from_micros(4);
 
 /// The simulated device's copy rate in each direction, in bytes per second, when overlap is measured. The rate is low,

@@ -135,7 +135,7 @@ pub(crate) struct World<'a> {
     pub(crate) state: &'a mut State,
     pub(crate) program: &'a Program,
     pub(crate) without: Option<Rule>,
-    /// Whether each record stores which pushes were over when its operation's push began.
+    /// Whether each record stores which pushes had finished when its operation's push began.
     pub(crate) remembers_times: bool,
     /// The thread taking the step, if it is a pusher.
     pub(crate) pinned_thread: Option<usize>,

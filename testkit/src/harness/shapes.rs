@@ -1,4 +1,4 @@
-//! The shapes in which typed operations declare variables, and the values of typed variables.
+//! The shapes in which typed operations declare variables, together with the values of typed variables.
 
 use std::{future::Future, pin::Pin};
 
