@@ -124,7 +124,7 @@ fn children_end() {
     assert!(family.count.end_part(), "there is one part");
     let other = Arc::clone(&family);
     let child = thread::spawn(move || other.run(0));
-    // The drop of a value is queued behind the children and has its own share.
+    // The second child stands for the drop of a value, which is queued behind the children and has its own share.
     family.variables.add();
     family.count.enter();
     family.run(1);

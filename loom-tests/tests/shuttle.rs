@@ -638,8 +638,8 @@ fn scopes_end_after_their_operations_and_parents_after_their_children() {
     explore(800, scopes_and_children);
 }
 
-/// Parents of every kind have children that use their families' variables while other threads use the parents'
-/// completions, keep their guards, and push further children.
+/// Parents that are asynchronous operations or futures have children that use their families' variables, while other
+/// threads use the parents' completions, keep their guards, and push further children.
 fn families() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();

@@ -134,7 +134,7 @@ impl<T> Gpus<T> {
     }
 
     /// Sends `op` to device lane `number`, which has issued operations for which `op` waits. The lane takes `op` ahead
-    /// of any unissued operations that `op` does not depend on.
+    /// of unissued operations in lower bands, on none of which `op` depends.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }

@@ -79,7 +79,7 @@ impl Last {
     }
 }
 
-/// A wait that has not started.
+/// A remembered wait, whose operation has not started yet.
 #[derive(Debug)]
 struct Wait {
     op: Hold<Task>,

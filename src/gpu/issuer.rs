@@ -96,8 +96,9 @@ struct NotRecorded;
 
 struct Issuer<'c> {
     core: &'c Arc<Core>,
-    /// The lane's number among the engine's device lanes, and among its GPU's lanes.
+    /// The lane's number among the engine's device lanes.
     number: usize,
+    /// The lane's number among the lanes of its GPU.
     local: usize,
     device: Device,
     worker: &'c Worker<Task>,

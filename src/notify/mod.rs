@@ -1,4 +1,5 @@
-//! Counts, results and states for which threads and futures wait.
+//! What waiters and the code that completes operations share: counts, results, state machines, and lists of waiting
+//! threads and futures.
 
 pub(crate) mod async_state;
 pub(crate) mod claim;

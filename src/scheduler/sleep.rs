@@ -446,7 +446,8 @@ impl Sleep {
 
     /// Wakes every worker, whether or not it is asleep.
     pub fn wake_all(&self) {
-        // NotifyFence: a worker that is given its first thread in the meantime checks for the end after its SleepFence.
+        // NotifyFence: a worker whose first thread is set too late to be woken here checks for the end, or a recall,
+        // after its SleepFence.
         fence(SeqCst);
         (0..self.threads.len()).for_each(|worker| self.wake(worker));
     }

@@ -270,7 +270,8 @@ impl EngineShapes for Engine {
     }
 }
 
-/// The kinds of operations in random programs: the properties, and the builder methods that are properties in `MXNet`.
+/// The kinds of operations in random programs: raddle's properties, and what is a property in `MXNet` but a builder
+/// method in raddle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Property {
     #[default]

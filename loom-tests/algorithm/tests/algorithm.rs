@@ -1,5 +1,5 @@
-//! The tracker's algorithm is correct in every execution of some programs, and fails if any one of its rules is
-//! removed.
+//! Checks that the tracker's algorithm is correct in every execution of a set of small programs, and that some program
+//! fails if any one of its rules is removed.
 
 use std::{collections::HashSet, time::Instant};
 

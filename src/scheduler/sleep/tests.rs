@@ -62,7 +62,7 @@ fn each_worker_has_a_bit_of_its_own() {
 #[test]
 fn the_worker_with_the_lowest_number_is_woken() {
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
-    // No thread runs the other workers.
+    // The other workers have no threads.
     sleep.set_thread(129);
     sleep.announce(129, SearchState::Inactive, ParkKind::Untimed);
     sleep.announce(100, SearchState::Inactive, ParkKind::Untimed);
@@ -137,7 +137,7 @@ fn a_timed_parker_is_not_woken_while_a_worker_is_awake() {
 #[test]
 fn a_parked_worker_is_woken_before_a_timed_parker() {
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
-    // No thread runs the other workers.
+    // The other workers have no threads.
     sleep.set_thread(129);
     (0..WORKERS).for_each(|worker| {
         sleep.announce(worker, SearchState::Inactive, if worker == 129 { ParkKind::Untimed } else { ParkKind::Timed });
@@ -201,7 +201,7 @@ fn stay() -> Option<usize> {
 fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     let Some(core) = stay() else { return };
     let sleep = Sleep::new(WORKERS, IdlePolicy::Park);
-    // No thread runs the other workers.
+    // The other workers have no threads.
     sleep.set_thread(129);
     sleep.set_core(0, Some(core));
     sleep.set_core(129, Some(core + 1));
