@@ -514,15 +514,20 @@ fn no_operation_runs_inside_a_device_function() {
     });
 }
 
+/// Returns the completion of an operation that has started and mutates `var`.
+fn completion_of(engine: &Engine, var: &Var<i32>) -> raddle::Completion {
+    let (sender, receiver) = mpsc::channel();
+    let held = engine.op("held").writes([var]);
+    held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
+    receiver.recv_timeout(PATIENCE).expect("the operation starts")
+}
+
 /// Another thread takes over the waiting thread's remaining wakers.
 #[test]
 fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
     on_kinds(&KINDS, 1, |engine| {
         let (var, other) = (engine.var(0), engine.var(0));
-        let (sender, receiver) = mpsc::channel();
-        let held = engine.op("held").writes([&other]);
-        held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
-        let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
+        let done = completion_of(&engine, &other);
         let gate = hold(&engine, var.token());
         let (waited, has_waited) = mpsc::channel();
         let inside = engine.clone();
@@ -541,10 +546,7 @@ fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
 fn a_waker_that_waits_may_hold_a_lock_that_another_waker_takes() {
     on_kinds(&THREADED, 1, |engine| {
         let (var, other) = (engine.var(0), engine.var(0));
-        let (sender, receiver) = mpsc::channel();
-        let held = engine.op("held").writes([&other]);
-        held.push_async_any(raddle::cx(), move |_, done| sender.send(done).unwrap()).unwrap();
-        let done = receiver.recv_timeout(PATIENCE).expect("the operation starts");
+        let done = completion_of(&engine, &other);
         let gate = hold(&engine, var.token());
         let ((waited, has_waited), (begins, has_begun)) = (mpsc::channel(), mpsc::channel());
         let mutex = Arc::new(Mutex::new(()));

@@ -553,10 +553,10 @@ fn without_a_pin_a_walk_reads_a_reclaimed_record() {
     must_fail("a_walk_without_a_pin", "");
 }
 
-/// A running operation inspects the operations known to be waiting for it while another thread pushes them.
-#[test]
-fn an_operation_sees_its_followers_as_they_were_pushed() {
-    model(2, Contract, || {
+/// Calls `look` with a running operation while another thread pushes two that wait for it. `look` returns the numbers
+/// of the waiting operations that it has seen.
+fn look_during_pushes(look: impl Fn(&OpRef<Task>) -> Vec<usize> + Send + Sync + 'static) {
+    model(2, Contract, move || {
         let world = World::new(1);
         let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
         let pusher = Arc::clone(&world);
@@ -565,33 +565,30 @@ fn an_operation_sees_its_followers_as_they_were_pushed() {
                 assert!(pusher.push(pusher.op(&[(0, mode)])).ready.is_none());
             }
         });
-        let mut seen = Vec::new();
-        followers(&own, |op, _| seen.push(World::number_seen(op)));
-        assert!([1, 2].starts_with(&seen), "the followers are {seen:?}");
+        let seen = look(&own);
+        assert!([1, 2].starts_with(&seen), "the waiting operations are {seen:?}");
         thread.join().unwrap();
         world.run(own);
         world.end();
     });
 }
 
+/// A running operation inspects the operations known to be waiting for it while another thread pushes them.
+#[test]
+fn an_operation_sees_its_followers_as_they_were_pushed() {
+    look_during_pushes(|own| {
+        let mut seen = Vec::new();
+        followers(own, |op, _| seen.push(World::number_seen(op)));
+        seen
+    });
+}
+
 /// A thread inspects the operations waiting for an operation, as dumps do, while another thread pushes them.
 #[test]
 fn a_look_at_waiting_operations_sees_them_as_they_were_pushed() {
-    model(2, Contract, || {
-        let world = World::new(1);
-        let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
-        let pusher = Arc::clone(&world);
-        let thread = thread::spawn(move || {
-            for mode in [Read, Write] {
-                assert!(pusher.push(pusher.op(&[(0, mode)])).ready.is_none());
-            }
-        });
-        let (pinned, mut seen) = (pin(), Vec::new());
-        each_waiting(&own.accesses()[0], &pinned, usize::MAX, |op| seen.push(World::number_seen(op)));
-        drop(pinned);
-        assert!([1, 2].starts_with(&seen), "the waiting operations are {seen:?}");
-        thread.join().unwrap();
-        world.run(own);
-        world.end();
+    look_during_pushes(|own| {
+        let mut seen = Vec::new();
+        each_waiting(&own.accesses()[0], &pin(), usize::MAX, |op| seen.push(World::number_seen(op)));
+        seen
     });
 }

@@ -11,7 +11,7 @@ use loom::{
     },
     thread,
 };
-use raddle::{Device, Engine, EngineKind, SimulatedGpu, internals::Flavour::Contract};
+use raddle::{Device, Engine, EngineKind, SimulatedGpu, Token, internals::Flavour::Contract};
 use raddle_loom_tests::model;
 use raddle_loom_tests::shapes::*;
 
@@ -50,26 +50,32 @@ fn uses_through_any_handle_come_before_the_drop_of_the_value() {
     });
 }
 
+/// A thread that sees the version 1 of a variable sees the mutation that `push` pushes on `engine`.
+fn a_version_is_seen_with_its_mutation(engine: &Engine, push: impl FnOnce(&Token, Box<dyn FnOnce() + Send>)) {
+    let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
+    // This thread runs the mutation, which loads the version and then stores the next one. If the spawned thread ran
+    // it, loom would take the mutation's load for the last access and would not explore the reader's load coming after
+    // the store.
+    let (its_token, its_data) = (token.clone(), Arc::clone(&data));
+    let thread = thread::spawn(move || {
+        if its_token.version() == 1 {
+            // SAFETY: the mutation has been counted, so it is over; the model verifies this.
+            assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
+        }
+    });
+    // SAFETY: the other thread reads only after the mutation is over; the model verifies this.
+    push(&token, Box::new(move || data.0.with_mut(|data| unsafe { *data += 1 })));
+    thread.join().unwrap();
+    assert_eq!(token.version(), 1);
+}
+
 #[test]
 fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).build().unwrap();
-        let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
-        // This thread runs the mutation, which loads the version and then stores the next one. If the spawned thread
-        // ran it, loom would take the mutation's load for the last access and would not explore the reader's load
-        // coming after the store.
-        let (its_token, its_data) = (token.clone(), Arc::clone(&data));
-        let thread = thread::spawn(move || {
-            if its_token.version() == 1 {
-                // SAFETY: the mutation has been counted, so it is over; the model verifies this.
-                assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
-            }
+        a_version_is_seen_with_its_mutation(&engine, |token, mutate| {
+            engine.push_sync(move |_| mutate(), [], [token]).unwrap();
         });
-        // SAFETY: the other thread reads only after the mutation is over; the model verifies this.
-        let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
-        engine.push_sync(move |_| mutate(), [], [&token]).unwrap();
-        thread.join().unwrap();
-        assert_eq!(token.version(), 1);
     });
 }
 
@@ -78,19 +84,9 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
 fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() {
     model(2, Contract, || {
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(SimulatedGpu::new()).build().unwrap();
-        let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
-        let (its_token, its_data) = (token.clone(), Arc::clone(&data));
-        let thread = thread::spawn(move || {
-            if its_token.version() == 1 {
-                // SAFETY: the mutation has been counted, so it is over; the model verifies this.
-                assert_eq!(its_data.0.with(|data| unsafe { *data }), 1);
-            }
+        a_version_is_seen_with_its_mutation(&engine, |token, mutate| {
+            engine.op("").on(Device::Gpu(0)).writes([token]).launch((), move |_, ()| mutate()).unwrap();
         });
-        // SAFETY: the other thread reads only after the mutation is over; the model verifies this.
-        let mutate = move || data.0.with_mut(|data| unsafe { *data += 1 });
-        engine.op("").on(Device::Gpu(0)).writes([&token]).launch((), move |_, ()| mutate()).unwrap();
-        thread.join().unwrap();
-        assert_eq!(token.version(), 1);
     });
 }
 

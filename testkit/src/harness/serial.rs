@@ -1546,6 +1546,28 @@ fn refused(result: Result<(), PushError>) -> Answer {
     result.map_or_else(|error| Answer::Refused(error.into()), |()| Answer::Nothing)
 }
 
+/// Completes the description of `$operation` with what every kind of builder has: whether it always runs, and its untyped
+/// variables. The builders of engines and of scopes are different types.
+macro_rules! describe_untyped {
+    ($self:ident, $operation:ident, $builder:ident) => {{
+        if $operation.no_skip {
+            $builder = $builder.run_always();
+        }
+        if $operation.foreign {
+            $builder = $builder.reads([&$self.foreign]);
+        }
+        for &(variable, access) in &$operation.untyped {
+            let token = [$self.variables[variable].token()];
+            $builder = match access {
+                Access::Read => $builder.reads(token),
+                Access::Write => $builder.writes(token),
+                Access::Overwrite => $builder.overwrites(token),
+            };
+        }
+        $builder
+    }};
+}
+
 impl Runner {
     fn new(program: &Arc<Program>, engine: Engine, foreign: Token) -> Self {
         let (variables, operations) = (program.variables.len(), program.operations.len());
@@ -1609,26 +1631,12 @@ impl Runner {
 
     fn describe_further<'r>(&'r self, operation: &Operation, builder: OpBuilder<'r>) -> OpBuilder<'r> {
         let mut builder = builder.priority(operation.priority).kind(operation.property);
-        if operation.no_skip {
-            builder = builder.run_always();
-        }
         match operation.gpu {
             Some(0) if !operation.is_for_device() => {}
             Some(gpu) => builder = builder.on(Device::Gpu(gpu)),
             None => {}
         }
-        if operation.foreign {
-            builder = builder.reads([&self.foreign]);
-        }
-        for &(variable, access) in &operation.untyped {
-            let token = [self.variables[variable].token()];
-            builder = match access {
-                Access::Read => builder.reads(token),
-                Access::Write => builder.writes(token),
-                Access::Overwrite => builder.overwrites(token),
-            };
-        }
-        builder
+        describe_untyped!(self, operation, builder)
     }
 
     fn push(&mut self, id: usize) -> Result<(), PushError> {
@@ -1760,21 +1768,7 @@ impl Runner {
         if operation.property == Property::CpuPrioritized {
             op = op.property(raddle::Property::CpuPrioritized);
         }
-        if operation.no_skip {
-            op = op.run_always();
-        }
-        if operation.foreign {
-            op = op.reads([&self.foreign]);
-        }
-        for &(variable, access) in &operation.untyped {
-            let token = [self.variables[variable].token()];
-            op = match access {
-                Access::Read => op.reads(token),
-                Access::Write => op.writes(token),
-                Access::Overwrite => op.overwrites(token),
-            };
-        }
-        op
+        describe_untyped!(self, operation, op)
     }
 
     /// Begins to acquire variables; the acquisition cannot succeed before [`Step::EndAcquire`].

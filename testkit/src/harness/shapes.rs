@@ -88,8 +88,14 @@ pub enum Ref<'a> {
 }
 
 /// A shape of references that can be listed in declaration order.
-pub trait Flat<'a> {
+pub trait Flat<'a>: Sized {
     fn flat(self, all: &mut Vec<Ref<'a>>);
+
+    fn list(self) -> Vec<Ref<'a>> {
+        let mut all = Vec::new();
+        self.flat(&mut all);
+        all
+    }
 }
 
 impl<T: Content> Flat<'_> for &T {
@@ -185,37 +191,65 @@ pub const SHAPES: [&[Place]; OLDEST_SHAPES + 3] = [
     &[R, W, O, WIDE_R],
 ];
 
+/// The variables of an operation in its shape's order, as indices into `handles`.
+struct Places<'a> {
+    handles: &'a [Handle],
+    variables: &'a [usize],
+}
+
+impl<'a> Places<'a> {
+    fn narrow(&self, place: usize) -> &'a Var<Narrow> {
+        self.handles[self.variables[place]].narrow()
+    }
+
+    fn wide(&self, place: usize) -> &'a Var<Wide> {
+        self.handles[self.variables[place]].wide()
+    }
+}
+
+/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`, if the shape is in [`GUARDED`]. The other arms are
+/// given. `$r`, `$w` and `$o` are names for functions that return an access to the variable at a place.
+macro_rules! declare_with {
+    ($shape:expr, $at:ident, ($r:ident, $w:ident, $o:ident), $then:ident, $($others:tt)*) => {{
+        let $r = |place: usize| $at.narrow(place).read();
+        let $w = |place: usize| $at.narrow(place).write();
+        let $o = |place: usize| $at.narrow(place).overwrite();
+        match $shape {
+            0 => $then!(()),
+            2 => $then!($w(0)),
+            9 => $then!((($r(0), $w(1)), [$w(2), $w(3)], vec![$r(4), $r(5)], $o(6))),
+            13 => $then!(($r(0), $at.wide(1).write(), vec![$at.wide(2).read(), $at.wide(3).read()])),
+            17 => $then!((each([0, 1].map($w)), each(std::iter::once($r(2))))),
+            $($others)*
+        }
+    }};
+}
+
 /// Evaluates `$then!(accesses)` with the accesses of shape `$shape`. `$variables` lists the variables in the shape's
 /// order, as indices into `$handles`.
 macro_rules! declare {
     ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
-        let narrow = |place: usize| -> &Var<Narrow> { $handles[$variables[place]].narrow() };
-        let wide = |place: usize| -> &Var<Wide> { $handles[$variables[place]].wide() };
-        let (r, w, o) =
-            (|at: usize| narrow(at).read(), |at: usize| narrow(at).write(), |at: usize| narrow(at).overwrite());
-        match $shape {
-            0 => $then!(()),
+        let at = Places { handles: $handles, variables: $variables };
+        declare_with!($shape, at, (r, w, o), $then,
             1 => $then!(r(0)),
-            2 => $then!(w(0)),
             3 => $then!(o(0)),
             4 => $then!((r(0), w(1))),
             5 => $then!([w(0), w(1)]),
             6 => $then!(([r(0), r(1)], w(2))),
             7 => $then!((vec![r(0), r(1), r(2)], vec![w(3), w(4)], (o(5),))),
             8 => $then!((&[r(0), r(1)][..], &[w(2), w(3), o(4)][..])),
-            9 => $then!(((r(0), w(1)), [w(2), w(3)], vec![r(4), r(5)], o(6))),
             10 => $then!(vec![(r(0), w(1)), (r(2), w(3))]),
-            11 => {
-                $then!((r(0), w(1), o(2), r(3), r(4), w(5), r(6), r(7), r(8), r(9), r(10), r(11)))
-            }
-            12 => $then!(wide(0).write()),
-            13 => $then!((r(0), wide(1).write(), vec![wide(2).read(), wide(3).read()])),
-            14 => $then!(([(wide(0).read(), w(1))], (wide(2).write(), (o(3), ())))),
+            11 => $then!((r(0), w(1), o(2), r(3), r(4), w(5), r(6), r(7), r(8), r(9), r(10), r(11))),
+            12 => $then!(at.wide(0).write()),
+            14 => $then!(([(at.wide(0).read(), w(1))], (at.wide(2).write(), (o(3), ())))),
             15 => $then!((w(0), [[r(1)], [r(2)]], vec![vec![r(3)], vec![]])),
             16 => $then!(each((0..2).map(r))),
-            17 => $then!((each([0, 1].map(w)), each(std::iter::once(r(2))))),
-            _ => $then!((each([(r(0), w(1))]), each(Some(o(2))), each(std::iter::once(3).map(|at| wide(at).read())))),
-        }
+            _ => $then!((
+                each([(r(0), w(1))]),
+                each(Some(o(2))),
+                each(std::iter::once(3).map(|place| at.wide(place).read()))
+            )),
+        )
     }};
 }
 
@@ -226,29 +260,15 @@ pub const GUARDED: [usize; 5] = [0, 2, 9, 13, 17];
 /// Like [`declare!`], but for a shape in [`GUARDED`].
 macro_rules! declare_guarded {
     ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
-        let narrow = |place: usize| -> &Var<Narrow> { $handles[$variables[place]].narrow() };
-        let wide = |place: usize| -> &Var<Wide> { $handles[$variables[place]].wide() };
-        let (r, w, o) =
-            (|at: usize| narrow(at).read(), |at: usize| narrow(at).write(), |at: usize| narrow(at).overwrite());
-        match $shape {
-            0 => $then!(()),
-            2 => $then!(w(0)),
-            9 => $then!(((r(0), w(1)), [w(2), w(3)], vec![r(4), r(5)], o(6))),
-            13 => $then!((r(0), wide(1).write(), vec![wide(2).read(), wide(3).read()])),
-            17 => $then!((each([0, 1].map(w)), each(std::iter::once(r(2))))),
-            other => unreachable!("shape {other} is not guarded"),
-        }
+        let at = Places { handles: $handles, variables: $variables };
+        declare_with!($shape, at, (r, w, o), $then, other => unreachable!("shape {other} is not guarded"))
     }};
 }
 
 /// A typed operation's function.
 macro_rules! function {
     ($run:ident) => {
-        move |refs| {
-            let mut all = Vec::new();
-            refs.flat(&mut all);
-            $run.typed(all)
-        }
+        move |refs| $run.typed(refs.list())
     };
 }
 
@@ -278,11 +298,8 @@ pub fn submit(
 ) -> Result<Submitted, PushError> {
     macro_rules! then {
         ($accesses:expr) => {
-            builder.submit($accesses, move |refs| {
-                let mut all = Vec::new();
-                refs.flat(&mut all);
-                run.typed_value(all).unwrap_or_else(|error| panic!("{error}"))
-            })
+            builder
+                .submit($accesses, move |refs| run.typed_value(refs.list()).unwrap_or_else(|error| panic!("{error}")))
         };
     }
     declare!(shape, handles, variables, then)
@@ -297,11 +314,7 @@ pub fn try_submit(
 ) -> Result<Submitted, PushError> {
     macro_rules! then {
         ($accesses:expr) => {
-            builder.submit_any($accesses, move |refs| {
-                let mut all = Vec::new();
-                refs.flat(&mut all);
-                run.typed_value(all)
-            })
+            builder.submit_any($accesses, move |refs| run.typed_value(refs.list()))
         };
     }
     declare!(shape, handles, variables, then)
@@ -312,9 +325,7 @@ pub fn try_submit(
 macro_rules! use_guards {
     ($run:ident, $guards:ident, $own:ident, $ends:ident) => {{
         $run.yields().await;
-        let mut all = Vec::new();
-        $guards.flat(&mut all);
-        let result = $run.$ends(all);
+        let result = $run.$ends($guards.list());
         drop($own);
         result
     }};
@@ -334,10 +345,8 @@ pub fn push_future(
                 // The guards outlive the future, and another thread uses them.
                 (true, true) => builder.push_future(($accesses, own.read()), move |(guards, own)| async move {
                     elsewhere(move || {
-                        let mut all = Vec::new();
-                        guards.flat(&mut all);
                         // The operation succeeds.
-                        let _ = run.typed(all);
+                        let _ = run.typed(guards.list());
                         // The run is dropped first, as the program may end as soon as the last guard is dropped.
                         drop(run);
                         drop(own);
@@ -409,9 +418,7 @@ pub fn acquire(
             let acquire = engine.acquire(($accesses, own.read()));
             Box::pin(async move {
                 let (guards, own) = acquire.await?;
-                let mut all = Vec::new();
-                guards.flat(&mut all);
-                Ok((all, own))
+                Ok((guards.list(), own))
             })
         }};
     }
