@@ -36,8 +36,8 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// The number of operations per round: `MANY` for the common ways to push, `SOME` for the others.
-const MANY: usize = 200_000;
-const SOME: usize = 50_000;
+const MANY: usize = 50_000;
+const SOME: usize = 30_000;
 
 /// The limit on pending operations, which bounds the number of records in use at any time.
 const BURST: usize = 500;

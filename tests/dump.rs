@@ -69,9 +69,9 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
     });
 }
 
-/// The number of operations: large enough that quadratic searches would take minutes. Sanitizers slow every search
+/// The number of operations: large enough that quadratic searches would exceed the limit. Sanitizers slow every search
 /// tenfold.
-const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 50_000 };
+const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 20_000 };
 
 #[test]
 fn a_dump_of_many_operations_is_fast() {
@@ -89,7 +89,7 @@ fn a_dump_of_many_operations_is_fast() {
         let start = Instant::now();
         let dump = engine.dump();
         let text = dump.to_string();
-        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
         assert_eq!((dump.ops().len(), dump.unlisted()), (2 * MANY + 2, 0));
         assert!(
             text.contains("`hold` pushed at") && text.contains(&format!("holds up {} others", 2 * MANY + 1)),

@@ -1,9 +1,9 @@
 //! Shared code for the models of `raddle`: functions that run models or check that a twin fails, a world of variables
 //! and operations for the models of the tracker, and pending operations for the models of waits.
 //!
-//! The models themselves are in `tests/`, one file for each protocol. They run the library's own types under loom,
-//! with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all files but `shim_is_live` are
-//! empty.
+//! The models themselves are in `tests/models`, one module for each protocol. They run the library's own types under
+//! loom, with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all test programs but
+//! `shim_is_live` are empty.
 //!
 //! # Twins
 //!
@@ -51,7 +51,7 @@ pub use pending::{Count, Place, leave, pending, push_async};
 #[cfg(raddle_shuttle)]
 pub use schedules::explore;
 #[cfg(any(raddle_loom, raddle_shuttle))]
-pub use twin::{must_fail, without};
+pub use twin::{twin_must_fail, without};
 #[cfg(raddle_loom)]
 pub use world::{StalledPush, Task, World};
 

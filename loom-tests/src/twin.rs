@@ -11,11 +11,23 @@ pub fn without(step: Step, f: impl FnOnce()) {
     remove(None);
 }
 
-/// Runs the ignored test `twin` in a separate process and asserts that it fails with `needle` in its output.
+/// Runs the ignored test `$twin` of the same module in a separate process and asserts that it fails with `$needle` in
+/// its output.
 ///
 /// # Panics
-/// If the test does not exist, passes, or fails without `needle`.
-pub fn must_fail(twin: &str, needle: &str) {
+/// If the test is not ignored, passes, or fails without `$needle`.
+#[macro_export]
+macro_rules! must_fail {
+    ($twin:ident, $needle:expr) => {{
+        let _: fn() = $twin;
+        $crate::twin_must_fail(concat!(module_path!(), "::", stringify!($twin)), $needle)
+    }};
+}
+
+/// See [`must_fail`]. The path of the `twin` begins with its crate.
+#[doc(hidden)]
+pub fn twin_must_fail(twin: &str, needle: &str) {
+    let twin = twin.split_once("::").map_or(twin, |(_, path)| path);
     let program = std::env::current_exe().expect("the path of the running test should be known");
     let output = Command::new(program)
         .args(["--exact", twin, "--ignored", "--nocapture", "--test-threads", "1"])

@@ -65,6 +65,6 @@ mod under_loom {
 
     #[test]
     fn a_planted_race_is_found() {
-        must_fail("under_loom::planted_race", "Causality violation");
+        must_fail!(planted_race, "Causality violation");
     }
 }

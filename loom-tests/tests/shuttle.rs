@@ -720,7 +720,7 @@ fn families_that_do_not_count_parts() {
 
 #[test]
 fn families_that_do_not_count_parts_start_children_twice() {
-    must_fail("families_that_do_not_count_parts", "panicked");
+    must_fail!(families_that_do_not_count_parts, "panicked");
 }
 
 /// A waker that waits for an operation when called.
@@ -1076,7 +1076,7 @@ macro_rules! twins {
 
         #[test]
         fn $claim() {
-            must_fail(stringify!($twin), $needle);
+            must_fail!($twin, $needle);
         }
     )+};
 }

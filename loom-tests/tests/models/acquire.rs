@@ -1,6 +1,4 @@
 //! Variables held by a thread that uses their values (`Engine::with`), and handles whose failures are ignored.
-#![cfg(raddle_loom)]
-
 use std::sync::Arc;
 
 use loom::{cell::UnsafeCell, thread};

@@ -1,7 +1,5 @@
 //! Asynchronous operations: completions used while their functions run or threads wait, dropped completions, and the
 //! oneshot that holds a result.
-#![cfg(raddle_loom)]
-
 use std::{
     sync::{
         Arc,
@@ -137,7 +135,7 @@ fn dropping_without_completing() {
 
 #[test]
 fn unless_a_drop_completes_the_operation_a_wait_never_ends() {
-    must_fail("dropping_without_completing", "deadlock");
+    must_fail!(dropping_without_completing, "deadlock");
 }
 
 /// An asynchronous operation's function drops its completion and runs until a wait for the operation is over.
@@ -169,7 +167,7 @@ fn completing_only_after_the_function() {
 
 #[test]
 fn completing_only_after_the_function_deadlocks() {
-    must_fail("completing_only_after_the_function", "deadlock");
+    must_fail!(completing_only_after_the_function, "deadlock");
 }
 
 /// Sets the result and wakes the waiting futures.

@@ -4,8 +4,6 @@
 //! A lost wake-up leaves a worker parked forever, which loom reports as a deadlock. The workers use a model of the
 //! deque, so these models check the stealing code but not the real deque. Workers do not spin here: spinning would only
 //! add a search before the same announcement.
-#![cfg(raddle_loom)]
-
 use std::sync::Arc;
 
 use loom::{
@@ -328,7 +326,7 @@ fn without_the_notify_fence() {
 
 #[test]
 fn without_the_notify_fence_a_wake_up_is_lost() {
-    must_fail("without_the_notify_fence", "deadlock");
+    must_fail!(without_the_notify_fence, "deadlock");
 }
 
 #[test]
@@ -341,7 +339,7 @@ fn without_the_second_search() {
 
 #[test]
 fn without_the_second_search_a_wake_up_is_lost() {
-    must_fail("without_the_second_search", "deadlock");
+    must_fail!(without_the_second_search, "deadlock");
 }
 
 /// The notifier must not leave its work to a worker that stays parked. The lane has two workers, since a notifier
@@ -356,7 +354,7 @@ fn when_a_timed_park_does_not_end() {
 
 #[test]
 fn when_a_timed_park_does_not_end_work_is_left_to_a_sleeper() {
-    must_fail("when_a_timed_park_does_not_end", "deadlock");
+    must_fail!(when_a_timed_park_does_not_end, "deadlock");
 }
 
 #[test]
@@ -369,7 +367,7 @@ fn when_a_timed_park_is_not_retracted() {
 
 #[test]
 fn when_a_timed_park_is_not_retracted_a_parked_worker_is_taken_for_a_timed_one() {
-    must_fail("when_a_timed_park_is_not_retracted", "deadlock");
+    must_fail!(when_a_timed_park_is_not_retracted, "deadlock");
 }
 
 /// A worker takes the operations out of its deque to look for the one that it awaits, then puts them back. Meanwhile,

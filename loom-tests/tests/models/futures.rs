@@ -1,7 +1,5 @@
 //! Operations that are futures, and guards: which thread polls them, which thread ends the operation, and which writes
 //! they hand over.
-#![cfg(raddle_loom)]
-
 use std::{
     // From `std`, so they add no interleavings.
     sync::{
@@ -120,7 +118,7 @@ fn pausing_without_checking_for_wakes() {
 
 #[test]
 fn a_pause_that_does_not_see_wakes_loses_one() {
-    must_fail("pausing_without_checking_for_wakes", "a wake-up was lost");
+    must_fail!(pausing_without_checking_for_wakes, "a wake-up was lost");
 }
 
 #[test]
@@ -133,7 +131,7 @@ fn queueing_a_poll_during_a_poll() {
 
 #[test]
 fn a_wake_that_queues_a_poll_during_a_poll_causes_two_polls_at_once() {
-    must_fail("queueing_a_poll_during_a_poll", "Causality violation");
+    must_fail!(queueing_a_poll_during_a_poll, "Causality violation");
 }
 
 /// The second wake finds the first one's poll queued or under way, or precedes that poll.
@@ -321,7 +319,7 @@ fn a_future_on_an_engine_that_loses_wakes() {
 
 #[test]
 fn a_future_whose_wake_is_lost_is_lost() {
-    must_fail("a_future_on_an_engine_that_loses_wakes", "the future was lost");
+    must_fail!(a_future_on_an_engine_that_loses_wakes, "the future was lost");
 }
 
 /// The other thread drops the waker before the future has registered it, while the future is polled, or while it waits.

@@ -1,6 +1,4 @@
 //! Families: when children start and when their parent is complete.
-#![cfg(raddle_loom)]
-
 use std::sync::{
     // From `std`, so they add no interleavings.
     Arc,
@@ -89,7 +87,7 @@ fn without_counting_parts() {
 
 #[test]
 fn without_counting_parts_a_child_starts_during_one() {
-    must_fail("without_counting_parts", "a child has started during a part");
+    must_fail!(without_counting_parts, "a child has started during a part");
 }
 
 /// A parent whose work has ended, and children that each change a value.
@@ -149,7 +147,7 @@ fn without_a_share_of_the_work() {
 
 #[test]
 fn without_a_share_of_the_work_a_parent_is_complete_while_its_children_are_started() {
-    must_fail("without_a_share_of_the_work", "the parent is complete before a child");
+    must_fail!(without_a_share_of_the_work, "the parent is complete before a child");
 }
 
 /// A parent whose children are also pushed on another thread.
@@ -215,7 +213,7 @@ fn admitting_children_in_any_case() {
 
 #[test]
 fn a_child_that_is_admitted_in_any_case_comes_after_the_others_have_started() {
-    must_fail("admitting_children_in_any_case", "a child is pushed after the others have started");
+    must_fail!(admitting_children_in_any_case, "a child is pushed after the others have started");
 }
 
 // ------------------------------------------------------------------------------------------------ whole engines ----

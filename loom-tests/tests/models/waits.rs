@@ -1,6 +1,4 @@
 //! Waits for a variable that join a pending wait.
-#![cfg(raddle_loom)]
-
 use std::{
     future::Future,
     pin::Pin,
@@ -49,7 +47,7 @@ fn without_the_check_behind_the_wait() {
 
 #[test]
 fn without_the_check_behind_the_wait_a_joining_wait_ends_too_early() {
-    must_fail("without_the_check_behind_the_wait", "before an earlier push");
+    must_fail!(without_the_check_behind_the_wait, "before an earlier push");
 }
 
 /// One thread begins a wait; the other also begins a wait, then pushes an operation.
@@ -82,7 +80,7 @@ fn without_the_check_that_the_wait_is_queued() {
 
 #[test]
 fn without_the_check_that_the_wait_is_queued_a_wait_covers_later_pushes() {
-    must_fail("without_the_check_that_the_wait_is_queued", "covers a later push");
+    must_fail!(without_the_check_that_the_wait_is_queued, "covers a later push");
 }
 
 /// Waits of both kinds, `wait_to_read_async` and `wait_for_var_async`, begin while the operation in front of them

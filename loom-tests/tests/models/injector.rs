@@ -1,6 +1,4 @@
 //! The injector: each pushed operation is popped once, and the mask never misses a band that holds operations.
-#![cfg(raddle_loom)]
-
 use std::sync::Arc;
 
 use loom::thread;
@@ -217,7 +215,7 @@ fn without_a_single_entry() {
 
 #[test]
 fn without_a_single_entry_a_popper_reaches_a_freed_operation() {
-    must_fail("without_a_single_entry", "use after reclamation");
+    must_fail!(without_a_single_entry, "use after reclamation");
 }
 
 #[test]
@@ -228,5 +226,5 @@ fn with_a_second_entry() {
 
 #[test]
 fn a_second_entry_is_refused() {
-    must_fail("with_a_second_entry", "an operation enters a lane of several workers a second time");
+    must_fail!(with_a_second_entry, "an operation enters a lane of several workers a second time");
 }

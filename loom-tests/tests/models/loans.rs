@@ -1,6 +1,4 @@
 //! Loans: after a wait, functions continue in place of idle workers.
-#![cfg(raddle_loom)]
-
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use loom::{sync::atomic::AtomicUsize, thread};
@@ -76,7 +74,7 @@ fn without_the_fence_of_the_borrower() {
 
 #[test]
 fn without_the_fence_of_the_borrower_the_worker_computes_as_well() {
-    must_fail("without_the_fence_of_the_borrower", "more functions compute than there are workers");
+    must_fail!(without_the_fence_of_the_borrower, "more functions compute than there are workers");
 }
 
 #[test]
@@ -89,7 +87,7 @@ fn without_the_notification() {
 
 #[test]
 fn without_the_notification_the_worker_stays_idle_for_ever() {
-    must_fail("without_the_notification", "deadlock");
+    must_fail!(without_the_notification, "deadlock");
 }
 
 /// A function continues after a wait, waits again and continues again, while the worker staying idle in its place sees

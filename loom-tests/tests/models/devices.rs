@@ -3,8 +3,6 @@
 //! polls it.
 //!
 //! Whole lanes, with a simulated device, are in `shuttle.rs`: loom cannot model so many threads.
-#![cfg(raddle_loom)]
-
 use std::{
     sync::{
         Arc,
@@ -78,7 +76,7 @@ fn without_the_release_of_the_number() {
 
 #[test]
 fn without_the_release_of_the_number_the_writes_of_an_operation_are_not_seen() {
-    must_fail("without_the_release_of_the_number", "Causality violation");
+    must_fail!(without_the_release_of_the_number, "Causality violation");
 }
 
 /// One published number completes two operations. Two threads check one operation each; a thread that finds its
@@ -261,7 +259,7 @@ fn without_the_release_of_the_number_by_a_lane_that_fails() {
 
 #[test]
 fn without_the_release_of_the_number_a_failure_is_missed() {
-    must_fail("without_the_release_of_the_number_by_a_lane_that_fails", "a lost device did not do");
+    must_fail!(without_the_release_of_the_number_by_a_lane_that_fails, "a lost device did not do");
 }
 
 /// A wait may return immediately only if nothing is in flight and nothing has failed. Here, the operation either is in
@@ -308,7 +306,7 @@ fn without_turns() {
 
 #[test]
 fn without_turns_lanes_race_for_a_failure() {
-    must_fail("without_turns", "Causality violation");
+    must_fail!(without_turns, "Causality violation");
 }
 
 /// A lane looks for a failure before issuing an operation. Meanwhile, the device's other lane, where the preceding
@@ -376,7 +374,7 @@ fn without_the_wait_before_an_included_stream() {
 
 #[test]
 fn without_the_wait_before_an_included_stream_its_work_comes_too_early() {
-    must_fail("without_the_wait_before_an_included_stream", "a kernel panicked");
+    must_fail!(without_the_wait_before_an_included_stream, "a kernel panicked");
 }
 
 #[test]
@@ -389,7 +387,7 @@ fn without_the_wait_behind_an_included_stream() {
 
 #[test]
 fn without_the_wait_behind_an_included_stream_its_work_comes_too_late() {
-    must_fail("without_the_wait_behind_an_included_stream", "a kernel panicked");
+    must_fail!(without_the_wait_behind_an_included_stream, "a kernel panicked");
 }
 
 /// A kernel waits for an event of another device, polled by another thread.

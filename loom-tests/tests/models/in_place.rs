@@ -1,7 +1,5 @@
 //! Waits in place: a waiter takes a ready operation from its queue while a worker pops or inspects it, or while another
 //! thread cancels it.
-#![cfg(raddle_loom)]
-
 use std::{panic::Location, ptr::NonNull, sync::Arc};
 
 use loom::{cell::UnsafeCell, sync::Mutex, thread};
@@ -91,8 +89,8 @@ fn one_thread_runs_it(cancels: bool) {
 #[test]
 fn an_operation_in_a_queue_is_run_by_its_waiter_or_by_a_worker() {
     one_thread_runs_it(false);
-    must_fail("an_operation_is_run_by_both", "use after reclamation");
-    must_fail("a_record_is_used_by_a_waiter_that_is_not_pinned", "use after reclamation");
+    must_fail!(an_operation_is_run_by_both, "use after reclamation");
+    must_fail!(a_record_is_used_by_a_waiter_that_is_not_pinned, "use after reclamation");
 }
 
 #[test]
@@ -144,7 +142,7 @@ fn a_worker_looks() {
 #[test]
 fn a_waiter_takes_no_operation_that_a_worker_looks_at() {
     a_worker_looks();
-    must_fail("an_operation_is_taken_while_a_worker_looks_at_it", "Causality violation");
+    must_fail!(an_operation_is_taken_while_a_worker_looks_at_it, "Causality violation");
 }
 
 #[test]

@@ -4,8 +4,6 @@
 //! The variables' data are loom's cells, so an operation that runs too early, or without having acquired its
 //! predecessors' writes, causes a race that loom finds.
 
-#![cfg(raddle_loom)]
-
 use std::{
     ptr::NonNull,
     sync::{
@@ -69,7 +67,7 @@ fn completing_with_relaxed_ordering() {
 
 #[test]
 fn without_release_a_completion_hands_nothing_over() {
-    must_fail("completing_with_relaxed_ordering", "Causality violation");
+    must_fail!(completing_with_relaxed_ordering, "Causality violation");
 }
 
 /// A helper inserts the successor: the successor's pusher stalls after the first access, and a third thread helps it
@@ -255,7 +253,7 @@ fn propagating_to_one_reader_only() {
 
 #[test]
 fn unless_readers_propagate_read_ok_one_waits_for_the_other() {
-    must_fail("propagating_to_one_reader_only", "a reader waits for another reader");
+    must_fail!(propagating_to_one_reader_only, "a reader waits for another reader");
 }
 
 /// An operation completes while two more are pushed behind it, each by its own thread: the flags grantable to the
@@ -550,7 +548,7 @@ fn a_walk_without_a_pin() {
 
 #[test]
 fn without_a_pin_a_walk_reads_a_reclaimed_record() {
-    must_fail("a_walk_without_a_pin", "");
+    must_fail!(a_walk_without_a_pin, "");
 }
 
 /// Calls `look` with a running operation while another thread pushes two that wait for it. `look` returns the numbers

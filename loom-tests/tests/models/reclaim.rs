@@ -7,8 +7,6 @@
 //! crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could still use;
 //! one model runs on crossbeam-epoch, to cover the calls to it.
 
-#![cfg(raddle_loom)]
-
 use std::sync::Arc;
 
 use loom::thread;
@@ -54,7 +52,7 @@ fn reclaiming_immediately() {
 
 #[test]
 fn without_the_epoch_a_record_is_used_after_reclamation() {
-    must_fail("reclaiming_immediately", "use after reclamation");
+    must_fail!(reclaiming_immediately, "use after reclamation");
 }
 
 #[test]
@@ -100,7 +98,7 @@ fn retiring_the_access_at_the_tail() {
 
 #[test]
 fn with_the_tail_at_a_retired_access_a_record_is_used_after_reclamation() {
-    must_fail("retiring_the_access_at_the_tail", "use after reclamation");
+    must_fail!(retiring_the_access_at_the_tail, "use after reclamation");
 }
 
 /// Like `complete_while_another_appends`, but the completing thread calls `is_idle` instead of pushing a third

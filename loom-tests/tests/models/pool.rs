@@ -1,7 +1,5 @@
 //! The stack of batches from which threads take free records: each batch and its contents have one owning thread at a
 //! time. The records inside a batch are used by only one thread and are not modelled.
-#![cfg(raddle_loom)]
-
 use std::{
     ptr::{NonNull, null_mut},
     sync::Arc,

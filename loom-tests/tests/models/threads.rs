@@ -1,6 +1,4 @@
 //! Spare threads, the end of an engine in the background, and workers laid aside by a stop.
-#![cfg(raddle_loom)]
-
 use std::{
     sync::{
         Arc,
@@ -49,7 +47,7 @@ fn without_the_second_check() {
 
 #[test]
 fn without_the_second_check_a_worker_offered_to_a_thread_that_gives_up_is_lost() {
-    must_fail("without_the_second_check", "the worker is lost");
+    must_fail!(without_the_second_check, "the worker is lost");
 }
 
 /// Two workers are offered concurrently while two threads wait or are about to wait. Each accepted worker is taken
@@ -129,7 +127,7 @@ fn without_checking_again() {
 
 #[test]
 fn without_checking_again_a_background_end_is_too_early() {
-    must_fail("without_checking_again", "an operation is still pending");
+    must_fail!(without_checking_again, "an operation is still pending");
 }
 
 /// The engine stops while a function begins to wait for an operation held by another worker. Either that worker is not
@@ -167,7 +165,7 @@ fn without_taking_up_the_workers_that_are_aside() {
 
 #[test]
 fn without_taking_up_the_workers_that_are_aside_a_function_waits_for_ever() {
-    must_fail("without_taking_up_the_workers_that_are_aside", "no thread runs what the function waits for");
+    must_fail!(without_taking_up_the_workers_that_are_aside, "no thread runs what the function waits for");
 }
 
 /// A stop and a start race: the start takes the worker back, or the worker is never laid aside.

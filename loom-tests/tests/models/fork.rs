@@ -1,7 +1,5 @@
 //! The list of living engines, in which a forked child finds the engines that it must end. The models do not show that
 //! a child sees the writes made before the fork, since a thread reads the list in place of the child.
-#![cfg(raddle_loom)]
-
 use std::{ptr::NonNull, sync::Arc};
 
 use loom::{cell::UnsafeCell, thread};

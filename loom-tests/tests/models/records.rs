@@ -1,7 +1,5 @@
 //! The pool of records: a record has one user at a time and is neither reused nor freed while a pinned thread may read
 //! it. Here, a list holds two records, and a batch comprises three records, one of which holds the list.
-#![cfg(raddle_loom)]
-
 use std::{
     ptr::NonNull,
     sync::{
@@ -92,7 +90,7 @@ fn reusing_immediately() {
 
 #[test]
 fn without_the_epoch_a_record_is_reused_while_a_pinned_thread_reads_it() {
-    must_fail("reusing_immediately", "Causality violation");
+    must_fail!(reusing_immediately, "Causality violation");
 }
 
 #[test]
@@ -103,7 +101,7 @@ fn lists_in_retired_records() {
 
 #[test]
 fn a_list_in_a_retired_record_is_written_while_a_pinned_thread_reads_it() {
-    must_fail("lists_in_retired_records", "Causality violation");
+    must_fail!(lists_in_retired_records, "Causality violation");
 }
 
 #[test]

@@ -4,8 +4,6 @@
 //! operation's push and run agree on whether it was rejected, and that each operation pushed after the deletion's push
 //! returned was rejected.
 
-#![cfg(raddle_loom)]
-
 use std::sync::Arc;
 
 use loom::{

@@ -6,8 +6,6 @@
 //! says otherwise, threads only push, and ready operations run after the threads are joined. Interleavings then differ
 //! only in the steps of pushes, and a bound covers more of these.
 
-#![cfg(raddle_loom)]
-
 use std::sync::Arc;
 
 use loom::thread;
@@ -68,7 +66,7 @@ fn appending_without_help() {
 
 #[test]
 fn without_help_two_pushes_deadlock() {
-    must_fail("appending_without_help", "never became ready");
+    must_fail!(appending_without_help, "never became ready");
 }
 
 /// Two threads push over the same variables and run ready operations immediately.
@@ -115,7 +113,7 @@ fn inserting_without_rereading_registered() {
 
 #[test]
 fn without_rereading_registered_an_access_is_inserted_twice() {
-    must_fail("inserting_without_rereading_registered", "use after reclamation");
+    must_fail!(inserting_without_rereading_registered, "use after reclamation");
 }
 
 #[test]
@@ -214,7 +212,7 @@ fn a_ring_by_two_threads_without_help() {
 
 #[test]
 fn without_help_a_ring_by_two_threads_deadlocks() {
-    must_fail("a_ring_by_two_threads_without_help", "never became ready");
+    must_fail!(a_ring_by_two_threads_without_help, "never became ready");
 }
 
 /// The ring of three pushes by three threads; the first two start halfway. If all started at the beginning, a bound
@@ -249,5 +247,5 @@ fn a_ring_by_three_threads_without_help() {
 
 #[test]
 fn without_help_a_ring_by_three_threads_deadlocks() {
-    must_fail("a_ring_by_three_threads_without_help", "never became ready");
+    must_fail!(a_ring_by_three_threads_without_help, "never became ready");
 }

@@ -1,6 +1,4 @@
 //! The happens-before edges added by a variable, through its version and its handle count.
-#![cfg(raddle_loom)]
-
 use std::sync::Arc;
 
 use loom::{

@@ -1,6 +1,4 @@
 //! Operations cancelled through their handles and groups, while they start and while threads wait for them.
-#![cfg(raddle_loom)]
-
 use std::{
     panic::Location,
     sync::{
@@ -78,7 +76,7 @@ fn one_claim_is_won() {
 #[test]
 fn an_operation_is_claimed_once() {
     one_claim_is_won();
-    must_fail("an_operation_is_claimed_again_without_the_check", "Causality violation");
+    must_fail!(an_operation_is_claimed_again_without_the_check, "Causality violation");
 }
 
 #[test]
@@ -124,7 +122,7 @@ fn one_counts_out_an_abandoned_operation() {
 #[test]
 fn an_abandoned_operation_is_counted_out_once() {
     one_counts_out_an_abandoned_operation();
-    must_fail("an_abandoned_operation_is_counted_out_twice_without_the_agreement", "it is counted out once");
+    must_fail!(an_abandoned_operation_is_counted_out_twice_without_the_agreement, "it is counted out once");
 }
 
 #[test]
@@ -204,7 +202,7 @@ fn a_function_is_called_or_dropped() {
 #[test]
 fn a_function_is_called_or_dropped_by_its_canceller() {
     a_function_is_called_or_dropped();
-    must_fail("a_function_is_used_by_two_threads_without_the_check", "assertion failed");
+    must_fail!(a_function_is_used_by_two_threads_without_the_check, "assertion failed");
 }
 
 #[test]

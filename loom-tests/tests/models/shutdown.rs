@@ -2,8 +2,6 @@
 //!
 //! Threads choose a shard of the count by thread number, so a model's two threads use different shards if the count has
 //! two.
-#![cfg(raddle_loom)]
-
 use std::{
     future::Future,
     pin::pin,
@@ -85,7 +83,7 @@ fn without_the_notification() {
 
 #[test]
 fn without_the_notification_a_wait_for_all_never_ends() {
-    must_fail("without_the_notification", "deadlock");
+    must_fail!(without_the_notification, "deadlock");
 }
 
 /// A scope's first operation enters a second one and then leaves. The scope ends after both, with exclusive access to
@@ -129,7 +127,7 @@ fn without_a_second_wait_at_the_end_of_a_scope() {
 
 #[test]
 fn without_a_second_wait_a_scope_ends_too_early() {
-    must_fail("without_a_second_wait_at_the_end_of_a_scope", "");
+    must_fail!(without_a_second_wait_at_the_end_of_a_scope, "");
 }
 
 /// An operation that enters after the wait has begun does not delay the wait even if it never leaves; one that races
@@ -340,7 +338,7 @@ fn without_watching() {
 
 #[test]
 fn without_watching_a_wait_for_room_is_never_woken() {
-    must_fail("without_watching", "the future was not woken");
+    must_fail!(without_watching, "the future was not woken");
 }
 
 /// A generation is closed and another opened while a future waits for room. The operation that leaves in the new

@@ -1,0 +1,25 @@
+//! The models under loom, one module for each protocol.
+
+#![cfg(raddle_loom)]
+
+mod acquire;
+mod cancel;
+mod complete;
+mod completion;
+mod delete;
+mod devices;
+mod family;
+mod fork;
+mod futures;
+mod in_place;
+mod injector;
+mod loans;
+mod pool;
+mod push;
+mod reclaim;
+mod records;
+mod shutdown;
+mod sleep;
+mod threads;
+mod variable;
+mod waits;
