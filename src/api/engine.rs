@@ -670,7 +670,8 @@ impl Engine {
     /// Times are available only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
-    /// The counts are read one by one while the engine keeps running.
+    /// The counts are read one by one while the engine keeps running. In a forked child, the counts of pushed, ended,
+    /// pending and ready operations are 0, and no times are available.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
