@@ -45,7 +45,8 @@ impl Module {
 
     fn compile(&self, children: &[&Self]) {
         let own = self.source.lines().filter(|line| line.starts_with("fn ")).count();
-        let below: usize = children.iter().map(|child| child.functions.get().expect("it was compiled before")).sum();
+        let below: usize =
+            children.iter().map(|child| child.functions.get().expect("the child was compiled before")).sum();
         println!("compiled {:8}functions: {own} own, {below:2} below", self.name);
         self.functions.set(own + below).expect("a module is compiled once");
     }

@@ -63,8 +63,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             runtime.block_on(publish(&engine, &published))
         });
         let left_out = trade(&engine, &traded)?;
-        archive.join().expect("it does not panic")?;
-        publish.join().expect("it does not panic")?;
+        archive.join().expect("the thread does not panic")?;
+        publish.join().expect("the thread does not panic")?;
         Ok::<_, PushError>(left_out)
     })?;
     engine.wait_for_all()?;

@@ -4,10 +4,10 @@
 //! cargo run --example recovery
 //! ```
 //!
-//! The example follows one error. `parse` fails, and so does the variable that it writes. `scale` reads that variable,
-//! so it is skipped and its own variable fails with the same error. `count` uses neither variable, so it runs. Later,
-//! `overwrite` replaces a value regardless of its state, and `clear_error` keeps the value left by the failed
-//! operation.
+//! The example causes two failures, an error and a panic. First, `parse` fails, and so does the variable that it
+//! writes. `scale` reads that variable, so it is skipped and its own variable fails with the same error. `count` uses
+//! neither variable, so it runs. Later, `overwrite` clears this error, and after the panic in `index`, `clear_error`
+//! keeps the value that the function left.
 
 use std::error::Error;
 use std::num::ParseIntError;

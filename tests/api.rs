@@ -172,7 +172,7 @@ fn chain(engine: &Engine, left: u32) {
 }
 
 #[test]
-#[ignore = "another test runs it in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_operations_push_by_their_context() {
     if is_child() {
         let engine = Engine::builder().workers(1).build().unwrap();

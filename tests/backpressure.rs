@@ -1229,7 +1229,7 @@ fn memory_stays_flat_under_overload() {
 
 #[test]
 #[cfg(target_os = "linux")]
-#[ignore = "measures the memory of its process, so it is run alone, by the test above"]
+#[ignore = "measures the memory of its process; run by another test in a separate process"]
 fn in_a_child_memory_stays_flat_under_overload() {
     overload_all(Duration::from_millis(1_500));
 }

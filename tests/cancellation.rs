@@ -38,7 +38,7 @@ fn an_operation_cancelled_before_its_turn_never_runs_and_in_its_turn_fails_what_
             .op("double")
             .submit((input.read(), output.write()), move |(_, _)| {
                 let _captured = &captured;
-                unreachable!("it was cancelled")
+                unreachable!("the operation was cancelled")
             })
             .unwrap();
         let _: &raddle::OpHandle<()> = &handle;
@@ -389,7 +389,8 @@ fn an_operation_whose_deadline_has_passed_fails_in_its_turn() {
     on_kinds(&KINDS, 1, |engine| {
         let value = engine.var(0);
         let now = Instant::now();
-        let late = engine.op("late").deadline(now).submit(value.write(), |_| unreachable!("it is too late")).unwrap();
+        let late =
+            engine.op("late").deadline(now).submit(value.write(), |_| unreachable!("the deadline has passed")).unwrap();
         let _: &raddle::OpHandle<()> = &late;
         assert!(matches!(failure(late.wait()).cause(), Cause::DeadlinePassed));
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::DeadlinePassed));
@@ -454,7 +455,7 @@ fn a_group_reports_the_failure_that_was_pushed_first_and_only_its_own() {
         assert_eq!(failure(engine.wait_for_all()).name(), "outside");
         engine.wait_for_all().expect("the group's failures were reported");
         // A skipped operation fails with the failure that caused the skip.
-        group.op("skipped").push(outside.read(), |_| unreachable!("it is skipped")).unwrap();
+        group.op("skipped").push(outside.read(), |_| unreachable!("`skipped` is skipped")).unwrap();
         assert_eq!(failure(group.wait()).name(), "outside");
     });
 }
@@ -766,7 +767,7 @@ fn a_cancelling_shutdown_goes_on_cancelling_when_the_last_handle_is_dropped() {
             let captured = drops.make();
             let run = move |_: &mut i32| {
                 let _captured = &captured;
-                unreachable!("{kind}: it was cancelled");
+                unreachable!("{kind}: the operation was cancelled");
             };
             let handle = engine.op("late").submit(value.write(), run).unwrap();
             let _: &raddle::OpHandle<()> = &handle;

@@ -572,7 +572,7 @@ fn devices_use_the_variables_of_a_family() {
         let parent = engine.op("parent").with_children().try_submit((cx(), there.write()), move |(cx, _)| {
             let order = cx.child_var(value)?;
             cx.child("launch").on(gpu).writes([&order]).try_launch(t.write(), |stream, device| {
-                let mut gpu = stream.simulated().ok_or("it is simulated")?;
+                let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
                 gpu.launch(Duration::from_millis(5), device, |all| all.fill(2))?;
                 Ok(())
             })?;
@@ -1084,7 +1084,7 @@ fn children_may_be_operations_of_every_kind() {
                 cx.child("future").push_future(v.write(), |mut value| async move { *value *= 10 })?;
                 cx.child("up").on(gpu).copy_to_device(&h, &t)?;
                 cx.child("double").on(gpu).try_launch(t.write(), |stream, device| {
-                    let mut gpu = stream.simulated().ok_or("it is simulated")?;
+                    let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
                     gpu.launch(Duration::from_millis(1), device, |all| all.iter_mut().for_each(|x| *x *= 2))?;
                     Ok(())
                 })?;

@@ -362,9 +362,9 @@ fn functions_find_the_context_of_their_device_and_the_same_stream_after_a_stop_a
                     look.expect("pushed").wait().expect("the context is current")
                 };
                 // The naive engine runs the function on this thread, which has not used the device before.
-                streams.push(thread::scope(|threads| threads.spawn(look).join().expect("it does not panic")));
-                engine.stop(None).expect("it stops");
-                engine.start().expect("it starts");
+                streams.push(thread::scope(|threads| threads.spawn(look).join().expect("the thread does not panic")));
+                engine.stop(None).expect("the engine stops");
+                engine.start().expect("the engine starts");
             }
             assert!(kind == EngineKind::Naive || streams.iter().all(|stream| *stream == streams[0]), "{kind}");
             assert_eq!(values(&engine, &var, 1), [0], "{kind}");
@@ -490,7 +490,7 @@ fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lane
 }
 
 #[test]
-#[ignore = "records for the whole process; run by the test above"]
+#[ignore = "records for the whole process; run by another test in a separate process"]
 fn in_a_child_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if !is_child() {
         return;
@@ -530,7 +530,7 @@ fn a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_o
 }
 
 #[test]
-#[ignore = "records for the whole process; run by the test above"]
+#[ignore = "records for the whole process; run by another test in a separate process"]
 fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other() {
     if !is_child() {
         return;
@@ -678,7 +678,7 @@ fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_on_its_gpu_an
 }
 
 #[test]
-#[ignore = "makes the GPU unusable for its process; run by the test above"]
+#[ignore = "makes the GPU unusable for its process; run by another test in a separate process"]
 fn in_a_child_a_kernel_writes_to_an_invalid_address() {
     if !is_child() {
         return;

@@ -210,11 +210,11 @@ fn an_operation_of_a_gpu_is_ending_until_the_gpu_has_completed_it() {
             .op("kernel")
             .on(Device::Gpu(0))
             .try_launch(value.write(), |stream, value| {
-                let mut stream = stream.simulated().expect("it is a simulated device");
+                let mut stream = stream.simulated().expect("the device is simulated");
                 Ok(stream.launch(Duration::from_millis(200), value, |value| value.fill(1))?)
             })
             .unwrap();
-        eventually("it is issued", || find(&engine.dump(), "kernel").state == OpState::Ending);
+        eventually("the kernel is issued", || find(&engine.dump(), "kernel").state == OpState::Ending);
         let dump = engine.dump();
         let kernel = find(&dump, "kernel");
         assert_eq!((kernel.device, kernel.lane.as_str()), (Device::Gpu(0), "gpu(0) compute"));
@@ -508,7 +508,7 @@ fn a_dump_works_on_a_stopped_engine_and_during_a_shutdown() {
         engine.op("slow").push((), move |()| _ = receiver.recv()).unwrap();
         let other = engine.clone();
         let ending = thread::spawn(move || other.shutdown(raddle::Shutdown::Drain, None).unwrap());
-        eventually("it runs", || find(&engine.dump(), "slow").state == OpState::Running);
+        eventually("`slow` runs", || find(&engine.dump(), "slow").state == OpState::Running);
         thread::sleep(Duration::from_millis(20));
         assert_eq!(find(&engine.dump(), "slow").state, OpState::Running);
         drop(sender);

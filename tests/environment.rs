@@ -23,7 +23,7 @@ fn expect(value: Option<&str>, expected: &str) {
 }
 
 #[test]
-#[ignore = "run by other tests in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_the_engine_is_as_expected() {
     if !is_child() {
         return;

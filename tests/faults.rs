@@ -725,11 +725,12 @@ fn a_worker_stopped_while_counting_out_delays_only_waits_for_all() {
 #[test]
 fn a_thread_stopped_with_a_completed_wait_delays_no_other_wait() {
     watched(|| {
-        let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("it is built");
+        let engine =
+            Engine::builder().kind(EngineKind::Pooled).workers(1).pin(false).build().expect("the engine is built");
         let (token, (sender, receiver)) = (engine.token(), mpsc::channel::<Completion>());
         let begin = move |_: &OpContext<'_>, done| sender.send(done).expect("the test keeps the receiver");
         engine.op("held").writes([&token]).push_async_any(raddle::cx(), begin).expect("the engine is open");
-        let done = receiver.recv().expect("it starts");
+        let done = receiver.recv().expect("the operation starts");
         drop(engine.wait_to_read_async(&token));
         let stop = Stop::new(Point::Completed);
         let armed = stop.clone();
@@ -755,21 +756,21 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
             .pin(false)
             .idle(IdlePolicy::Park)
             .build()
-            .expect("it is built");
+            .expect("the engine is built");
         let (stop, pusher) = (Stop::new(Point::WakeBeforeUnpark), engine.clone());
         let armed = stop.clone();
         let thread = thread::spawn(move || {
             armed.arm(1);
             // The loop ends once the worker has slept during a push.
             while !armed.is_reached() {
-                let mut handle = pusher.op("wakes").submit((), |()| ()).expect("it is open");
+                let mut handle = pusher.op("wakes").submit((), |()| ()).expect("the engine is open");
                 if !armed.is_reached() {
                     ends(&mut handle, "an operation runs after its push");
                 }
             }
         });
         assert!(stop.is_reached_within(PATIENCE), "the point was not reached");
-        let woken = engine.op("next").submit((), |()| ()).expect("it is open").wait_timeout(SOON);
+        let woken = engine.op("next").submit((), |()| ()).expect("the engine is open").wait_timeout(SOON);
         stop.release();
         assert!(woken.is_ok(), "the worker sleeps although an operation is queued");
         thread.join().expect("nothing panics");

@@ -27,10 +27,10 @@ use std::{
 };
 
 use common::shapes::*;
-use common::{KINDS, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
+use common::{KINDS, MOMENT, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
     Completion, Device, DeviceVec, Engine, EngineKind, OpContext, OpHandle, Operator, PinnedVec, Property, PushError,
-    Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
+    Recorder, Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
 };
 
 const GPU: Device = Device::Gpu(0);
@@ -430,6 +430,7 @@ fn assert_engine_refuses(engine: &Engine) {
     assert_poll_refused(poll_once(&mut Box::pin(engine.wait_for_all_async())));
     drop(engine.wait_for_all_async());
     assert!(engine.clear_errors().is_none());
+    assert_no_statistics(engine);
     print("shutdown");
     engine.notify_shutdown();
     for how in [Shutdown::Drain, Shutdown::Cancel] {
@@ -437,6 +438,16 @@ fn assert_engine_refuses(engine: &Engine) {
             assert_eq!(another.shutdown(how, limit), Err(ShutdownError::Forked));
         }
     }
+}
+
+/// Asserts that the engine reports no operations.
+fn assert_no_statistics(engine: &Engine) {
+    print("statistics");
+    assert!(engine.dump().ops().is_empty());
+    assert_eq!(engine.pending(), 0);
+    let stats = engine.stats();
+    assert_eq!((stats.pushed, stats.ended, stats.pending, stats.lost), (0, 0, 0, 0), "{stats}");
+    assert!(stats.operations.is_empty() && stats.lanes.iter().all(|lane| lane.ready == 0), "{stats}");
 }
 
 /// Asserts that calls on a variable are refused.
@@ -594,6 +605,40 @@ tests! {
                 fixture.lost_completion.complete();
             }
             assert!(pauses > 20, "{kind}: threads paused only {pauses} times");
+        }
+    }
+
+    /// At the moment of the fork, another thread holds the lock of the pending count or of the recorder.
+    statistics_in_a_child_take_no_lock in in_a_child_statistics_are_taken {
+        for kind in KINDS {
+            let recorder = Recorder::new();
+            let builder = Engine::builder().kind(kind).workers(1).pin(false).recorder(&recorder);
+            let engine = builder.build().expect("the engine is built");
+            let token = engine.token();
+            let completion = hold(&engine, &token);
+            // Each of these calls makes its first allocation under the lock.
+            let wait = || _ = engine.wait_for_all_timeout(Duration::from_millis(1));
+            let take = || drop(recorder.take());
+            let calls: [(&str, &(dyn Fn() + Sync)); 2] = [("wait_for_all_timeout", &wait), ("Recorder::take", &take)];
+            for (name, call) in calls {
+                thread::scope(|scope| {
+                    scope.spawn(move || {
+                        pause_after(0, 0..=usize::MAX);
+                        call();
+                    });
+                    eventually("the thread pauses", || PAUSED.load(SeqCst));
+                    let stats = scope.spawn(|| engine.stats());
+                    thread::sleep(MOMENT);
+                    let is_held = !stats.is_finished();
+                    forked(&format!("{kind}, statistics beside {name}"), || assert_no_statistics(&engine));
+                    RESUME.store(true, SeqCst);
+                    assert!(is_held, "{kind}: no lock is held in {name}");
+                    assert!(stats.join().expect("the thread does not panic").pending > 0);
+                });
+                reset_pause();
+            }
+            completion.complete();
+            engine.wait_for_all().unwrap();
         }
     }
 

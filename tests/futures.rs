@@ -420,7 +420,9 @@ fn a_waker_may_use_and_release_the_guards() {
     impl Wake for TakesGuard {
         fn wake(self: Arc<Self>) {
             let mut acquire = lock(&self.0).take().unwrap();
-            let Poll::Ready(guard) = poll_once(&mut acquire) else { panic!("it was woken") };
+            let Poll::Ready(guard) = poll_once(&mut acquire) else {
+                panic!("the acquisition was woken when its turn came")
+            };
             *guard.unwrap() += 1;
             self.1.open();
         }

@@ -327,9 +327,9 @@ fn a_wait_in_the_function_of_a_complete_operation_is_not_refused() {
     });
 }
 
-/// A wait with a time limit ends when the limit expires, so it is not part of a cycle.
+/// A cycle through a wait with a time limit is broken by that wait, so the other wait in it is not refused.
 #[test]
-fn a_cycle_that_a_time_limit_ends_is_not_a_deadlock() {
+fn the_other_wait_in_a_cycle_with_a_time_limit_is_not_refused() {
     watched_for(LIMIT, || {
         let engine = engine(2);
         let (a, b) = (engine.token(), engine.token());

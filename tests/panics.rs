@@ -24,7 +24,7 @@ fn pushes_of_the_program(engine: &Engine) {
 }
 
 #[test]
-#[ignore = "run by other tests in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_an_operation_panics() {
     if !is_child() {
         return;

@@ -52,7 +52,7 @@ fn is_mapped() -> bool {
 }
 
 #[test]
-#[ignore = "another test runs it in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_a_library_is_unloaded_and_the_process_continues() {
     assert!(common::is_child());
     let path = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();

@@ -158,9 +158,14 @@ fn records_are_reused_and_freed() {
         let inside = threaded.downgrade();
         let outer = threaded.op("").submit((), move |()| {
             let submit = |_| inside.op("").submit((), |()| ()).expect("operations may push");
-            (0..200).map(submit).collect::<Vec<_>>().into_iter().rev().for_each(|inner| inner.wait().expect("it runs"));
+            (0..200)
+                .map(submit)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .rev()
+                .for_each(|inner| inner.wait().expect("the operation runs"));
         });
-        outer.expect("the engine is open").wait().expect("it runs");
+        outer.expect("the engine is open").wait().expect("the operation runs");
     }
     assert_comes_down_to(before + IN_TRANSIT, &RECORDS, &engine, "operations taken by waiters");
 

@@ -210,7 +210,7 @@ fn drops_of_values_may_push_to_the_scope_which_waits_for_these_operations() {
         fn drop(&mut self) {
             let (s, borrowed, depth) = (self.s, self.borrowed, self.depth);
             for other in &self.others {
-                let refused = s.op("late").push(other.write(), |_| unreachable!("its value is gone"));
+                let refused = s.op("late").push(other.write(), |_| unreachable!("the variable's value is gone"));
                 assert!(matches!(refused, Err(PushError::DeletedVariable(_))), "{refused:?}");
             }
             let slow = move |()| {

@@ -350,7 +350,7 @@ fn operations_of_a_gpu_complete() {
 }
 
 #[test]
-#[ignore = "run by the next test in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn in_a_child_the_seed_is_that_of_the_environment() {
     if !is_child() {
         return;

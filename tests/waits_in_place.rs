@@ -45,7 +45,7 @@ fn a_recursion_that_waits_needs_few_threads() {
 
 /// Runs 21,891 operations on each engine; half of them push two more and wait for both.
 #[test]
-#[ignore = "counts the threads of its process, so it is run alone, by the test above"]
+#[ignore = "counts the threads of its process; run by another test in a separate process"]
 fn recursions_that_count_their_threads() {
     // Child processes have a time limit, and sanitizers are slow.
     const N: u64 = if cfg!(any(raddle_tsan, raddle_unpooled)) { 18 } else { 20 };
@@ -239,7 +239,9 @@ fn a_waiter_runs_nothing_that_it_does_not_wait_for() {
             let other = engine.var(0);
             let push = |engine: &Engine| {
                 let busy = Arc::clone(&seen);
-                engine.op("unrelated").submit((), move |()| assert!(!busy.load(Relaxed), "it runs during the wait"))
+                engine
+                    .op("unrelated")
+                    .submit((), move |()| assert!(!busy.load(Relaxed), "an unrelated operation runs during the wait"))
             };
             let mut unrelated: Vec<_> = (0..3).map(|_| push(engine)).collect::<Result<_, _>>()?;
             for _ in 0..3 {
@@ -334,7 +336,7 @@ fn failures_of_operations_that_run_in_place_reach_the_waiter() {
             let panicked = inside.op("").submit((), |()| panic!("as planned"))?;
             let _: &OpHandle<()> = &panicked;
             assert!(matches!(failure(panicked.wait()).cause(), Cause::Panic(_)));
-            let skipped = inside.op("skipped").submit(same.read(), |_| unreachable!("it is skipped"))?;
+            let skipped = inside.op("skipped").submit(same.read(), |_| unreachable!("`skipped` is skipped"))?;
             let _: &OpHandle<()> = &skipped;
             assert_eq!(failure(skipped.wait()).name(), "fails");
             let late = inside.op("").deadline(Instant::now()).submit((), |()| ())?;
@@ -464,7 +466,7 @@ fn a_blocked_operation_does_not_hold_up_others() {
     });
 }
 
-/// `blocking` always calls its function, even where waits are refused or outside operations.
+/// `blocking` always calls its function, even outside operations and where waits are refused.
 #[test]
 fn blocking_is_allowed_everywhere() {
     assert_eq!(blocking(|| 7), 7);

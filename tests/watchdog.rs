@@ -155,7 +155,7 @@ fn a_gpu_operation_that_runs_for_too_long_is_reported() {
             .op("kernel")
             .on(Device::Gpu(0))
             .try_launch(value.write(), |stream, value| {
-                let mut stream = stream.simulated().expect("it is a simulated device");
+                let mut stream = stream.simulated().expect("the device is simulated");
                 Ok(stream.launch(Duration::from_millis(300), value, |value| value.fill(1))?)
             })
             .unwrap();
@@ -228,7 +228,7 @@ fn a_thread_that_waits_for_too_long_is_reported_once_with_its_chain() {
             .collect();
         assert!(texts[0].contains("thread `waiter` has been waiting for all operations for"), "{texts:?}");
         assert!(texts[1].contains("a group for") && texts[1].contains("waits for `hold` pushed at"), "{texts:?}");
-        assert!(reports.recv_timeout(3 * LIMIT).is_err(), "they are reported once");
+        assert!(reports.recv_timeout(3 * LIMIT).is_err(), "the waits are reported once");
         drop(sender);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
@@ -278,7 +278,7 @@ fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
                 .op(name)
                 .on(Device::Gpu(0))
                 .try_launch(value.write(), move |stream, value| {
-                    let mut stream = stream.simulated().expect("it is a simulated device");
+                    let mut stream = stream.simulated().expect("the device is simulated");
                     Ok(stream.launch(time, value, |value| value.fill(1))?)
                 })
                 .unwrap();
@@ -299,6 +299,6 @@ fn a_lane_of_a_gpu_that_completes_nothing_is_reported() {
         assert!(report.dump.ops()[op].label() == "kernel" && time >= 5 * LIMIT, "{report}");
         assert!(report.to_string().contains("gpu(0) compute has completed nothing for"), "{report}");
         engine.wait_for_all().unwrap();
-        assert!(reports.try_recv().is_err(), "it is reported once");
+        assert!(reports.try_recv().is_err(), "the lane is reported once");
     });
 }

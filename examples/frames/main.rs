@@ -120,7 +120,7 @@ fn lose_every(text: &str) -> Result<u64, String> {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
-    /// Run every operation immediately on the thread that pushes it
+    /// No workers: an operation normally runs on the thread that pushes it
     Naive,
     /// One pool of workers
     Pooled,

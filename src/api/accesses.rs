@@ -326,7 +326,7 @@ impl<A: ScopedAccesses> ScopedAccesses for Vec<A> {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "a declaration does nothing until it is pushed"]
+#[must_use = "a declaration does nothing unless it is passed to an operation or to `acquire`"]
 pub fn each<I: IntoIterator<Item: ScopedAccesses>>(declarations: I) -> Vec<I::Item> {
     declarations.into_iter().collect()
 }
@@ -430,7 +430,7 @@ impl ScopedAccesses for () {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug)]
-#[must_use = "a declaration does nothing until it is pushed"]
+#[must_use = "a declaration does nothing unless it is passed to an operation or to `acquire`"]
 pub struct Cx(());
 
 /// Declares that an operation's function receives its [`OpContext`], at the position of this declaration among the

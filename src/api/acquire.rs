@@ -73,8 +73,8 @@ impl Engine {
         let mut entries = Entries::new();
         accesses.declare(&mut List(&mut entries));
         let captured = accesses.capture();
-        // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and calls this once; its
-        // push refuses aliases.
+        // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
+        // while it has shares. (2): the push refuses aliases, and the operation calls this once.
         let make = move |share: &Share| unsafe { A::guards(&captured, share) };
         let keeps_open = KeepsOpen::new(self.core());
         let acquiring = self.core().begin_acquire(Location::caller(), &mut entries, make);

@@ -48,7 +48,7 @@ use crate::{
 /// engine.notify_shutdown();
 /// drop(sender);
 /// engine.shutdown(Shutdown::Cancel, None)?;
-/// let Err(WaitError::Failed(error)) = second.wait() else { panic!("it has not started") };
+/// let Err(WaitError::Failed(error)) = second.wait() else { panic!("`second` has not started") };
 /// assert!(matches!(error.cause(), Cause::Cancelled));
 /// # Ok(())
 /// # }
@@ -420,8 +420,9 @@ impl Engine {
 
     /// Waits for every operation pushed on the variable before the call.
     ///
-    /// Any thread may wait. Inside an operation, a wait first runs the ready operations that it depends on. If none is
-    /// left and the wait is not over, another thread takes over the worker; see [`blocking`](crate::blocking).
+    /// Any thread may wait. Inside an operation, a wait without a time limit first runs ready operations that it
+    /// depends on, while the stack has room. When it finds no more and is not over, another thread takes over the
+    /// worker; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -670,7 +671,8 @@ impl Engine {
     /// Times are available only with a [recorder](crate::EngineBuilder::recorder) or a
     /// [profile](crate::EngineBuilder::profile).
     ///
-    /// The counts are read one by one while the engine keeps running.
+    /// The counts are read one by one while the engine keeps running. In a forked child, the counts of pushed, ended,
+    /// pending and ready operations are 0, and no times are available.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -723,9 +725,9 @@ impl Engine {
     /// Returns after at most `timeout`, however long the program's functions run. The call may be repeated on any
     /// handle: [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels operations that have not started.
     ///
-    /// A shutdown does not report failures. Afterwards, [`wait_for_all`](Self::wait_for_all) still returns every
-    /// unreported failure, including those of cancelled operations. The first that is not a cancellation is also logged
-    /// as a warning.
+    /// A shutdown does not report failures. Afterwards, [`wait_for_all`](Self::wait_for_all) still returns the
+    /// unreported failures, one in each call, including those of cancelled operations. The first that is not a
+    /// cancellation is also logged as a warning.
     ///
     /// A thread has ended once its thread-local destructors have run. A shutdown with a `timeout` starts another thread
     /// to wait for these destructors. If that thread cannot be started, a shutdown on systems other than Linux does not
@@ -854,7 +856,7 @@ impl Engine {
     ///
     /// let engine = Engine::builder().workers(1).build()?;
     /// let stopper = engine.downgrade(); // for instance, for a signal-handling thread
-    /// std::thread::spawn(move || stopper.notify_shutdown()).join().expect("it does not panic");
+    /// std::thread::spawn(move || stopper.notify_shutdown()).join().expect("the thread does not panic");
     /// engine.shutdown(Shutdown::Cancel, None)?; // waits for what has started
     /// # Ok(())
     /// # }

@@ -138,9 +138,9 @@ impl Group {
         self
     }
 
-    /// Waits for every operation pushed to the group by any thread before the call. Inside an operation, a wait first
-    /// runs the ready operations that it depends on. If none is left and the wait is not over, another thread takes
-    /// over the worker; see [`blocking`](crate::blocking).
+    /// Waits for every operation pushed to the group by any thread before the call. Inside an operation, a wait without
+    /// a time limit first runs ready operations that it depends on, while the stack has room. When it finds no more and
+    /// is not over, another thread takes over the worker; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -236,7 +236,7 @@ impl Group {
     /// let request = engine.group();
     /// request.cancel(); // the client has gone
     /// let page = engine.var(0);
-    /// request.op("render").push(page.write(), |_| unreachable!("it was cancelled"))?;
+    /// request.op("render").push(page.write(), |_| unreachable!("the operation was cancelled"))?;
     /// assert!(request.wait().is_err());
     /// assert!(engine.wait_for_var(&page).is_err());
     /// # Ok(())

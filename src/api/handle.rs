@@ -72,8 +72,9 @@ impl<R> OpHandle<R> {
 
     /// Waits for the operation and takes its result.
     ///
-    /// Inside an operation, a wait first runs the ready operations that it depends on. If none is left and the wait is
-    /// not over, another thread takes over the worker; see [`blocking`](crate::blocking).
+    /// Inside an operation, a wait without a time limit first runs ready operations that it depends on, while the stack
+    /// has room. When it finds no more and is not over, another thread takes over the worker; see
+    /// [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -170,8 +171,8 @@ impl<R> OpHandle<R> {
     /// let frame = engine.var(0);
     /// engine.op("capture").push(frame.write(), move |_| _ = receiver.recv())?;
     /// let filter = engine.op("filter").submit(frame.write(), |frame| *frame += 1)?;
-    /// assert!(filter.cancel(), "it is queued behind the capture");
-    /// let Err(WaitError::Failed(error)) = filter.wait() else { panic!("it was cancelled") };
+    /// assert!(filter.cancel(), "`filter` is queued behind the capture");
+    /// let Err(WaitError::Failed(error)) = filter.wait() else { panic!("`filter` was cancelled") };
     /// assert!(matches!(error.cause(), Cause::Cancelled));
     /// drop(sender);
     /// assert!(engine.wait_for_var(&frame).is_err()); // the frame was not filtered

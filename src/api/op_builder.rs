@@ -350,7 +350,7 @@ impl<'e> OpBuilder<'e> {
     /// engine.op("slow").push(frame.write(), |_| std::thread::sleep(Duration::from_millis(20)))?;
     /// let due = Instant::now() + Duration::from_millis(5);
     /// let late = engine.op("show").deadline(due).submit(frame.read(), |frame| println!("{frame}"))?;
-    /// let Err(WaitError::Failed(error)) = late.wait() else { panic!("it is too late") };
+    /// let Err(WaitError::Failed(error)) = late.wait() else { panic!("the deadline has passed") };
     /// assert!(matches!(error.cause(), Cause::DeadlinePassed));
     /// # Ok(())
     /// # }
@@ -629,7 +629,8 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
+            // during this call. (2): the push refuses aliases, and the operation runs once.
             f(unsafe { A::refs(&captured, &cx) });
             Ok(())
         };
@@ -665,7 +666,8 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
+            // during this call. (2): the push refuses aliases, and the operation runs once.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
         self.enqueue_worker_job(location, &accesses, FnJob::new(f))
@@ -699,7 +701,8 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
+            // during this call. (2): the push refuses aliases, and the operation runs once.
             Ok(f(unsafe { A::refs(&captured, &cx) }))
         };
         self.enqueue_returning(location, &accesses, 0, f)
@@ -732,7 +735,8 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
+            // during this call. (2): the push refuses aliases, and the operation runs once.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
         self.enqueue_returning(location, &accesses, 0, f)
@@ -792,7 +796,7 @@ impl<'e> OpBuilder<'e> {
     /// engine.op("fill").push(host.write(), |host| host.fill(1.5))?;
     /// engine.op("upload").on(gpu).copy_to_device(&host, &device)?;
     /// engine.op("double").on(gpu).try_launch(device.write(), |stream, device| {
-    ///     let mut gpu = stream.simulated().ok_or("it is not a simulated device")?;
+    ///     let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
     ///     gpu.launch(Duration::from_micros(5), device, |values| values.iter_mut().for_each(|value| *value *= 2.0))?;
     ///     Ok(())
     /// })?;
@@ -829,7 +833,8 @@ impl<'e> OpBuilder<'e> {
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             with_stream(call, |stream| {
-                // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+                // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their
+                // variables during this call. (2): the push refuses aliases, and the operation runs once.
                 f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
             })
         };
@@ -879,7 +884,7 @@ impl<'e> OpBuilder<'e> {
     /// let gpu = Device::Gpu(0);
     /// let device = engine.device_var::<f32>(gpu, 4)?;
     /// let len = engine.op("len").on(gpu).try_submit_launch(device.read(), |stream, device| {
-    ///     stream.simulated().ok_or("it is not a simulated device")?;
+    ///     stream.simulated().ok_or("the device is not simulated")?;
     ///     Ok(device.len())
     /// })?;
     /// assert_eq!(len.wait()?, 4);
@@ -901,7 +906,8 @@ impl<'e> OpBuilder<'e> {
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             with_stream(call, |stream| {
-                // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+                // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their
+                // variables during this call. (2): the push refuses aliases, and the operation runs once.
                 f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
             })
         };
@@ -1000,7 +1006,8 @@ impl<'e> OpBuilder<'e> {
             f(refs, done);
             Ok(())
         };
-        // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+        // SAFETY: (1): the captured values are those of `accesses`, which the operation declares, and it runs once.
+        // (2): its push refuses aliases.
         let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
@@ -1037,7 +1044,8 @@ impl<'e> OpBuilder<'e> {
     {
         let location = Location::caller();
         let f = move |refs: Refs<'_, A>, done| f(refs, done).map_err(Cause::Error);
-        // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+        // SAFETY: (1): the captured values are those of `accesses`, which the operation declares, and it runs once.
+        // (2): its push refuses aliases.
         let work = unsafe { completion::async_body::<A>(accesses.capture(), f) };
         self.enqueue(location, &accesses, flag::ASYNC, work)
     }
@@ -1205,7 +1213,8 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which each run declares, so it holds their variables during
+            // this call. (2): the operator's creation refuses aliases, and a run calls this once.
             f(unsafe { A::refs(&captured, &cx) });
             Ok(())
         };
@@ -1240,7 +1249,8 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which each run declares, so it holds their variables during
+            // this call. (2): the operator's creation refuses aliases, and a run calls this once.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
         self.into_operator(&accesses, 0, Function::Sync(Box::new(f)))
@@ -1288,7 +1298,7 @@ impl<'e> OpBuilder<'e> {
     /// let gpu = Device::Gpu(0);
     /// let device = engine.device_var::<f32>(gpu, 4)?;
     /// let clear = engine.op("clear").on(gpu).try_launch_operator(device.overwrite(), |stream, device| {
-    ///     let mut gpu = stream.simulated().ok_or("it is not a simulated device")?;
+    ///     let mut gpu = stream.simulated().ok_or("the device is not simulated")?;
     ///     gpu.launch(Duration::from_micros(5), device, |values| values.fill(0.0))?;
     ///     Ok(())
     /// })?;
@@ -1309,8 +1319,8 @@ impl<'e> OpBuilder<'e> {
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
             with_stream(call, |stream| {
-                // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses
-                // aliases.
+                // SAFETY: (1): `captured` came from `accesses`, which each run declares, so it holds their variables
+                // during this call. (2): the operator's creation refuses aliases, and a run calls this once.
                 f(stream, unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
             })
         };
@@ -1376,7 +1386,8 @@ impl<'e> OpBuilder<'e> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let f = |refs: Refs<'_, A>, done| f(refs, done).map_err(Cause::Error);
-            // SAFETY: each run declares `accesses` and calls this once, and the operator's creation refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which each run declares, and a run calls this once. (2):
+            // the operator's creation refuses aliases.
             unsafe { completion::call_async::<A>(call, &captured, f) }
         };
         self.into_operator(&accesses, flag::ASYNC, Function::Async(Box::new(f)))
@@ -1528,8 +1539,8 @@ impl<'e> OpBuilder<'e> {
         self.finish_future(accesses)?;
         let (captured, priority) = (accesses.capture(), self.spec.priority);
         let start = move |call: &Call<'_>| {
-            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once, and
-            // its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
+            // while it has shares. (2): the push refuses aliases, and the operation runs once.
             let guards = |share: &Share| unsafe { A::guards(&captured, share) };
             future_task::start(call, priority, None, |share| f(guards(share)))
         };
@@ -1552,8 +1563,8 @@ impl<'e> OpBuilder<'e> {
         self.finish_future(accesses)?;
         let (captured, priority) = (accesses.capture(), self.spec.priority);
         let start = move |call: &Call<'_>, handle: Arc<Handled<R>>| {
-            // SAFETY: the operation declares `accesses`, holds its variables while it has shares, and runs once, and
-            // its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, and it holds their variables
+            // while it has shares. (2): the push refuses aliases, and the operation runs once.
             let guards = |share: &Share| unsafe { A::guards(&captured, share) };
             future_task::start(call, priority, Some(handle), |share| f(guards(share)))
         };

@@ -117,7 +117,7 @@ impl<'a> OpContext<'a> {
     ///     Err::<(), _>("given up".into())
     /// })?;
     /// receiver.recv()?;
-    /// assert!(!search.cancel(), "it runs");
+    /// assert!(!search.cancel(), "the search runs");
     /// assert!(search.wait().unwrap_err().to_string().ends_with("given up"));
     /// # Ok(())
     /// # }

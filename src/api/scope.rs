@@ -32,8 +32,8 @@ impl Engine {
     ///
     /// `f` runs on the calling thread. When `f` has returned or panicked, the call waits for the scope's operations,
     /// including those that they push to the scope in turn. It then drops the values of the scope's variables. A worker
-    /// that waits at the end of a scope runs the scope's ready operations that no other worker has taken. If the wait
-    /// is not over then, another thread takes over the worker.
+    /// that waits at the end of a scope runs the scope's ready operations that no other worker has taken, while its
+    /// stack has room. If the wait is not over then, another thread takes over the worker.
     ///
     /// Scopes may be nested: any operation can open a scope, even an operation in another scope.
     ///
@@ -462,7 +462,8 @@ impl<'scope> ScopedOp<'scope> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
+            // during this call. (2): the push refuses aliases, and the operation runs once.
             f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)
         };
         // SAFETY: (1): the function is dropped before the operation ends, and `Engine::scope` returns only after that.
@@ -486,7 +487,8 @@ impl<'scope> ScopedOp<'scope> {
         let captured = accesses.capture();
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `accesses` and runs once, and its push refuses aliases.
+            // SAFETY: (1): `captured` came from `accesses`, which the operation declares, so it holds their variables
+            // during this call. (2): the push refuses aliases, and the operation runs once.
             let value = f(unsafe { A::refs(&captured, &cx) }).map_err(Cause::Error)?;
             *lock(&for_op) = Some(value);
             Ok(())

@@ -138,7 +138,7 @@ impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
 
 /// A declaration that an operation reads a scope's variable, returned by [`ScopedVar::read`].
 #[derive(Debug)]
-#[must_use = "a declaration does nothing until it is pushed"]
+#[must_use = "a declaration does nothing unless it is passed to an operation"]
 pub struct ScopedRead<'scope, T: ?Sized>(ScopedVar<'scope, T>);
 
 impl<T: ?Sized> Clone for ScopedRead<'_, T> {
@@ -151,7 +151,7 @@ impl<T: ?Sized> Copy for ScopedRead<'_, T> {}
 /// A declaration that an operation mutates a scope's variable, returned by [`ScopedVar::write`] and
 /// [`ScopedVar::overwrite`].
 #[derive(Debug)]
-#[must_use = "a declaration does nothing until it is pushed"]
+#[must_use = "a declaration does nothing unless it is passed to an operation"]
 pub struct ScopedWrite<'scope, T: ?Sized> {
     var: ScopedVar<'scope, T>,
     mode: Mode,

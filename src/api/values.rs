@@ -28,8 +28,8 @@ use crate::{
 
 impl Engine {
     /// Waits for every mutation of the variable pushed before the call, then returns a clone of the variable's value.
-    /// The value is cloned on the calling thread if no mutation is pending, otherwise on a worker. Other readers may
-    /// run at the same time.
+    /// The value is cloned on the calling thread if no mutation is pending, otherwise normally on a worker. Other
+    /// readers may run at the same time.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -57,7 +57,8 @@ impl Engine {
         let spec = Spec::internal("get", 0, flag::EAGER);
         let f = move |call: &Call<'_>| {
             let cx = OpContext::new(call);
-            // SAFETY: the operation declares `access`, its only access, and runs once.
+            // SAFETY: (1): `kept` came from `access`, which the operation declares, so it holds the variable during
+            // this call. (2): this is its only access, and it runs once.
             Ok(unsafe { Read::<T>::refs(&kept, &cx) }.clone())
         };
         let location = Location::caller();
@@ -136,9 +137,9 @@ impl Engine {
         Ok(acquired.enter(|| f(unsafe { value_of(&acquired, var) })))
     }
 
-    /// Pushes an operation that replaces the variable's value. The old value is dropped on a worker as part of the
-    /// operation; if this drop panics, the operation fails. Like every operation that [overwrites](Var::overwrite) a
-    /// variable, it clears the variable's error if it succeeds.
+    /// Pushes an operation that replaces the variable's value. The old value is dropped as part of the operation,
+    /// normally on a worker; if this drop panics, the operation fails. Like every operation that
+    /// [overwrites](Var::overwrite) a variable, it clears the variable's error if it succeeds.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

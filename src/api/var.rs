@@ -16,7 +16,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// takes a [`Token`] also accepts a `Var`, through `impl AsRef<Token>`. Operations use the value through
 /// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite). Other code uses it through engine
 /// methods such as [`Engine::get`](crate::Engine::get), which returns a clone. When the last handle is dropped, the
-/// value is dropped on a worker after all operations on the variable.
+/// value is dropped after all operations on the variable, normally on a worker.
 ///
 /// An operation's function can use a value only as declared by the operation:
 ///
@@ -280,7 +280,7 @@ impl<T: Send + 'static> Var<T> {
 /// # }
 /// ```
 #[derive(Debug)]
-#[must_use = "a declaration does nothing until it is pushed"]
+#[must_use = "a declaration does nothing unless it is passed to an operation or to `acquire`"]
 pub struct Read<'v, T>(pub(super) &'v Var<T>);
 
 impl<T> Clone for Read<'_, T> {
@@ -303,7 +303,7 @@ impl<T> Copy for Read<'_, T> {}
 /// # }
 /// ```
 #[derive(Debug)]
-#[must_use = "a declaration does nothing until it is pushed"]
+#[must_use = "a declaration does nothing unless it is passed to an operation or to `acquire`"]
 pub struct Write<'v, T> {
     pub(super) var: &'v Var<T>,
     pub(super) mode: Mode,

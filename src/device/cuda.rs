@@ -374,12 +374,12 @@ impl CudaGpu {
         })?;
         drop(relaxed);
         let context =
-            context.map_err(|error| check("opening the device's context", error.0).expect_err("it failed"))?;
+            context.map_err(|error| check("opening the device's context", error.0).expect_err("the call failed"))?;
         // SAFETY: without the tracking, uses of memory from this context must be ordered by other means. The engine
         // orders uses of its own memory, and the documentation warns programs that allocate through the context.
         unsafe { context.disable_event_tracking() };
         let driver =
-            |error: cudarc::driver::DriverError| check("asking for a property", error.0).expect_err("it failed");
+            |error: cudarc::driver::DriverError| check("asking for a property", error.0).expect_err("the call failed");
         let name = context.name().map_err(driver)?;
         let priorities = cudarc::driver::result::stream::get_priority_range().map_err(driver)?;
         let wide = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
@@ -705,7 +705,7 @@ impl Driver for CudaGpu {
         let _relaxed = Relaxed::begin();
         let priority = if role == StreamRole::Urgent { gpu.priorities.1 } else { gpu.priorities.0 };
         let stream = gpu.context.new_stream_with_priority(priority);
-        let stream = stream.map_err(|error| gpu.check("creating a stream", error.0).expect_err("it failed"))?;
+        let stream = stream.map_err(|error| gpu.check("creating a stream", error.0).expect_err("the call failed"))?;
         let marks = match gpu.marks {
             MarkKind::Counter => Marks::Counter(Counter::new(gpu)?),
             MarkKind::Events => Marks::Events { pending: VecDeque::new(), passed: 0 },
@@ -745,8 +745,9 @@ impl Driver for CudaGpu {
             let _turn = lock(&gpu.giving_up);
             // Once the loss is set, the pool allocates nothing and streams accept no commands.
             let _ = gpu.lost.set(error.clone().into_loss());
-            // A working device finishes its commands, including those that this thread issued after another thread had
-            // waited here; only then may the host reuse pinned memory. A lost device reports the loss immediately.
+            // Waits even if another thread has already waited here: this thread may have checked for a loss before it
+            // was set, and issued a command since. The host may reuse pinned memory only once a working device has
+            // finished all commands. A lost device reports the loss immediately.
             gpu.synchronize()
         };
         if let Err(error) = waited {

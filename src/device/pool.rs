@@ -126,7 +126,7 @@ mod tests {
     fn a_block_has_the_requested_size_or_at_most_a_quarter_more() {
         let mut last = 0;
         for bytes in (1..70_000).chain([LARGE - 1, LARGE, LARGE + 1, 5_000_000_000, isize::MAX as usize / 2]) {
-            let size = size_for(bytes).expect("it can be addressed");
+            let size = size_for(bytes).expect("the block can be addressed");
             assert!(size >= last, "the block for {bytes} bytes is smaller than the one for fewer bytes");
             last = size;
             assert!(size >= bytes && (size - bytes <= bytes / 4 || size == ALIGNMENT), "{size} bytes for {bytes}");

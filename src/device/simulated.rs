@@ -76,7 +76,7 @@ pub enum Clock {
 ///     .seed(7)
 ///     .build();
 /// let engine = raddle::Engine::builder().workers(1).gpu(gpu).build()?;
-/// assert!(engine.device_var::<u8>(raddle::Device::Gpu(0), 2 << 20).is_err(), "it has 1 MiB");
+/// assert!(engine.device_var::<u8>(raddle::Device::Gpu(0), 2 << 20).is_err(), "the device has 1 MiB");
 /// # Ok::<(), raddle::BuildError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -324,7 +324,7 @@ impl SimulatedGpu {
     /// gpu.refuse_at(1);
     /// engine.op("upload").on(device).copy_to_device(&host, &values)?;
     /// let Err(WaitError::Failed(error)) = engine.wait_for_var(&values) else { panic!("the copy was refused") };
-    /// let error = error.downcast_ref::<DeviceError>().expect("it is the device's");
+    /// let error = error.downcast_ref::<DeviceError>().expect("the cause is the device's error");
     /// assert_eq!((error.code(), error.is_lost()), (801, false));
     /// # Ok(())
     /// # }

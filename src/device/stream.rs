@@ -57,7 +57,7 @@ pub(crate) enum FunctionEnd {
 /// let values = engine.device_var::<u32>(gpu, 4)?;
 /// engine.op("fill").on(gpu).try_launch(values.overwrite(), |stream, values| {
 ///     assert_eq!(stream.device(), Device::Gpu(0));
-///     let mut stream = stream.simulated().expect("it is a simulated device");
+///     let mut stream = stream.simulated().expect("the device is simulated");
 ///     stream.launch(Duration::from_micros(5), values, |values| values.fill(7))?;
 ///     Ok(())
 /// })?;
@@ -153,7 +153,7 @@ impl GpuStream {
     /// engine.op("upload").on(gpu).copy_to_device(&host, &values)?;
     /// engine.op("add").on(gpu).try_launch((values.write(), own.overwrite()), |stream, (values, own)| {
     ///     stream.include(own, |own| {
-    ///         let mut own = own.simulated().expect("it is a simulated device");
+    ///         let mut own = own.simulated().expect("the device is simulated");
     ///         own.launch(Duration::ZERO, values, |values| values.iter_mut().for_each(|value| *value += 1))
     ///     })??;
     ///     Ok(())
@@ -520,7 +520,7 @@ mod tests {
         for (refused, expected) in [("lane record", 1), ("other wait", 2)] {
             let (calls, result, mut lane) = include(&[refused]);
             assert_eq!(calls.made().len(), expected, "{:?}", calls.made());
-            assert_eq!(result.expect_err("it was refused").code(), 801);
+            assert_eq!(result.expect_err("the call was refused").code(), 801);
             assert!(lane.given_up().is_none());
             lane.inner().mark(1).unwrap();
         }
@@ -535,7 +535,7 @@ mod tests {
             let made = calls.made();
             assert_eq!(made.iter().filter(|call| *call == refused).count(), MARK_TRIES as usize, "{made:?}");
             assert_eq!(made.len(), others + MARK_TRIES as usize, "{made:?}");
-            assert_eq!(result.expect_err("it was refused").code(), 801);
+            assert_eq!(result.expect_err("the call was refused").code(), 801);
             assert_eq!(lane.given_up().map(DeviceError::message), Some("not now"));
             // The work issued on the stream must still be waited for.
             assert_eq!(Arc::strong_count(&calls.0), 2, "the stream was dropped");
@@ -546,7 +546,7 @@ mod tests {
                 lane.inner().record().map(drop),
                 lane.finish(),
             ] {
-                assert_eq!(result.expect_err("it is dead").message(), "not now");
+                assert_eq!(result.expect_err("the stream is dead").message(), "not now");
             }
             assert_eq!(calls.made(), made, "the stream itself was not called");
         }

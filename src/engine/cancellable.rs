@@ -115,8 +115,8 @@ impl Place {
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
         // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations
-        // released together with this one, since they enter a queue only after the store. Other threads may read an
-        // earlier value, but do not run inside the operation that it identifies.
+        // released together with this one, since they enter their queues only after `let_go` has been called for all of
+        // them. Other threads may read an earlier value, but do not run inside the operation that it identifies.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }

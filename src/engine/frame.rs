@@ -67,9 +67,9 @@ pub(crate) struct Frame {
     core: *const Arc<Core>,
     /// What can cancel the operation, or null.
     limits: Cell<*const Limits>,
-    /// The right to end an asynchronous operation, until the operation's completion takes it. If a panic in the
-    /// function drops the completion, the right is put back. The code that enters a frame with a right takes the right
-    /// out again.
+    /// The right to end an asynchronous operation, until the operation's completion takes it. The right is put back if
+    /// a panic in the function drops the completion, or if the function fails after its completion has been used or
+    /// dropped. The code that enters a frame with a right takes the right out again.
     right: Cell<Option<ManuallyDrop<Right<Task>>>>,
     holds: Holds,
     /// The frame around this one, or null.
@@ -91,7 +91,7 @@ impl Frame {
 
     #[inline]
     pub(crate) fn engine(&self) -> &Arc<Core> {
-        // SAFETY: the caller of `enter_with` keeps the engine alive until the frame ends.
+        // SAFETY: `core` points to the caller's `Arc`, which `enter_with` borrows until the frame ends.
         unsafe { &*self.core }
     }
 

@@ -12,7 +12,7 @@
 //!    future, and the operation fails. Cancelling through the handle wakes the future for that poll; cancelling the
 //!    group does not.
 //! 5. *Lost* instead: the last waker was dropped between two polls, so nothing can wake the future. The future is
-//!    dropped on a worker, and the operation fails.
+//!    dropped, on a worker if the engine has any, and the operation fails.
 //!
 //! [`PollState`] decides which thread polls. On a naive engine, the thread that wakes the future polls it.
 //!

@@ -20,7 +20,7 @@ pub(crate) trait Kin: Send + Sync {
     /// Records that the parent is a future, whose work ends once the future has ended and its guards have been dropped.
     /// Called in the parent's function; never called for a scope.
     fn begin_future(&self);
-    /// Drops a share of the family. A scope has no shares.
+    /// Drops a share of the family. Does nothing for a scope, which has no shares.
     fn leave(&self);
     fn as_any(&self) -> &dyn Any;
 }

@@ -63,7 +63,7 @@ impl Core {
         self.recording().map(|recording| recording.recorder.age(op))
     }
 
-    /// Returns the engine's statistics.
+    /// Returns the engine's statistics. In a forked child, returns only what can be read without a lock.
     pub(crate) fn stats(&self) -> Stats {
         let ready = if self.is_forked() { vec![0; self.threads.lanes().len()] } else { self.ready_ops() };
         let lanes: Vec<LaneStats> = self
@@ -90,7 +90,7 @@ impl Core {
         let recording = self.recording().filter(|recording| recording.is_kept);
         let operations = recording.map(|recording| recording.recorder.stats());
         let (operations, lost) = operations.unwrap_or_default();
-        let (ended, pending) = self.pending.totals();
+        let (ended, pending) = if self.is_forked() { (0, 0) } else { self.pending.totals() };
         let helped = self.helped.get() + lanes.iter().flat_map(|lane| &lane.workers).map(|one| one.helped).sum::<u64>();
         Stats { pushed: ended + pending, ended, pending, helped, lanes, operations, lost }
     }

@@ -39,8 +39,8 @@
 //!
 //! A count is a sum over shards, taken under a lock. To count less often, a thread that finds room takes a
 //! [credit](CREDIT) of at most half of that room, up to [`MAX_CREDIT`] operations. It counts again when the credit is
-//! used up. A single pushing thread therefore stays within the limit. Each of several threads may exceed it by at most
-//! `MAX_CREDIT` operations, or by one operation without credit.
+//! used up. A single pushing thread therefore exceeds the limit only in case 4. Each of several threads may exceed it
+//! by at most `MAX_CREDIT` operations, or by one operation without credit.
 //!
 //! # Who may touch what
 //!

@@ -247,8 +247,8 @@ impl Core {
                 self.fail_late(&hold, failure);
                 Epilogue::Nothing
             }
-            // A panic dropped the completion. If the function caught the panic, the loss of the completion is the
-            // failure.
+            // A panic dropped the completion, or the function failed after its completion had been used or dropped. If
+            // the function caught the panic and succeeded, the loss of the completion is the failure.
             (Some(right), failure) => {
                 let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
                 let _ = hold.task().async_state().map(AsyncState::resolve);

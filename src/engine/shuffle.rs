@@ -5,9 +5,9 @@
 //!
 //! * With several workers, it draws after a random delay, and only if no drawn operation is waiting for a worker.
 //!   Operations therefore overlap where their accesses permit, and start in an unusual order and at unusual times.
-//! * With one worker, the order of the draws depends only on the seed and the program. The thread draws when nothing is
-//!   running and the program has pushed everything that it can, since the set of ready operations then does not depend
-//!   on which thread was faster.
+//! * With one worker, the order of the draws normally depends only on the seed and the program. The thread draws when
+//!   nothing is running and the program has pushed everything that it can, since the set of ready operations then does
+//!   not depend on which thread was faster.
 //!
 //! The engine's own operations, except polls of futures, are not shuffled, nor are eager operations that are ready when
 //! pushed.

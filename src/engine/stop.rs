@@ -5,7 +5,7 @@
 //! instead: such a lane's thread issues no more operations, and lays its worker aside once the GPU has completed the
 //! issued work. While a function that has handed over its worker is waiting, no worker is laid aside, and those already
 //! laid aside are taken up again, since the function may be waiting for an operation of any lane. A stop is therefore
-//! over only once no function is running.
+//! over only once no function is running on the engine's threads.
 
 use std::{io, panic::Location, sync::Arc, time::Instant};
 

@@ -128,8 +128,9 @@ impl Core {
         WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited))
     }
 
-    /// Waits for the result of an operation with a handle, and takes the result. If called inside an operation, another
-    /// thread runs the worker during the wait.
+    /// Waits for the result of an operation with a handle, and takes the result. If called inside an operation, runs
+    /// operations on which the wait depends, if it finds any, and otherwise lets another thread run the worker during
+    /// the wait.
     pub(crate) fn wait_for_result<R, F: ?Sized>(
         self: &Arc<Self>,
         handled: &Arc<Oneshot<R, Cancellable<F>>>,

@@ -1,5 +1,6 @@
 //! The last waits for a variable, which later waits can join. However many threads wait for a variable that makes no
-//! progress, they add at most one operation per kind of wait to its queue.
+//! progress, they add at most one operation per kind of wait to its queue, as long as no other operation is pushed on
+//! the variable.
 //!
 //! A wait is an operation in the queue of the variable (`WaitJob`), which sets a [`Oneshot`]. The variable remembers
 //! the last wait of each [kind](WaitFor) from before the wait's push until its start. The wait's record is held during

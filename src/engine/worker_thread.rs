@@ -38,8 +38,8 @@ pub(super) struct WorkerThread {
     lane: Cell<u8>,
     pub(super) core: Arc<Core>,
     duty: Duty,
-    /// Whether a function on this thread has handed over the worker and has since neither returned nor received a
-    /// worker.
+    /// Whether a function on this thread has handed over the worker and has since neither ended nor received another
+    /// one, or counts as having done so.
     gave_away: Cell<bool>,
     /// The number of times that functions on this thread have queued for a worker, modulo 2³².
     returns: Cell<u32>,
@@ -386,8 +386,8 @@ pub(super) fn note_stale() {
     with_current(|thread| thread.worker().map(Worker::note_stale));
 }
 
-/// Returns the calling thread's engine and the lane of the worker that the thread has handed over, unless it has since
-/// received one.
+/// If the calling thread has handed over its worker, or [counts](begin_code) as having done so, and has not received
+/// one since, returns its engine and the lane of that worker.
 pub(super) fn without_worker() -> Option<(Arc<Core>, u8)> {
     with_current(|thread| thread.gave_away.get().then(|| (Arc::clone(&thread.core), thread.lane.get()))).flatten()
 }
@@ -413,7 +413,8 @@ pub(super) fn resume(worker: BoxedWorker<Task>) {
     debug_assert!(worker.is_none(), "only threads of an engine hand workers over");
 }
 
-/// Whether a function on the calling thread has handed over the worker and the thread has not received one since.
+/// Whether a function on the calling thread has handed over the worker, or [counts](begin_code) as having done so, and
+/// the thread has not received one since.
 pub(super) fn is_without_worker() -> bool {
     with_current(|thread| thread.gave_away.get()) == Some(true)
 }

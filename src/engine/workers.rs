@@ -1,9 +1,10 @@
 //! The main function of the threads that run workers.
 //!
 //! A waiting function runs ready operations on which the wait depends ([`in_place`](super::in_place)). If it finds
-//! none, it hands its worker over to a spare thread and sleeps. When it wakes up, it borrows the place of an idle
-//! worker, or queues for a worker ([`regain`](super::regain)). A wait thus neither occupies a worker nor delays an
-//! unrelated wait below it on the stack, as would happen if waiting threads ran arbitrary operations.
+//! none, if its stack is short, or if the wait has a time limit, it hands its worker over to another thread and sleeps.
+//! When it wakes up, it borrows the place of an idle worker, or queues for a worker ([`regain`](super::regain)). A wait
+//! thus neither occupies a worker nor delays an unrelated wait below it on the stack, as would happen if waiting
+//! threads ran arbitrary operations.
 
 use std::{io, sync::Arc};
 
@@ -206,7 +207,8 @@ mod tests {
     #[cfg_attr(miri, ignore = "starts a thousand threads")]
     fn threads_that_come_and_go_leave_nothing_behind() {
         const DEPTH: usize = 40;
-        let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("it is built");
+        let engine =
+            Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).build().expect("the engine is built");
         let threads = engine.core().threads();
         let (lives, known) = (|| threads.count().0, || threads.count().1);
         let before = known();
@@ -225,7 +227,7 @@ mod tests {
     #[test]
     fn no_two_engines_have_the_same_number() {
         let numbers = [(); 2].map(|()| {
-            let engine = Engine::builder().kind(EngineKind::Naive).build().expect("it is built");
+            let engine = Engine::builder().kind(EngineKind::Naive).build().expect("the engine is built");
             engine.core().threads().engine()
         });
         assert!(numbers[0] != numbers[1] && !numbers.contains(&0));

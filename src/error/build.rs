@@ -42,7 +42,11 @@ impl fmt::Display for BuildError {
             Self::NoWorkers => f.write_str("an engine needs at least one worker in each lane; ask for one or more"),
             Self::TooManyWorkers(max) => write!(f, "an engine has at most {max} workers in a lane; ask for fewer"),
             Self::UnknownEngine(value) => {
-                write!(f, "RADDLE_ENGINE is `{value}`; set it to `Naive`, `Pooled` or `PerDevice`, or unset it")
+                write!(
+                    f,
+                    "`{value}` is not a kind of engine; use `Naive`, `Pooled` or `PerDevice` (if it comes from \
+                     RADDLE_ENGINE, set or unset that variable)"
+                )
             }
             Self::InvalidSeed(value) => {
                 write!(f, "RADDLE_SHUFFLE is `{value}`; set it to a whole number, the seed, or unset it")

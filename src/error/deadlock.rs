@@ -20,7 +20,7 @@ pub(crate) type Pushed = (Name, &'static Location<'static>);
 ///     // `inner` is queued behind `outer`, which waits for it here.
 ///     inner.op("inner").submit(again.read(), |total| *total)?.wait()
 /// })?;
-/// let Err(WaitError::WouldDeadlock(deadlock)) = waits.wait()? else { panic!("it would wait forever") };
+/// let Err(WaitError::WouldDeadlock(deadlock)) = waits.wait()? else { panic!("the wait would never return") };
 /// assert_eq!((deadlock.waiting(), deadlock.awaited()), (Some("outer"), Some("inner")));
 /// # Ok(())
 /// # }

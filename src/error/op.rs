@@ -30,7 +30,7 @@ use crate::{
 /// use raddle::{Cause, WaitError};
 ///
 /// let handle = engine.op("decode").submit((), |()| -> u8 { panic!("bad header") })?;
-/// let Err(WaitError::Failed(error)) = handle.wait() else { panic!("it fails") };
+/// let Err(WaitError::Failed(error)) = handle.wait() else { panic!("the operation should fail") };
 /// assert!(matches!(error.cause(), Cause::Panic(Some(message)) if message == "bad header"));
 /// # Ok(())
 /// # }
@@ -124,7 +124,7 @@ impl Drop for Failure {
 /// # let engine = raddle::Engine::builder().workers(1).build()?;
 /// let frame = engine.var(0);
 /// engine.op("decode").try_push(frame.write(), |_| Err("bad header".into()))?;
-/// engine.op("draw").push(frame.read(), |_| unreachable!("it is skipped"))?;
+/// engine.op("draw").push(frame.read(), |_| unreachable!("`draw` is skipped"))?;
 /// let error = engine.wait_for_var(&frame).unwrap_err().to_string();
 /// assert!(error.starts_with("operation `decode` pushed at ") && error.ends_with(" failed: bad header"));
 /// # Ok(())
@@ -161,7 +161,7 @@ impl OpError {
     /// use raddle::WaitError;
     ///
     /// let decoded = engine.op("decode").try_submit((), |()| -> Result<u8, _> { Err("bad header".into()) })?;
-    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("it fails") };
+    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("the operation should fail") };
     /// assert_eq!(error.name(), "decode");
     /// # Ok(())
     /// # }
@@ -179,7 +179,7 @@ impl OpError {
     /// use raddle::WaitError;
     ///
     /// let decoded = engine.op("decode").try_submit((), |()| -> Result<u8, _> { Err("bad header".into()) })?;
-    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("it fails") };
+    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("the operation should fail") };
     /// assert_eq!(error.location().file(), file!());
     /// # Ok(())
     /// # }
@@ -197,7 +197,7 @@ impl OpError {
     /// use raddle::{Cause, WaitError};
     ///
     /// let decoded = engine.op("decode").try_submit((), |()| -> Result<u8, _> { Err("bad header".into()) })?;
-    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("it fails") };
+    /// let Err(WaitError::Failed(error)) = decoded.wait() else { panic!("the operation should fail") };
     /// assert!(matches!(error.cause(), Cause::Error(_)));
     /// # Ok(())
     /// # }
@@ -219,7 +219,7 @@ impl OpError {
     ///     let part = cx.engine().op("parse").try_submit((), |()| Ok("12x".parse::<i32>()?))?;
     ///     Ok(part.wait()? + 1)
     /// })?;
-    /// let Err(WaitError::Failed(error)) = sum.wait() else { panic!("it fails") };
+    /// let Err(WaitError::Failed(error)) = sum.wait() else { panic!("the operation should fail") };
     /// assert_eq!((error.name(), error.root().name()), ("sum", "parse"));
     /// # Ok(())
     /// # }
@@ -364,7 +364,7 @@ impl OpError {
     ///
     /// let engine = raddle::Engine::builder().workers(1).build()?;
     /// let number = engine.op("parse").try_submit((), |()| Ok("12x".parse::<i32>()?))?;
-    /// let Err(WaitError::Failed(error)) = number.wait() else { panic!("it fails") };
+    /// let Err(WaitError::Failed(error)) = number.wait() else { panic!("the operation should fail") };
     /// assert!(error.downcast_ref::<ParseIntError>().is_some());
     /// # Ok(())
     /// # }
@@ -383,7 +383,7 @@ impl OpError {
     ///
     /// let engine = raddle::Engine::builder().workers(1).build()?;
     /// let read = engine.op("read").try_submit((), |()| Ok(std::fs::read("no such file")?))?;
-    /// let Err(WaitError::Failed(error)) = read.wait() else { panic!("it fails") };
+    /// let Err(WaitError::Failed(error)) = read.wait() else { panic!("the operation should fail") };
     /// assert!(error.is::<std::io::Error>());
     /// # Ok(())
     /// # }

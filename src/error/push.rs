@@ -18,7 +18,7 @@ pub(crate) const FORKED: &str = "the engine belongs to the parent of this forked
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let disk = engine.token().named("disk");
 /// engine.delete_variable(&disk, |_| ())?;
-/// let Err(error) = engine.op("late").writes([&disk]).push((), |()| {}) else { panic!("it is refused") };
+/// let Err(error) = engine.op("late").writes([&disk]).push((), |()| {}) else { panic!("the push should be refused") };
 /// assert!(matches!(error, PushError::DeletedVariable(_)));
 /// let message = error.to_string();
 /// assert!(message.starts_with("operation `late` pushed at "));
@@ -156,7 +156,7 @@ impl Error for PushError {}
 /// let engine = raddle::Engine::builder().workers(1).build()?;
 /// let total = engine.var(0u32).named("total");
 /// let refused = engine.op("add").push((total.read(), total.write()), |(step, total)| *total += step);
-/// let Err(PushError::AliasedVariable(access)) = refused else { panic!("it would alias a `&mut`") };
+/// let Err(PushError::AliasedVariable(access)) = refused else { panic!("the references would alias a `&mut`") };
 /// assert_eq!((access.operation(), access.variable()), ("add", "total"));
 /// # Ok(())
 /// # }

@@ -37,9 +37,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
     pub op: NonNull<()>,
-    /// The number of levels from an innermost operation, which has depth 0, up to this one. The nearest preceding
-    /// operation with a lower number is its child, or an operation of a scope in it. Once that operation is complete,
-    /// this one may complete as well, and its record may be reused.
+    /// The number of levels from an innermost operation, which has depth 0, up to this one. The nearest operation
+    /// before this one in the list with a smaller depth is a child of this one, or an operation of a scope opened
+    /// inside this one. Once that operation is complete, this one may complete as well, and its record may be reused.
     pub depth: usize,
 }
 

@@ -167,8 +167,8 @@ impl<T> Lane<T> {
         self.inject(op);
     }
 
-    /// If the lane has work, wakes the workers that yielded their cores to the calling thread, which is now about to
-    /// sleep.
+    /// If the lane has work, wakes its workers in timed parks. They may have yielded their cores to the calling thread,
+    /// which is about to sleep.
     pub fn wake_yielded(&self) {
         if self.has_work() {
             self.sleep.wake_yielded();

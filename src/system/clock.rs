@@ -86,7 +86,8 @@ impl Clock {
         ticks().saturating_sub(self.first)
     }
 
-    /// Returns the time of a reading. The first call may sleep for some milliseconds to measure the rate.
+    /// Converts ticks returned by [`now`](Self::now) into the time since the clock's creation. The first call may sleep
+    /// for some milliseconds to measure the rate.
     pub(crate) fn time(&self, now: u64) -> Duration {
         let rate = self.rate.get_or_init(|| {
             if let Some(missing) = MIN_MEASURED.checked_sub(self.start.elapsed()) {

@@ -144,9 +144,9 @@ fn priority() -> Option<Finding> {
     };
     let allowed = match limit.rlim_cur {
         _ if !is_known => "the limit of real-time priorities is unknown".to_owned(),
-        0 => "no real-time priority is allowed".to_owned(),
+        0 => "real-time priorities are allowed only with CAP_SYS_NICE".to_owned(),
         libc::RLIM_INFINITY => "every real-time priority is allowed".to_owned(),
-        most => format!("real-time priorities up to {most} are allowed"),
+        most => format!("real-time priorities above {most} are allowed only with CAP_SYS_NICE"),
     };
     let advice = if matches!(policy, "SCHED_BATCH" | "SCHED_IDLE") {
         Some("the kernel favours other programs; start this one with `chrt --other 0`")

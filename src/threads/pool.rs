@@ -246,7 +246,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.returning[usize::from(lane)].dismiss();
     }
 
-    /// Wakes the workers that yielded their cores to the calling thread, which is about to wait.
+    /// In each lane that has work, wakes the workers in timed parks. They may have yielded their cores to the calling
+    /// thread, which is about to wait.
     pub(crate) fn wake_yielded(&self) {
         self.lanes.iter().for_each(|lane| lane.wake_yielded());
     }

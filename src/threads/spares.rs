@@ -239,7 +239,7 @@ mod tests {
                     });
                 }
                 start.wait();
-                waits.map(|wait| wait.join().expect("it has a worker")).iter().sum()
+                waits.map(|wait| wait.join().expect("the thread does not panic")).iter().sum()
             });
             assert_eq!(taken, 3);
         }
@@ -257,7 +257,7 @@ mod tests {
                 });
                 start.wait();
                 let offered = spares.offer(()).is_ok();
-                assert_eq!(wait.join().expect("it ends").is_some(), offered);
+                assert_eq!(wait.join().expect("the thread does not panic").is_some(), offered);
                 taken += u32::from(offered);
             });
             assert!(lock(&spares.0).slots.is_empty());
@@ -282,7 +282,7 @@ mod tests {
             for worker in [3, 2, 1] {
                 spares.offer(worker).expect("a thread waits");
             }
-            let taken: Vec<_> = waits.into_iter().map(|wait| wait.join().expect("it has a worker")).collect();
+            let taken: Vec<_> = waits.into_iter().map(|wait| wait.join().expect("the thread does not panic")).collect();
             assert_eq!(taken, [Some(1), Some(2), Some(3)]);
         });
     }
@@ -296,7 +296,7 @@ mod tests {
                 thread::yield_now();
             }
             spares.end();
-            assert!(wait.join().expect("it ends").is_none());
+            assert!(wait.join().expect("the thread does not panic").is_none());
         });
         assert!(spares.wait(None).is_none());
         assert!(spares.have_ended());

@@ -483,7 +483,7 @@ mod tests {
         assert!(joined.recv_timeout(MOMENT).is_err(), "a destructor was not waited for");
         drop(release);
         joined.recv_timeout(AWHILE).expect("join_all returns");
-        other.join().expect("it does not panic");
+        other.join().expect("the thread does not panic");
         assert_eq!(threads.count().1, 0);
     }
 
@@ -550,7 +550,7 @@ mod tests {
                 // Relaxed: the list's lock is taken afterwards.
                 are_to_end.store(false, Relaxed);
                 threads.look_again();
-                assert_eq!(join.join().expect("it does not panic"), Ok(()));
+                assert_eq!(join.join().expect("the thread does not panic"), Ok(()));
             });
         }
         drop(release);
@@ -563,12 +563,14 @@ mod tests {
         let release = spawn_blocked(&threads, "blocked");
         let inner = Arc::clone(&threads);
         let other = thread::spawn(move || inner.join_all());
-        eventually("the other thread joins it", || lock(&threads.list).entries.iter().all(Entry::is_being_joined));
+        eventually("the other thread joins the entry", || {
+            lock(&threads.list).entries.iter().all(Entry::is_being_joined)
+        });
         let left = threads.join_until(Instant::now() + MOMENT);
         assert_eq!(left, Err(vec!["blocked".to_owned()]));
         assert_eq!(lock(&threads.list).asked, 0);
         drop(release);
-        other.join().expect("it does not panic");
+        other.join().expect("the thread does not panic");
     }
 
     #[test]

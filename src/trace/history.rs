@@ -354,7 +354,7 @@ impl History {
                     self.close(event.op);
                 }
             }
-            What::Pushed(_) | What::Waits | What::GoesOn(_) => unreachable!("these were handled above"),
+            What::Pushed(_) | What::Waits | What::GoesOn(_) => unreachable!("pushes and waits are handled before"),
         }
     }
 

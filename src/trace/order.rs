@@ -277,14 +277,14 @@ mod tests {
     /// Returns a trace of two threads that push operations on the same two variables.
     fn trace() -> Trace {
         let recorder = Recorder::new();
-        let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("it is built");
+        let engine = Engine::builder().workers(2).recorder(&recorder).build().expect("the engine is built");
         let (x, y) = (engine.var(0), engine.var(0));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        engine.op("both").push((x.write(), y.write()), |(x, y)| *x += *y).expect("it is open");
-                        engine.op("read").push(x.read(), |_| {}).expect("it is open");
+                        engine.op("both").push((x.write(), y.write()), |(x, y)| *x += *y).expect("the engine is open");
+                        engine.op("read").push(x.read(), |_| {}).expect("the engine is open");
                     }
                 });
             }
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_trace_of_an_engine_is_in_order() {
-        let report = trace().check_order().expect("it is in order");
+        let report = trace().check_order().expect("the trace is in order");
         assert!(report.operations >= 200 && report.conflicts >= 200, "{report:?}");
     }
 
@@ -309,25 +309,25 @@ mod tests {
         let both = indices(&trace, "both");
         let late = trace.ops[*both.last().expect("there are some")].ended;
         trace.ops[both[3]].ended = late;
-        let violation = trace.check_order().expect_err("it is out of order");
+        let violation = trace.check_order().expect_err("the trace is out of order");
         assert!(matches!(violation, OrderViolation::Overlap { .. }), "{violation}");
     }
 
     #[test]
     fn an_overlap_of_mutations_that_follow_a_reader_is_found() {
         let recorder = Recorder::new();
-        let engine = Engine::builder().workers(1).recorder(&recorder).build().expect("it is built");
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().expect("the engine is built");
         let x = engine.var(0);
-        engine.op("read").push(x.read(), |_| {}).expect("it is open");
+        engine.op("read").push(x.read(), |_| {}).expect("the engine is open");
         for name in ["second", "third"] {
-            engine.op(name).push(x.write(), |x| *x += 1).expect("it is open");
+            engine.op(name).push(x.write(), |x| *x += 1).expect("the engine is open");
         }
         engine.wait_for_all().expect("nothing fails");
         let mut trace = recorder.take();
-        trace.check_order().expect("it is in order");
+        trace.check_order().expect("the trace is in order");
         let [second, third] = ["second", "third"].map(|name| indices(&trace, name)[0]);
         trace.ops[second].ended = trace.ops[third].ended;
-        let violation = trace.check_order().expect_err("it is out of order");
+        let violation = trace.check_order().expect_err("the trace is out of order");
         assert!(matches!(violation, OrderViolation::Overlap { .. }), "{violation}");
     }
 
@@ -335,13 +335,13 @@ mod tests {
     /// and one that only the third reads.
     fn trace_of_readers() -> (Trace, [usize; 4]) {
         let recorder = Recorder::new();
-        let engine = Engine::builder().workers(1).recorder(&recorder).build().expect("it is built");
+        let engine = Engine::builder().workers(1).recorder(&recorder).build().expect("the engine is built");
         let (x, y) = (engine.var(0).named("x"), engine.var(0));
         let (go, gone) = std::sync::mpsc::channel::<()>();
-        engine.op("write").push((x.write(), y.write()), move |_| _ = gone.recv()).expect("it is open");
-        engine.op("first").push(x.read(), |_| {}).expect("it is open");
-        engine.op("second").push(x.read(), |_| {}).expect("it is open");
-        engine.op("third").push((x.read(), y.read()), |_| {}).expect("it is open");
+        engine.op("write").push((x.write(), y.write()), move |_| _ = gone.recv()).expect("the engine is open");
+        engine.op("first").push(x.read(), |_| {}).expect("the engine is open");
+        engine.op("second").push(x.read(), |_| {}).expect("the engine is open");
+        engine.op("third").push((x.read(), y.read()), |_| {}).expect("the engine is open");
         std::thread::sleep(2 * PUSH);
         drop(go);
         engine.wait_for_all().expect("nothing fails");
@@ -354,7 +354,7 @@ mod tests {
     fn a_reader_that_waited_for_another_reader_is_found() {
         let (trace, [write, first, second, third]) = trace_of_readers();
         // A single worker runs the readers one after the other, but all of them were ready at the same time.
-        let report = trace.check_order().expect("it is in order");
+        let report = trace.check_order().expect("the trace is in order");
         assert_eq!((report.separate_readers, report.overlapping_readers), (2, 0));
         assert!([first, second, third].iter().all(|&reader| trace.ops[reader].ready == trace.ops[write].ended));
         for late in [second, third] {
@@ -382,7 +382,7 @@ mod tests {
         other.check_order().expect("the third reader waited for the other variable");
         // The second reader was pushed when the first one ended.
         let mut pushed = trace.clone();
-        pushed.ops[second].pushed = pushed.ops[first].ended.expect("it has ended");
+        pushed.ops[second].pushed = pushed.ops[first].ended.expect("the operation has ended");
         pushed.ops[second].ready = pushed.ops[first].ended;
         pushed.ops[third].pushed = pushed.ops[second].pushed;
         pushed.check_order().expect("the second reader was ready when it was pushed");
@@ -407,7 +407,7 @@ mod tests {
         let (of_first, of_last) = (times(&trace.ops[first]), times(&trace.ops[last]));
         (trace.ops[first].started, trace.ops[first].ended, trace.ops[first].runs) = of_last;
         (trace.ops[last].started, trace.ops[last].ended, trace.ops[last].runs) = of_first;
-        let violation = trace.check_order().expect_err("it is out of order");
+        let violation = trace.check_order().expect_err("the trace is out of order");
         assert!(matches!(violation, OrderViolation::Cycle(_)), "{violation}");
     }
 
@@ -429,7 +429,7 @@ mod tests {
         late.pushed = last;
         late.id = OpId(u64::MAX);
         trace.ops.push(late);
-        let violation = trace.check_order().expect_err("it is out of order");
+        let violation = trace.check_order().expect_err("the trace is out of order");
         assert!(matches!(violation, OrderViolation::Cycle(_)), "{violation}");
     }
 

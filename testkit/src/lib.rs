@@ -41,7 +41,7 @@ use raddle::{Engine, EngineKind, IdlePolicy, OpError, OpHandle, Token, WaitError
 /// The time after which a test counts as hanging. Under Miri, seconds of work take hours.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
 
-/// The time limit for a short step that hangs with a planted bug.
+/// The time limit for a short test or step. It is below [`PATIENCE`], so that a hang is reported sooner.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
 /// The time limit for a short step in a test that reports the delay itself. It is below any watchdog's limit, even a
@@ -509,7 +509,7 @@ pub fn mapped_bytes() -> usize {
 #[cfg(target_os = "linux")]
 fn status_bytes(what: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("procfs");
-    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("there is a line for it");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("the status has this line");
     line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB") * 1024
 }
 

@@ -38,6 +38,6 @@ impl Drop for NoThreads {
     fn drop(&mut self) {
         Self::set(self.before);
         self.over.open();
-        self.parked.drain(..).for_each(|thread| thread.join().expect("it only waits"));
+        self.parked.drain(..).for_each(|thread| thread.join().expect("a parked thread only waits"));
     }
 }

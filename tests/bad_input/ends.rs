@@ -8,7 +8,7 @@ fn a_push_after_the_shutdown_is_refused_and_drops_the_function() {
         let captured = drops.make();
         assert_eq!(engine.op("").push(value.write(), move |_| captured.touch()), Err(PushError::ShutDown));
         for property in [Property::Async, Property::DeleteVar, Property::NoSkip] {
-            let pushed = engine.op("").kind(property).push((), |()| unreachable!("it was refused"));
+            let pushed = engine.op("").kind(property).push((), |()| unreachable!("the push was refused"));
             assert_eq!(pushed, Err(PushError::ShutDown), "{property:?}");
         }
         let captured = drops.make();

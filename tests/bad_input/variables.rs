@@ -297,7 +297,7 @@ fn a_value_may_own_handles_to_variables() {
         engine.op("").push(own.write(), move |value| value.own = Some(clone)).unwrap();
         engine.op("").push(own.write(), |value| value.own = None).unwrap();
         drop(own);
-        eventually("it is gone", || drops.dropped() == 2);
+        eventually("the value is gone", || drops.dropped() == 2);
         drops.assert_all_gone();
     });
 }

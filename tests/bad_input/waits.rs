@@ -50,7 +50,7 @@ fn a_handle_may_be_dropped_at_any_moment() {
                 4 => drop(thread::spawn(move || drop(handle))),
                 5 => drop(handle.wait()),
                 _ => {
-                    eventually("it is done", || handle.is_done());
+                    eventually("the operation is done", || handle.is_done());
                     drop(handle);
                 }
             }

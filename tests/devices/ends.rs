@@ -106,7 +106,7 @@ fn the_function_of_a_device_operation_cannot_wait() {
             let behind = engine.op("behind").reads([&token]).submit((), |()| ()).unwrap();
             let (inside, other, behind) = (engine.clone(), token.clone(), Mutex::new(Some(behind)));
             let launch = engine.op("waits").on(GPU).submit_launch_any(own.write(), move |_, _| {
-                let handle = lock(&behind).take().expect("it runs once");
+                let handle = lock(&behind).take().expect("the function runs once");
                 let waits = [
                     inside.wait_for_var(&other),
                     inside.wait_for_var_timeout(&other, MOMENT),
@@ -278,7 +278,7 @@ fn operations_in_flight_on_a_lost_device_fail_and_the_other_gpu_continues() {
             // Either operation's failure is reported, depending on which lane found the loss first.
             let reported = failure(cpu.wait());
             assert!(["under way", "out"].contains(&reported.name()), "{reported}");
-            assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "it depends on the kernel");
+            assert!(failure(engine.wait_for_var(&elsewhere)).ptr_eq(&failed), "`elsewhere` depends on the kernel");
             let fill = engine.op("goes on").on(OTHER).overwrites([elsewhere.token()]).push_sync(|_| {});
             fill.unwrap();
             engine.wait_for_var(&elsewhere).unwrap();

@@ -405,7 +405,7 @@ struct Runner {
 impl Runner {
     fn new(program: &Arc<Program>, kind: EngineKind, seed: u64) -> Self {
         let gpus = [random(seed), random(seed ^ 0xFF)];
-        let own = gpus.each_ref().map(|gpu| ImportedStream::simulated(gpu).expect("it is sound"));
+        let own = gpus.each_ref().map(|gpu| ImportedStream::simulated(gpu).expect("the device is sound"));
         let own = own.map(|own| Arc::new(Mutex::new(own)));
         let engine = builder(kind).gpu(gpus[0].clone()).gpu(gpus[1].clone()).build().expect("the engine is built");
         let variables = PLACES.iter().enumerate().map(|(variable, &place)| {
@@ -595,7 +595,7 @@ impl Runner {
             Handle::Cpu(var) => self.engine.get(var),
             Handle::Pinned(var) => of_host(var),
             Handle::Gpu(var) => {
-                let Place::Gpu(gpu) = PLACES[variable] else { unreachable!("it is on a GPU") };
+                let Place::Gpu(gpu) = PLACES[variable] else { unreachable!("the variable is on a GPU") };
                 let context = Device::Gpu(gpu);
                 let Ok(host) = self.engine.pinned_var(context, 1) else { return Ok(u64::MAX) };
                 self.engine.op("download").on(context).copy_from_device(var, &host).expect("the engine is open");
@@ -675,7 +675,7 @@ fn compare(program: &Arc<Program>, kind: EngineKind, seed: u64) {
             Step::WaitForAll => match runner.engine.wait_for_all() {
                 Ok(()) => assert!(model.unknown.is_empty(), "{}: {:?}", what("a wait for all"), model.unknown),
                 Err(error) => {
-                    let failure = shown(Err(error)).expect_err("it is an error");
+                    let failure = shown(Err(error)).expect_err("the failure is an error");
                     assert!(model.unknown.remove(&failure), "{}: {failure}", what("a wait for all"));
                 }
             },
@@ -891,7 +891,8 @@ fn waits_return_soon_after_a_loss() {
                 let engine = super::engine(kind, &gpu);
                 let vars: Vec<_> = (0..4).map(|_| device(&engine, 1)).collect();
                 vars.iter().for_each(|var| kernel(&engine, "forever", var, |_| {}));
-                let looks = vars.iter().map(|var| engine.op("look").submit(var.read(), |_| ()).expect("it is open"));
+                let looks =
+                    vars.iter().map(|var| engine.op("look").submit(var.read(), |_| ()).expect("the engine is open"));
                 let looks: Vec<_> = looks.collect();
                 issued(&gpu, 4, 0);
                 let meeting = Meeting::new(9);
@@ -916,7 +917,7 @@ fn waits_return_soon_after_a_loss() {
                     gpu.lose();
                     waiters.into_iter().map(|waiter| waiter.join().expect("the waiter panicked")).collect()
                 });
-                let lost_at = lost_at.expect("it was lost");
+                let lost_at = lost_at.expect("the device was lost");
                 best = told.into_iter().map(|at| at - lost_at).max().expect("there are waiters").min(best);
             }
             println!("{kind}: the last of eight waiters returned {best:?} after the loss");

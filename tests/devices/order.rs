@@ -273,7 +273,8 @@ fn nothing_is_recorded_for_complete_operations() {
     });
 }
 
-/// A writer waits only for the readers, which are on several streams.
+/// The readers are on three streams. The writer waits for all three, and for nothing else, since the upload is
+/// complete.
 #[test]
 fn a_writer_waits_for_the_readers_of_all_streams() {
     watched_for(AWHILE, || {

@@ -643,9 +643,11 @@ fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     let engine = engine(EngineKind::PerDevice, &gpu);
     let slack = || {
         let this = std::fs::read_link("/proc/thread-self").expect("the kernel knows this thread");
-        let number = this.file_name().expect("it is the thread's number").to_str().expect("it is a number").to_owned();
-        let slack = std::fs::read_to_string(format!("/proc/{number}/timerslack_ns")).expect("it is this thread's own");
-        slack.trim().parse::<u64>().expect("it is a number")
+        let number =
+            this.file_name().expect("the name is the thread's number").to_str().expect("a number is UTF-8").to_owned();
+        let slack =
+            std::fs::read_to_string(format!("/proc/{number}/timerslack_ns")).expect("the file is this thread's own");
+        slack.trim().parse::<u64>().expect("the slack is a number")
     };
     let before = slack();
     let lanes = engine.op("look").on(GPU).submit((), move |()| slack()).unwrap();

@@ -293,7 +293,7 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
             fold_on(&engine, Property::Normal, &var, &own, 1);
             engine.op("out").on(GPU).copy_from_device(&var, &host).unwrap();
             failure(engine.wait_for_var(&host));
-            assert!(ImportedStream::simulated(&gpu).expect_err("it is lost").is_lost());
+            assert!(ImportedStream::simulated(&gpu).expect_err("the device is lost").is_lost());
         });
     }
 }
@@ -324,7 +324,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
                     Ok::<(), BoxError>(())
                 },
             );
-            vars.iter().for_each(|var| kernel(&engine, "next", var, |_| panic!("it must not run")));
+            vars.iter().for_each(|var| kernel(&engine, "next", var, |_| panic!("the kernel must not run")));
             engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
             if let Some(gate) = gate {
                 gate.open();
@@ -336,7 +336,7 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
             check(failure(launch.unwrap().wait()));
             vars.iter().for_each(|var| check(failure(engine.wait_for_var(var))));
             assert_eq!(engine.get(&cpu).unwrap(), 1);
-            engine.device_var::<u64>(GPU, 1).expect_err("it is given up");
+            engine.device_var::<u64>(GPU, 1).expect_err("the device is given up");
         });
     }
 }

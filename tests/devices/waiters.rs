@@ -203,7 +203,7 @@ fn operations_pushed_in_a_device_function_do_not_run_inside_it() {
                 Ok::<_, PushError>(thread::current().id())
             });
             let outer = pushed.unwrap().wait().unwrap();
-            let (inner, was_over) = engine.get(&ran_on).unwrap().expect("it has run");
+            let (inner, was_over) = engine.get(&ran_on).unwrap().expect("the inner operation has run");
             assert!(inner != outer || was_over, "{kind}");
         });
     }

@@ -175,7 +175,7 @@ fn every_wait_returns_the_same_error() {
         assert!(errors.iter().all(|error| error.ptr_eq(&first) && error.name() == "fails"));
         assert!(failure(engine.wait_for_var_timeout(&value, Duration::ZERO)).ptr_eq(&first));
         engine.wait_for_all().expect("a returned failure is not reported again");
-        block_on(engine.wait_for_all_async()).expect("nor is it reported to a future");
+        block_on(engine.wait_for_all_async()).expect("the failure is not reported to a future either");
     });
 }
 

@@ -144,8 +144,8 @@ fn an_async_function_that_panics_with_its_completion_fails_the_operation_with_th
     });
 }
 
-/// `?` in an asynchronous function drops the completion, which completes the operation immediately. The function
-/// returns the error only afterwards, but the error is still reported.
+/// In an asynchronous function without references to values, an early return by `?` drops the completion, which fails
+/// the operation immediately. The function returns the error only afterwards, but the error is still reported.
 #[test]
 fn an_async_function_that_returns_early_loses_its_completion() {
     on_kinds(&KINDS, 1, |engine| {

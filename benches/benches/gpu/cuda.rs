@@ -218,7 +218,7 @@ pub fn lose_inside() {
     let poison = kernels.poison.clone();
     let first = engine.op("poison").on(GPU).submit_launch_any(vars[0].write(), move |stream, _| {
         _ = gone.recv();
-        let stream = stream.cuda().expect("it is a CUDA device");
+        let stream = stream.cuda().expect("the device is a CUDA device");
         let now = Instant::now();
         // SAFETY: the kernel has no parameters. It writes to an unmapped address, which the device reports as a
         // fault; no memory changes.

@@ -91,7 +91,7 @@ struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
-    /// Run every operation on the thread that pushes it
+    /// No workers: an operation normally runs on the thread that pushes it
     Naive,
     /// One pool of workers
     Pooled,

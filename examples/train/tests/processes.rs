@@ -44,7 +44,7 @@ struct Worker {
 }
 
 fn worker(keys: impl FnOnce(usize) -> Vec<(String, Shape)>, limit: u64) -> Result<Worker, Error> {
-    let (universe, _) = mpi::initialize_with_threading(Threading::Serialized).expect("it is the first call");
+    let (universe, _) = mpi::initialize_with_threading(Threading::Serialized).expect("this is the first call of MPI");
     let rank = mpi::topology::Communicator::rank(&universe.world()) as usize;
     let runtime = Runtime::new(&Engine::builder().workers(2).build()?, Device::Cpu, 0);
     let exchange = Exchange::init(SimpleCommunicator::world(), &runtime, &keys(rank), Duration::from_secs(limit));
@@ -104,7 +104,7 @@ fn sums_are_in_the_order_of_ranks() {
 }
 
 #[test]
-#[ignore = "a worker that another test runs"]
+#[ignore = "run by another test in a separate process"]
 fn worker_sums() {
     let worker = worker(keys, 20).expect("the keys are the same");
     let (exchange, runtime) = (worker.exchange.as_ref().expect("the exchange exists"), &worker.runtime);
@@ -139,7 +139,7 @@ fn different_keys_are_an_error_in_all_processes() {
 }
 
 #[test]
-#[ignore = "a worker that another test runs"]
+#[ignore = "run by another test in a separate process"]
 fn worker_with_other_keys() {
     let other = |rank| vec![("weight".into(), vec![2, 3]), ("bias".into(), vec![if rank == 2 { 4 } else { 3 }])];
     worker(other, 20).map(drop).expect("the keys are the same");
@@ -155,7 +155,7 @@ fn the_error_for_an_unknown_key_names_it() {
 }
 
 #[test]
-#[ignore = "a worker that another test runs"]
+#[ignore = "run by another test in a separate process"]
 fn worker_with_an_unknown_key() {
     let worker = worker(keys, 20).expect("the keys are the same");
     let exchange = worker.exchange.as_ref().expect("the exchange exists");
@@ -195,13 +195,13 @@ fn exchange_until(end: fn()) {
 }
 
 #[test]
-#[ignore = "a worker that another test runs"]
+#[ignore = "run by another test in a separate process"]
 fn worker_dies() {
     exchange_until(|| abort());
 }
 
 #[test]
-#[ignore = "a worker that another test runs"]
+#[ignore = "run by another test in a separate process"]
 fn worker_hangs() {
     exchange_until(|| thread::sleep(Duration::from_secs(60)));
 }

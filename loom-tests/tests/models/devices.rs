@@ -338,7 +338,11 @@ fn launch(stream: &mut GpuStream, data: &Arc<Data>, before: u64) {
         assert_eq!(data.read(), before);
         data.write(before + 1);
     };
-    stream.simulated().expect("it is simulated").launch(Duration::ZERO, (), kernel).expect("the device is sound");
+    stream
+        .simulated()
+        .expect("the stream is simulated")
+        .launch(Duration::ZERO, (), kernel)
+        .expect("the device is sound");
 }
 
 /// Two threads, each with its own stream, poll a device; either may run any kernel. One of the threads launches three
@@ -350,9 +354,9 @@ fn a_kernel_on_an_included_stream_while_another_thread_polls() {
         launch(&mut other, &Data::new(), 0);
         other.end();
     });
-    let (mut lane, mut own) = (GpuStream::alone(&gpu), ImportedStream::simulated(&gpu).expect("it is sound"));
+    let (mut lane, mut own) = (GpuStream::alone(&gpu), ImportedStream::simulated(&gpu).expect("the device is sound"));
     launch(&mut lane, &data, 0);
-    lane.include(&mut own, |own| launch(own, &data, 1)).expect("it is sound");
+    lane.include(&mut own, |own| launch(own, &data, 1)).expect("the device is sound");
     launch(&mut lane, &data, 2);
     lane.end();
     assert_eq!(data.read(), 3);

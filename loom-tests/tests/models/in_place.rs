@@ -94,13 +94,13 @@ fn an_operation_in_a_queue_is_run_by_its_waiter_or_by_a_worker() {
 }
 
 #[test]
-#[ignore = "a twin of the model above, which must fail"]
+#[ignore = "fails by design; run by the test above"]
 fn an_operation_is_run_by_both() {
     without(Step::TakeQueued, || one_thread_runs_it(false));
 }
 
 #[test]
-#[ignore = "a twin of the model above, which must fail"]
+#[ignore = "fails by design; run by the test above"]
 fn a_record_is_used_by_a_waiter_that_is_not_pinned() {
     without(Step::PinBeforeTake, || one_thread_runs_it(false));
 }
@@ -146,7 +146,7 @@ fn a_waiter_takes_no_operation_that_a_worker_looks_at() {
 }
 
 #[test]
-#[ignore = "a twin of the model above, which must fail"]
+#[ignore = "fails by design; run by the test above"]
 fn an_operation_is_taken_while_a_worker_looks_at_it() {
     without(Step::LookPops, a_worker_looks);
 }

@@ -516,7 +516,7 @@ fn a_future_waits_for_room_while_handles_are_dropped(other_has_the_guard: bool) 
     let (group, var) = (engine.group(), engine.var(()));
     let guard = match pin!(engine.acquire(var.write())).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(guard) => guard.unwrap(),
-        Poll::Pending => panic!("nothing holds the variable"),
+        Poll::Pending => panic!("the variable is free, but acquiring it is pending"),
     };
     let mut keepers = [Keeper::Guard(guard), Keeper::Handle(engine, naive())];
     if other_has_the_guard {

@@ -63,9 +63,10 @@ impl Drop for Folder {
 
 /// Runs a process, killing it if it takes too long. Returns whether it succeeded, and its output.
 fn run(command: &mut Command) -> (bool, String) {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the process starts");
     let (done, is_done) = mpsc::channel();
-    let (mut out, mut err) = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
+    let (mut out, mut err) =
+        (child.stdout.take().expect("the output is piped"), child.stderr.take().expect("the output is piped"));
     let reader = thread::spawn(move || {
         let mut text = Vec::new();
         let mut errors = Vec::new();
@@ -79,8 +80,8 @@ fn run(command: &mut Command) -> (bool, String) {
     if is_done.recv_timeout(PATIENCE).is_err() {
         let _ = child.kill();
     }
-    let well = child.wait().expect("it ends").success();
-    (well, reader.join().expect("it reads"))
+    let well = child.wait().expect("the process can be waited for").success();
+    (well, reader.join().expect("the reader does not panic"))
 }
 
 /// Builds the library with `defines` in a folder. Returns `false` if there is no compiler.
@@ -101,7 +102,7 @@ fn build(folder: &Path, defines: &[&str]) -> bool {
 
 /// Runs the ignored test `name` in a process that searches `folder` first for the driver's library.
 fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
-    let mut command = Command::new(env::current_exe().expect("it is known"));
+    let mut command = Command::new(env::current_exe().expect("the path of this program is known"));
     command.args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("device::cuda::tests::{name}")]);
     for unset in ["FAKE_INIT", "FAKE_DEVICES", "FAKE_NARROW", "FAKE_OLD", "RADDLE_CUDA_MARKS"] {
         command.env_remove(unset);
@@ -128,7 +129,7 @@ fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
         fs::write(folder.0.join(name), "not a library").expect("there is room");
     }
     inside(&folder.0, "inside_opening_fails", &[("WANTED", "was not found: install"), ("CODE", "-1")]);
-    fs::remove_file(folder.0.join("libcuda.so.1")).expect("it is there");
+    fs::remove_file(folder.0.join("libcuda.so.1")).expect("the file exists");
     if !build(&folder.0, &["WITHOUT_EVENT_QUERY"]) {
         return;
     }
@@ -149,7 +150,7 @@ fn a_missing_or_old_driver_and_a_missing_device_are_errors_with_advice() {
 }
 
 #[test]
-#[ignore = "run by the test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_opening_fails() {
     if !is_inside() {
         return;
@@ -236,7 +237,7 @@ fn fail(skip: i32, code: i32, stays: bool) {
 }
 
 fn driver(ordinal: usize) -> Arc<dyn Driver> {
-    Arc::new(CudaGpu::open(ordinal).expect("it is there"))
+    Arc::new(CudaGpu::open(ordinal).expect("the device exists"))
 }
 
 fn pinned(driver: &Arc<dyn Driver>, values: &[u64]) -> PinnedVec<u64> {
@@ -260,7 +261,7 @@ fn pass(stream: &mut dyn Stream, seq: u64) {
 }
 
 #[test]
-#[ignore = "run by the test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_all_commands_are_executed() {
     if !is_inside() {
         return;
@@ -279,7 +280,7 @@ fn inside_all_commands_are_executed() {
         assert_eq!(DeviceVec::<u64>::new(&one, 0).unwrap().cuda_ptr(), None);
         let (mut first, mut second) = (one.open(StreamRole::CopyIn).unwrap(), two.open(StreamRole::Urgent).unwrap());
         let priority = |stream: &mut dyn Stream| {
-            let stream = stream_of(stream).expect("it is a CUDA stream").cu_stream();
+            let stream = stream_of(stream).expect("the stream is a CUDA stream").cu_stream();
             fake::<extern "C" fn(sys::CUstream) -> i32>("fakePriority")(stream)
         };
         assert_eq!((priority(&mut *first), priority(&mut *second)), (0, -5));
@@ -323,7 +324,7 @@ fn inside_all_commands_are_executed() {
 }
 
 #[test]
-#[ignore = "run by the test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_imported_streams_are_ordered_with_lanes() {
     if !is_inside() {
         return;
@@ -331,7 +332,8 @@ fn inside_imported_streams_are_ordered_with_lanes() {
     {
         let gpus = [0, 1].map(|ordinal| CudaGpu::open(ordinal).unwrap());
         let streams = gpus.each_ref().map(|gpu| gpu.context().new_stream_with_priority(0).unwrap());
-        let error = ImportedStream::cuda(&gpus[0], Arc::clone(&streams[1])).expect_err("it is the other device's");
+        let error =
+            ImportedStream::cuda(&gpus[0], Arc::clone(&streams[1])).expect_err("the stream is the other device's");
         assert!(!error.is_lost() && error.message().contains("context of fake (CUDA device 0)"), "{error}");
 
         // Only one thread at a time may use the library.
@@ -340,9 +342,10 @@ fn inside_imported_streams_are_ordered_with_lanes() {
         let waits = || number_of("fakeWaits");
         let (before, expected) = (waits(), streams[0].cu_stream().addr());
         let include = engine.op("include").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), move |stream, own| {
-            let lane = stream.cuda().expect("it is CUDA's").cu_stream().addr();
+            let lane = stream.cuda().expect("the stream is CUDA's").cu_stream().addr();
             assert_ne!(lane, expected);
-            stream.include(own, |own| assert_eq!(own.cuda().expect("it is CUDA's").cu_stream().addr(), expected))
+            stream
+                .include(own, |own| assert_eq!(own.cuda().expect("the stream is CUDA's").cu_stream().addr(), expected))
         });
         include.unwrap().wait().unwrap();
         // Each stream waits for the other one.
@@ -355,7 +358,7 @@ fn inside_imported_streams_are_ordered_with_lanes() {
 }
 
 #[test]
-#[ignore = "run by the test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_memory_is_pooled() {
     if !is_inside() {
         return;
@@ -386,7 +389,7 @@ fn inside_memory_is_pooled() {
     // Allocates all of the memory, first in two parts, then in one. For the single part, the first two must have been
     // returned to the driver.
     let halves = [(); 2].map(|()| DeviceVec::<u8>::new(&one, 1 << 19).unwrap());
-    let error = DeviceVec::<u8>::new(&one, 1).expect_err("it is full");
+    let error = DeviceVec::<u8>::new(&one, 1).expect_err("the memory is full");
     assert!(!error.is_lost() && error.code() == 2, "{error}");
     drop(halves);
     let whole = DeviceVec::<u8>::new(&one, 1 << 20).unwrap();
@@ -420,7 +423,7 @@ fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> 
 }
 
 #[test]
-#[ignore = "run by the test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_refused_calls_can_be_repeated() {
     if !is_inside() {
         return;
@@ -429,7 +432,7 @@ fn inside_refused_calls_can_be_repeated() {
     each_call(|stream, call| {
         calls += 1;
         fail(0, 801, false);
-        let error = call(stream).expect_err("it is refused");
+        let error = call(stream).expect_err("the call is refused");
         assert!(!error.is_lost() && error.code() == 801, "{error}");
         if calls <= 3 {
             // No mark has been made yet: only the third call makes one, and that call was refused.
@@ -437,7 +440,7 @@ fn inside_refused_calls_can_be_repeated() {
             stream.probe().unwrap();
             assert_eq!(stream.passed().unwrap(), 0);
         }
-        call(stream).expect("it is sound");
+        call(stream).expect("the device is sound");
     });
     assert_eq!((calls, live()), (6, 0));
 
@@ -455,7 +458,7 @@ fn inside_refused_calls_can_be_repeated() {
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!(stream_waits(), 1);
     // Another lane may have issued commands after the device was given up.
-    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is given up"));
+    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("the device is given up"));
     assert_eq!(stream_waits(), 2);
     for error in [stream.mark(1), stream.passed().map(drop), gpu.allocate(MemoryKind::Pinned, 8).map(drop)] {
         let error = error.expect_err("the device was given up");
@@ -466,7 +469,7 @@ fn inside_refused_calls_can_be_repeated() {
 }
 
 #[test]
-#[ignore = "run by the test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_losses_are_permanent() {
     if !is_inside() {
         return;
@@ -495,7 +498,7 @@ fn inside_losses_are_permanent() {
             assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
         }
     }
-    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("it is lost"));
+    gpu.abandon(&gpu.open(StreamRole::All).map(drop).expect_err("the device is lost"));
     assert_eq!(stream_waits(), 0, "there is nothing to wait for");
     // Nothing can be freed, but the process continues.
     drop((from, to, stream, other, event, gpu));
@@ -503,7 +506,7 @@ fn inside_losses_are_permanent() {
 }
 
 #[test]
-#[ignore = "run by a test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_captures_are_neither_invalidated_nor_a_loss() {
     if !is_inside() {
         return;
@@ -541,7 +544,7 @@ fn inside_captures_are_neither_invalidated_nor_a_loss() {
 }
 
 #[test]
-#[ignore = "run by a test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     if !is_inside() {
         return;
@@ -553,7 +556,7 @@ fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     capture(1);
     gpu.abandon(&DeviceError::refused(801, "no mark can be made"));
     assert_eq!((stream_waits(), number_of("fakeBroken")), (2, 0));
-    let recorded = stream_of(&mut *streams[2]).expect("it is a CUDA stream");
+    let recorded = stream_of(&mut *streams[2]).expect("the stream is a CUDA stream");
     let (mut status, mut graph) = (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, ptr::null_mut());
     // SAFETY: the stream is alive, and the pointer is to a local variable of the type that the library writes.
     check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(recorded.cu_stream(), &raw mut status) }).unwrap();
@@ -576,11 +579,11 @@ fn begin_capture(stream: &CudaStream) {
 
 /// Begins a capture on one of the engine's streams, as the program could.
 fn capture_on(stream: &mut dyn Stream) {
-    begin_capture(&stream_of(stream).expect("it is a CUDA stream"));
+    begin_capture(&stream_of(stream).expect("the stream is a CUDA stream"));
 }
 
 #[test]
-#[ignore = "run by a test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_an_open_capture_fails_only_its_operation() {
     if !is_inside() {
         return;
@@ -619,8 +622,9 @@ fn inside_an_open_capture_fails_only_its_operation() {
         // An event of a captured stream would draw the other stream into the capture.
         let fork = |stream: &mut GpuStream, own: &mut ImportedStream| {
             capture_on(stream.inner());
-            let refused = stream.include(own, |_| unreachable!("it is refused")).expect_err("the stream is captured");
-            let graph = stream.cuda().expect("it is CUDA's").end_capture(sys::CUgraphInstantiate_flags(0));
+            let refused =
+                stream.include(own, |_| unreachable!("the include is refused")).expect_err("the stream is captured");
+            let graph = stream.cuda().expect("the stream is CUDA's").end_capture(sys::CUgraphInstantiate_flags(0));
             assert!(refused.message().contains("end the capture before"), "{refused}");
             graph.map(drop).map_err(DeviceError::from)
         };
@@ -629,7 +633,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
         // A capture begun on the lane's stream while another stream is included fails the operation. The device stays
         // usable.
         let inside = |stream: &mut GpuStream, own: &mut ImportedStream| {
-            let lane = stream.cuda().expect("it is CUDA's");
+            let lane = stream.cuda().expect("the stream is CUDA's");
             stream.include(own, |_| begin_capture(&lane))
         };
         let inside = engine.op("inside").on(Device::Gpu(0)).submit_launch_any(own.overwrite(), inside);
@@ -638,7 +642,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
         engine.clear_errors();
         // A capture begun after a stream was included is found as well.
         let late = |stream: &mut GpuStream, own: &mut ImportedStream| {
-            let lane = stream.cuda().expect("it is CUDA's");
+            let lane = stream.cuda().expect("the stream is CUDA's");
             stream.include(own, |_| ())?;
             begin_capture(&lane);
             drop(lane);
@@ -650,7 +654,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             .submit_launch_any(own.overwrite(), late)
             .unwrap()
             .wait()
-            .expect_err("it fails");
+            .expect_err("the operation fails");
         engine.clear_errors();
         engine
             .op("next")
@@ -673,7 +677,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             if captured {
                 let error = included.expect_err("the stream is captured").to_string();
                 assert!(error.contains("before an operation includes it"), "{error}");
-                theirs.end_capture(sys::CUgraphInstantiate_flags(0)).map(drop).expect("it has not ended");
+                theirs.end_capture(sys::CUgraphInstantiate_flags(0)).map(drop).expect("the capture has not ended");
                 engine.clear_errors();
             } else {
                 included.expect("the capture is over");
@@ -684,7 +688,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
 }
 
 #[test]
-#[ignore = "run by a test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_a_capture_over_several_operations_is_refused() {
     if !is_inside() {
         return;
@@ -699,14 +703,14 @@ fn inside_a_capture_over_several_operations_is_refused() {
             assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
             stream.mark(1).unwrap();
             pass(&mut *stream, 1);
-            begin_capture(kept.as_ref().expect("it is a CUDA stream"));
+            begin_capture(kept.as_ref().expect("the stream is a CUDA stream"));
         } else {
             capture_on(&mut *stream);
         }
         // Nothing is checked here, so a capture that the next check finds may have begun earlier.
         assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
         if case == "a function fails" {
-            stream_of(&mut *stream).expect("it is a CUDA stream");
+            stream_of(&mut *stream).expect("the stream is a CUDA stream");
             assert_eq!(stream.function_ended(CaptureCheck::Now).unwrap(), LeftBehind::Capture);
         }
         if case == "the stream is probed" {
@@ -744,7 +748,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
 }
 
 #[test]
-#[ignore = "run by a test above, with a stand-in for the driver's library"]
+#[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
 fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     if !is_inside() {
         return;
@@ -754,11 +758,11 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     let drop_badly = |code| gpu.context().record_err::<()>(Err(cudarc::driver::DriverError(code)));
     // An error left before a function runs is not attributed to that function.
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    let own = stream_of(&mut *stream).expect("it is a CUDA stream");
+    let own = stream_of(&mut *stream).expect("the stream is a CUDA stream");
     own.context().bind_to_thread().expect("an earlier error must not fail this call");
     assert_eq!(stream.function_ended(CaptureCheck::Later).unwrap(), LeftBehind::Nothing);
     // An error left while the function runs is attributed to it.
-    stream_of(&mut *stream).expect("it is a CUDA stream");
+    stream_of(&mut *stream).expect("the stream is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
     let error = stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed");
     assert!(!error.is_lost() && error.code() == 400, "{error}");
@@ -770,13 +774,13 @@ fn inside_errors_of_drops_fail_the_function_that_caused_them() {
     stream.mark(2).unwrap();
     assert_eq!(number_of("fakeRecorded"), 0);
     // A function's own error is kept, no matter how often the function asks for its stream.
-    stream_of(&mut *stream).expect("it is a CUDA stream");
+    stream_of(&mut *stream).expect("the stream is a CUDA stream");
     drop_badly(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    stream_of(&mut *stream).expect("it is a CUDA stream");
+    stream_of(&mut *stream).expect("the stream is a CUDA stream");
     assert_eq!(stream.function_ended(CaptureCheck::Later).expect_err("a drop has failed").code(), 400);
     // A loss is kept even if it was left before the function asked for its stream.
     drop_badly(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-    stream_of(&mut *stream).expect("it is a CUDA stream");
+    stream_of(&mut *stream).expect("the stream is a CUDA stream");
     assert!(stream.mark(3).expect_err("the device is lost").is_lost());
 }
 

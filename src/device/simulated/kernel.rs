@@ -40,11 +40,11 @@ impl<'s> SimulatedStream<'s> {
     /// let engine = Engine::builder().workers(1).gpu(SimulatedGpu::new()).build()?;
     /// let (source, target) = (engine.device_var::<u32>(gpu, 4)?, engine.device_var::<u32>(gpu, 4)?);
     /// engine.op("fill").on(gpu).try_launch(source.overwrite(), |stream, source| {
-    ///     let mut stream = stream.simulated().expect("it is a simulated device");
+    ///     let mut stream = stream.simulated().expect("the device is simulated");
     ///     Ok(stream.launch(Duration::ZERO, source, |source| source.fill(2))?)
     /// })?;
     /// engine.op("square").on(gpu).try_launch((source.read(), target.overwrite()), |stream, (source, target)| {
-    ///     let mut stream = stream.simulated().expect("it is a simulated device");
+    ///     let mut stream = stream.simulated().expect("the device is simulated");
     ///     Ok(stream.launch(Duration::ZERO, (source, target), |(source, target)| {
     ///         target.iter_mut().zip(source).for_each(|(target, source)| *target = source * source);
     ///     })?)

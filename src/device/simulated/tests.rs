@@ -46,14 +46,14 @@ fn launch<A: KernelArgs>(
     args: A,
     f: impl for<'a> FnOnce(A::Views<'a>) + Send + 'static,
 ) -> Result<(), DeviceError> {
-    SimulatedStream::new(stream).expect("it is a simulated stream").launch(time, args, f)
+    SimulatedStream::new(stream).expect("the stream is simulated").launch(time, args, f)
 }
 
 /// Returns the values on the device. Copies them on a separate stream, after all other commands are done.
 fn read_back(gpu: &SimulatedGpu, vec: &DeviceVec<u32>) -> Vec<u32> {
     let (mut stream, target) = (open(gpu, StreamRole::CopyOut), pinned(gpu, &vec![0; vec.len()]));
     finish(gpu, &mut *stream);
-    copy(&mut *stream, vec.address(), target.address(), vec.len() * 4).expect("it is issued");
+    copy(&mut *stream, vec.address(), target.address(), vec.len() * 4).expect("the copy is issued");
     finish(gpu, &mut *stream);
     target.to_vec()
 }
@@ -76,10 +76,10 @@ fn copies_and_kernels_take_effect_at_the_end_of_their_times() {
     let mut stream = open(&gpu, StreamRole::All);
     let (from, to) = (pinned(&gpu, &[1, 2, 3, 4]), pinned(&gpu, &[0; 4]));
     let mut values = on_device(&gpu, 4);
-    copy(&mut *stream, from.address(), values.address(), 16).expect("it is issued");
+    copy(&mut *stream, from.address(), values.address(), 16).expect("the copy is issued");
     launch(&mut *stream, ms(5), &mut values, |values| values.iter_mut().for_each(|value| *value *= 10)).unwrap();
-    copy(&mut *stream, values.address(), to.address(), 16).expect("it is issued");
-    stream.mark(7).expect("it is made");
+    copy(&mut *stream, values.address(), to.address(), 16).expect("the copy is issued");
+    stream.mark(7).expect("the mark is made");
     for (at, seq) in [(Duration::ZERO, 0), (ms(5), 0), (Duration::from_micros(31), 0), (Duration::from_micros(1), 7)] {
         assert_eq!(to[0], 0);
         gpu.advance(at);
@@ -371,7 +371,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_succeeds() {
     for call in calls {
         let before = gpu.counts();
         gpu.refuse_at(1);
-        let error = call(&gpu, &mut *stream, &values).expect_err("it is refused");
+        let error = call(&gpu, &mut *stream, &values).expect_err("the call is refused");
         assert!(!error.is_lost() && error.code() == 801, "{error:?}");
         assert_eq!(gpu.counts(), before);
     }
@@ -380,7 +380,7 @@ fn a_refused_call_has_no_effect_and_the_next_one_succeeds() {
     gpu.refuse_at(3);
     stream.mark(1).unwrap();
     stream.mark(2).unwrap();
-    stream.mark(3).expect_err("it is the third");
+    stream.mark(3).expect_err("the third call is refused");
     stream.mark(4).unwrap();
     assert_eq!(stream.passed().unwrap(), 4);
     gpu.refuse_at(1);
@@ -437,9 +437,9 @@ fn vectors_without_bytes_need_no_memory_and_too_large_ones_are_refused() {
     assert_eq!(PinnedVec::<()>::new(&driver, 7).unwrap().len(), 7);
     assert_eq!(*pinned(&gpu, &[]), []);
     for len in [usize::MAX, usize::MAX / 4, usize::MAX / 8 + 1] {
-        let error = DeviceVec::<u32>::new(&driver, len).expect_err("it is too large");
+        let error = DeviceVec::<u32>::new(&driver, len).expect_err("the buffer is too large");
         assert!(!error.is_lost() && error.code() == -1, "{error:?}");
-        PinnedVec::<u32>::new(&driver, len).expect_err("it is too large");
+        PinnedVec::<u32>::new(&driver, len).expect_err("the buffer is too large");
     }
     let mut stream = open(&gpu, StreamRole::All);
     copy(&mut *stream, empty.address(), nothings.address(), 0).unwrap();
@@ -628,7 +628,7 @@ fn with_the_real_clock_a_command_takes_as_long_as_configured() {
         assert!(before.elapsed() < PATIENCE, "the kernel does not end");
         std::thread::yield_now();
     }
-    assert!(before.elapsed() >= ms(5), "it took {:?}", before.elapsed());
+    assert!(before.elapsed() >= ms(5), "the kernel took {:?}", before.elapsed());
     let usage = gpu.usage().compute[0];
     assert_eq!((usage.commands, usage.busy), (1, ms(4)));
 }

@@ -55,7 +55,7 @@ fn each_worker_has_a_bit_of_its_own() {
         assert_eq!(sleepers(&sleep), [worker], "only the sleeper clears its bit");
         sleep.retract(worker);
         assert_eq!(sleepers(&sleep), []);
-        assert!(sleep.stop_search(), "it must have become a searcher");
+        assert!(sleep.stop_search(), "the worker must have become a searcher");
     }
 }
 
@@ -152,7 +152,7 @@ fn a_worker_can_park_untimed_after_a_timed_park() {
     sleep.announce(70, SearchState::Inactive, ParkKind::Timed);
     sleep.park_timed(70);
     assert_eq!(sleepers(&sleep), []);
-    assert!(sleep.stop_search(), "it must have become a searcher");
+    assert!(sleep.stop_search(), "the worker must have become a searcher");
     sleep.announce(70, SearchState::Inactive, ParkKind::Untimed);
     sleep.notify();
     assert_woken();
@@ -179,7 +179,7 @@ fn wake_yielded_wakes_timed_parkers_only() {
     sleep.set_contended(70);
     sleep.wake_yielded();
     assert_woken();
-    assert!(!sleep.is_contended(70), "it would park again");
+    assert!(!sleep.is_contended(70), "the worker would park again");
 }
 
 #[test]
@@ -219,5 +219,5 @@ fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     sleep.set_core(0, None);
     sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
     sleep.report_contention();
-    assert!(!sleep.is_contended(0), "it is no longer pinned");
+    assert!(!sleep.is_contended(0), "the worker is no longer pinned");
 }

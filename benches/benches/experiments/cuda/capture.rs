@@ -255,7 +255,7 @@ fn by_hand() {
         words: hand::pinned(4096),
     };
     hand::must("a first launch", bed.kernels.nothing(bed.busy));
-    hand::must("it ends", bed.busy.synchronize());
+    hand::must("the stream ends", bed.busy.synchronize());
     let modes = [("global", Mode::CU_STREAM_CAPTURE_MODE_GLOBAL), ("relaxed", Mode::CU_STREAM_CAPTURE_MODE_RELAXED)];
     for (mode_name, mode) in modes {
         for call in CALLS {

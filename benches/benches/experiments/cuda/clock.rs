@@ -125,7 +125,7 @@ impl Bed {
         let words = hand::pinned(8 * COUNT);
         // SAFETY: the memory has this many words, which are loaded only after the kernel has completed.
         hand::must("sample", unsafe { self.kernels.sample(self.stream, words.device, COUNT as u32) });
-        hand::must("it ends", self.stream.synchronize());
+        hand::must("the stream ends", self.stream.synchronize());
         // Acquire: makes the earlier writes of the device visible, as in the engine.
         let at = |number| words.word(number).load(std::sync::atomic::Ordering::Acquire);
         let steps: Vec<f64> = (1..COUNT).map(|number| at(number).wrapping_sub(at(number - 1)) as f64).collect();
@@ -211,7 +211,7 @@ impl Bed {
     fn wait(&self) {
         self.samples("wait", |time| {
             hand::must("stamp", self.stamp(self.stream, time));
-            hand::must("it ends", self.stream.synchronize());
+            hand::must("the stream ends", self.stream.synchronize());
             Instant::now()
         });
     }

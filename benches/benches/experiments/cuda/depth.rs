@@ -138,7 +138,7 @@ impl Probe {
     fn copy(&self) -> f64 {
         let start = Instant::now();
         self.engine.op("copy").on(GPU).copy_to_device(&self.host, &self.target).expect("pushed");
-        self.engine.wait_for_var(&self.target).expect("it succeeds");
+        self.engine.wait_for_var(&self.target).expect("the copy succeeds");
         ns(start.elapsed())
     }
 }
@@ -194,7 +194,7 @@ fn by_hand() {
     let (stream, other) = (hand::stream(), hand::stream());
     for stream in [stream, other] {
         hand::must("a first launch", kernels.nothing(stream));
-        hand::must("it ends", stream.synchronize());
+        hand::must("the stream ends", stream.synchronize());
     }
     let is_over = AtomicBool::new(false);
     let (launches, others) = thread::scope(|scope| {
@@ -205,7 +205,7 @@ fn by_hand() {
             while !is_over.load(Relaxed) {
                 found.extend((0..64).map(|_| timed(|| kernels.nothing(other))));
                 // Keeps the queue of `other` from filling up, which would distort the times.
-                hand::must("it ends", other.synchronize());
+                hand::must("the stream ends", other.synchronize());
             }
             found
         });

@@ -229,18 +229,20 @@ impl Kernels {
     /// 1. There is room at `at` for `count` words of 64 bits, which no other code uses until the kernel has completed.
     pub unsafe fn sample(&self, stream: Stream, mut at: CUdeviceptr, mut count: u32) -> CUresult {
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast()];
-        // SAFETY: the arguments match the kernel's parameters, and (1).
+        // SAFETY: the arguments match the kernel's parameters, and by this function's (1), no other code uses the
+        // memory until the kernel has completed.
         unsafe { launch(self.sample, stream, (1, 1), &mut arguments) }
     }
 
     /// Launches a kernel that runs for `time` and writes a reading of the clock.
     ///
     /// # Safety
-    /// 1. There is room at `at` for a word of 64 bits, which no other code writes until the kernel has completed.
+    /// 1. There is room at `at` for a word of 64 bits, which no other code uses until the kernel has completed.
     pub unsafe fn stamp(&self, stream: Stream, mut at: CUdeviceptr, time: Duration) -> CUresult {
         let mut nanos = time.as_nanos() as u64;
         let mut arguments = [(&raw mut at).cast(), (&raw mut nanos).cast()];
-        // SAFETY: the arguments match the kernel's parameters, and (1).
+        // SAFETY: the arguments match the kernel's parameters, and by this function's (1), no other code uses the
+        // memory until the kernel has completed.
         unsafe { launch(self.stamp, stream, (1, 1), &mut arguments) }
     }
 
@@ -251,7 +253,8 @@ impl Kernels {
     pub unsafe fn fill(&self, stream: Stream, mut at: CUdeviceptr, mut count: u64, mut value: u32) -> CUresult {
         let blocks = count.div_ceil(u64::from(BLOCK)).clamp(1, 2048) as u32;
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
-        // SAFETY: the arguments match the kernel's parameters, and (1).
+        // SAFETY: the arguments match the kernel's parameters, and by this function's (1), no other code uses the
+        // memory until the kernel has completed.
         unsafe { launch(self.fill, stream, (blocks, BLOCK), &mut arguments) }
     }
 

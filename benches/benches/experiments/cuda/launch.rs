@@ -94,7 +94,7 @@ fn by_hand(gpu: &CudaGpu, kernels: Kernels, threads: usize) -> (f64, f64) {
                 hand::bind(gpu);
                 let stream = hand::stream();
                 hand::must("a first launch", kernels.nothing(stream));
-                hand::must("it ends", stream.synchronize());
+                hand::must("the stream ends", stream.synchronize());
                 barrier.wait();
                 let mut time = Duration::ZERO;
                 for _ in 0..count() / BATCH {

@@ -139,7 +139,7 @@ impl Bed {
                 assert!(is_fine, "{result:?}");
             }
             let time = ns(start.elapsed()) / BATCH as f64;
-            hand::must("it ends", self.stream.synchronize());
+            hand::must("the stream ends", self.stream.synchronize());
             time
         };
         let found: Vec<f64> = (0..machine::choose(50, 5)).map(batch).collect();
@@ -148,7 +148,7 @@ impl Bed {
 
     fn host(&self) {
         hand::must("a first launch", self.kernels.nothing(self.stream));
-        hand::must("it ends", self.stream.synchronize());
+        hand::must("the stream ends", self.stream.synchronize());
         figure("launch", self.per_call(|_| self.kernels.nothing(self.stream)));
         figure("write", self.per_call(|index| self.stream.write(&self.counter, 0, index)));
         figure("record", self.per_call(|_| self.event.record(self.stream)));
@@ -162,7 +162,7 @@ impl Bed {
             CUresult::CUDA_SUCCESS
         };
         figure("load", self.per_call(load));
-        hand::must("it ends", self.busy.synchronize());
+        hand::must("the stream ends", self.busy.synchronize());
     }
 
     /// Measures the time from one kernel that records the clock to the next.
@@ -176,7 +176,7 @@ impl Bed {
                 hand::must("stamp", unsafe { self.kernels.stamp(self.stream, at, Duration::ZERO) });
                 hand::must("between", between(number as u64));
             }
-            hand::must("they end", self.stream.synchronize());
+            hand::must("the launches end", self.stream.synchronize());
             // Acquire: makes the earlier writes of the device visible, as in the engine.
             let at = |number| self.stamps.word(number).load(std::sync::atomic::Ordering::Acquire) as f64;
             (at(STAMPS) - at(0)) / STAMPS as f64
@@ -200,7 +200,7 @@ impl Bed {
             // SAFETY: the memory holds `words` words, and only this stream uses it.
             hand::must("fill", unsafe { self.kernels.fill(self.stream, memory.0, words, value) });
             // While long kernels run, the fill may have to wait for one of them.
-            hand::must("it ends", self.stream.synchronize());
+            hand::must("the stream ends", self.stream.synchronize());
             // SAFETY: both pieces of memory have this size; the host only loads whole words.
             hand::must("copy", unsafe { self.stream.copy_out(memory.0, &target, BYTES) });
             if by_counter {

@@ -247,7 +247,7 @@ fn launch(gpu: &CudaGpu, kernels: Kernels, is_over: &AtomicBool) -> (Vec<Span>, 
     while !is_over.load(Relaxed) {
         launches.extend((0..64).map(|_| timed(|| hand::must("launch", kernels.nothing(stream))).1));
         // The stream's queue must not be full.
-        waits.push(timed(|| hand::must("they end", stream.synchronize())).1);
+        waits.push(timed(|| hand::must("the launches end", stream.synchronize())).1);
     }
     (launches, waits)
 }

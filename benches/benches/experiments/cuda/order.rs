@@ -106,7 +106,7 @@ fn by_hand(kernels: Kernels, by_counter: bool, goes_on: impl Fn(u32) -> bool) {
             event.spin();
         }
         wrong += u32::from(!is_right(&target, copies));
-        hand::must("it ends", stream.synchronize());
+        hand::must("the stream ends", stream.synchronize());
     }
     figure("copies", f64::from(copies));
     figure("wrong", f64::from(wrong));
@@ -127,7 +127,7 @@ fn by_engine(gpu: &CudaGpu, kernels: Kernels, goes_on: impl Fn(u32) -> bool) {
             let target = Pinned { host: target.as_ptr().cast_mut().cast(), device: 0 };
             is_right(&target, value)
         };
-        let right = engine.op("look").submit(target.read(), look).expect("pushed").wait().expect("it ran");
+        let right = engine.op("look").submit(target.read(), look).expect("pushed").wait().expect("`look` ran");
         wrong += u32::from(!right);
     }
     figure("copies", f64::from(copies));

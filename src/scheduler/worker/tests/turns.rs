@@ -60,7 +60,7 @@ impl Endless<'_> {
     fn starts(&self, ops: &[Known], limit: usize) -> Vec<usize> {
         let order = self.run(limit);
         let place = |op: &Known| order.iter().position(|&other| other == op.as_ptr());
-        ops.iter().map(|op| place(op).expect("it starts within the limit")).collect()
+        ops.iter().map(|op| place(op).expect("the operation starts within the limit")).collect()
     }
 }
 
@@ -213,7 +213,7 @@ fn urgent_chains_take_equal_runs_while_less_urgent_operations_wait() {
     assert!(endless.run(5 * RUN).iter().all(|&op| op == chains[0].as_ptr()));
     lane.injector().push(chains[1].right());
     let order = endless.run(9 * RUN);
-    assert!(!order.contains(&waits[0].as_ptr()), "it must wait for urgent operations");
+    assert!(!order.contains(&waits[0].as_ptr()), "the less urgent operation must wait for urgent ones");
     let mut runs = order.chunk_by(|one, other| one == other).map(<[_]>::len).skip(1).collect::<Vec<_>>();
     runs.pop();
     assert!(!runs.is_empty() && runs.iter().all(|&run| run == RUN + 1), "{runs:?}");
