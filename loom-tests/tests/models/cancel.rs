@@ -122,11 +122,7 @@ fn one_counts_out_an_abandoned_operation() {
 #[test]
 fn an_abandoned_operation_is_counted_out_once() {
     one_counts_out_an_abandoned_operation();
-<<<<<<< HEAD:loom-tests/tests/models/cancel.rs
-    must_fail!(an_abandoned_operation_is_counted_out_twice_without_the_agreement, "it is counted out once");
-=======
-    must_fail("an_abandoned_operation_is_counted_out_twice_without_the_agreement", "the operation is counted out once");
->>>>>>> wt-ed:loom-tests/tests/cancel.rs
+    must_fail!(an_abandoned_operation_is_counted_out_twice_without_the_agreement, "the operation is counted out once");
 }
 
 #[test]
