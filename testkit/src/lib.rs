@@ -432,7 +432,8 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     let list = Command::new(&exe).args(["--list", "--ignored", "--format", "terse"]).output().expect("a list of tests");
     let list = String::from_utf8(list.stdout).expect("the names of tests are UTF-8");
     let mut found = list.lines().filter_map(|line| line.strip_suffix(": test"));
-    let is_it = |path: &&str| path.strip_suffix(name).is_some_and(|modules| modules.is_empty() || modules.ends_with("::"));
+    let is_it =
+        |path: &&str| path.strip_suffix(name).is_some_and(|modules| modules.is_empty() || modules.ends_with("::"));
     let path = found.find(is_it).unwrap_or_else(|| panic!("no ignored test has the name {name}"));
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, SeqCst);
