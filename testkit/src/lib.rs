@@ -416,8 +416,6 @@ pub fn is_child() -> bool {
 
 /// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
 /// whether the test succeeded, and its output. Used by tests that end or modify their process.
-///
-/// The name may lack the modules around the test: `.ci/sanitizers` includes whole files of tests as modules.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
@@ -429,18 +427,12 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
         }
     }
     let exe = env::current_exe().expect("the test binary has a path");
-    let list = Command::new(&exe).args(["--list", "--ignored", "--format", "terse"]).output().expect("a list of tests");
-    let list = String::from_utf8(list.stdout).expect("the names of tests are UTF-8");
-    let mut found = list.lines().filter_map(|line| line.strip_suffix(": test"));
-    let is_it =
-        |path: &&str| path.strip_suffix(name).is_some_and(|modules| modules.is_empty() || modules.ends_with("::"));
-    let path = found.find(is_it).unwrap_or_else(|| panic!("no ignored test has the name {name}"));
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, SeqCst);
     let output = env::temp_dir().join(format!("raddle-test-{}-{number}", std::process::id()));
     let file = fs::File::create(&output).expect("a file for the child's output");
     let child = Command::new(exe)
-        .args(["--exact", path, "--ignored", "--nocapture", "--test-threads=1"])
+        .args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"])
         .env_remove("RADDLE_ENGINE")
         .env(CHILD, "1")
         .envs(variables.iter().copied())

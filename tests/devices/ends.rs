@@ -1,6 +1,6 @@
 //! Tests of how device operations end: waits, failures, losses, shutdowns.
 
-use raddle_testkit::shapes::*;
+use crate::common::shapes::*;
 use std::{sync::Mutex, thread, time::Duration};
 
 use raddle::{BoxError, Cause, DeviceError, EngineKind, GpuStream, Shutdown, ShutdownError, SimulatedGpu, WaitError};
@@ -9,7 +9,7 @@ use super::{
     GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
     simulated, upload,
 };
-use raddle_testkit::{
+use crate::common::{
     AWHILE, Gate, Journal, KINDS, MOMENT, SOON, THREADED, block_on, eventually, failure, hold, lock, watched,
     watched_for,
 };

@@ -5,7 +5,7 @@
 //! operation sees and all values, versions and failures. With a fault, operations that succeed must still be correct,
 //! and those independent of the faulty GPU must not fail.
 
-use raddle_testkit::shapes::*;
+use crate::common::shapes::*;
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex},
@@ -19,7 +19,7 @@ use raddle::{
 };
 
 use super::{builder, device, issued, kernel, random, simulated};
-use raddle_testkit::{
+use crate::common::{
     Drops, KINDS, Meeting, THREADED, eventually, lock,
     program::{Access, Random, Source, fewer},
     watched,

@@ -2,7 +2,7 @@
 //!
 //! Most tests use a stalled device: nothing completes on it, so only streams and events can order the commands.
 
-use raddle_testkit::shapes::*;
+use crate::common::shapes::*;
 use std::{thread, time::Duration};
 
 use raddle::{DeviceVec, EngineKind, GpuStream, SimulatedGpu, Var, simulated::Clock};
@@ -11,7 +11,7 @@ use super::{
     GPU, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random, simulated,
     upload,
 };
-use raddle_testkit::{AWHILE, Journal, THREADED, eventually, watched, watched_for};
+use crate::common::{AWHILE, Journal, THREADED, eventually, watched, watched_for};
 
 /// Returns the numbers of records and waits so far.
 fn edges(gpu: &SimulatedGpu) -> (u64, u64) {

@@ -1,6 +1,6 @@
 //! Tests of the results of device operations: values, versions, memory.
 
-use raddle_testkit::shapes::*;
+use crate::common::shapes::*;
 use std::{sync::Arc, thread, time::Duration};
 
 use raddle::{Device, DeviceVec, Engine, EngineKind, GpuStream, PinnedVec, SimulatedGpu, Var, simulated::Clock};
@@ -9,7 +9,7 @@ use super::{
     GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, kernel_from, manual, ms, pinned, random,
     reading_kernel, simulated, upload,
 };
-use raddle_testkit::{AWHILE, Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched, watched_for};
+use crate::common::{AWHILE, Drops, Journal, KINDS, MOMENT, THREADED, eventually, hold, watched, watched_for};
 
 #[test]
 fn values_are_copied_to_a_device_and_back() {
@@ -153,7 +153,7 @@ fn a_kernel_cannot_use_memory_of_another_gpu() {
             let engine = builder(kind).gpu(SimulatedGpu::default()).gpu(SimulatedGpu::default()).build().unwrap();
             let other: Var<DeviceVec<u64>> = engine.device_var(OTHER, 8).unwrap();
             kernel(&engine, "abroad", &other, |values| values.fill(1));
-            let failed = raddle_testkit::failure(engine.wait_for_var(&other));
+            let failed = crate::common::failure(engine.wait_for_var(&other));
             assert!(failed.to_string().contains("another device's memory"), "{kind}: {failed}");
         });
     }
@@ -407,7 +407,7 @@ fn an_asynchronous_device_operation_ends_with_its_completion() {
                 engine.op("lost").on(GPU).writes([var.token()]).push_async_any(raddle::cx(), |_, done| drop(done));
             lost.unwrap();
             kernel(&engine, "skipped", &var, |_| {});
-            let failed = raddle_testkit::failure(engine.wait_for_var(&var));
+            let failed = crate::common::failure(engine.wait_for_var(&var));
             assert_eq!(failed.name(), "lost", "{kind}");
             assert!(matches!(failed.cause(), raddle::Cause::LostCompletion), "{kind}");
         });

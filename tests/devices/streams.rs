@@ -1,6 +1,6 @@
 //! Tests of streams created by the program and used by operations.
 
-use raddle_testkit::shapes::*;
+use crate::common::shapes::*;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -15,7 +15,7 @@ use super::{
     GPU, OTHER, builder, device, download, engine, hold_lane, issued, kernel, manual, ms, pinned, random, simulated,
     upload,
 };
-use raddle_testkit::{KINDS, MOMENT, THREADED, eventually, failure, lock, program::fewer, watched};
+use crate::common::{KINDS, MOMENT, THREADED, eventually, failure, lock, program::fewer, watched};
 
 fn own(gpu: &SimulatedGpu) -> ImportedStream {
     ImportedStream::simulated(gpu).expect("the device is sound")

@@ -1,6 +1,6 @@
 //! Tests of operations that wait at a GPU lane, and of operations pushed by a device operation's function.
 
-use raddle_testkit::shapes::*;
+use crate::common::shapes::*;
 use std::{
     sync::{
         Arc,
@@ -13,7 +13,7 @@ use std::{
 use raddle::{Device, Engine, EngineKind, PushError, SimulatedGpu, WaitError, simulated::Clock};
 
 use super::{GPU, builder, device, engine, hold_lane, issued, kernel, manual, ms, pinned, reading_kernel, simulated};
-use raddle_testkit::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
+use crate::common::{AWHILE, Gate, KINDS, SOON, THREADED, occupy, watched, watched_for};
 
 /// A wait covers the operations pushed before it, however many readers follow.
 #[test]
