@@ -13,6 +13,8 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use raddle::{BoxError, OpHandle, Token};
 
+#[cfg(feature = "cuda")]
+use crate::task::check_device;
 use crate::{
     Shape,
     error::Error,
@@ -125,7 +127,8 @@ impl Array {
         self.start..self.start + self.len()
     }
 
-    fn is_whole(&self) -> bool {
+    /// Returns whether the array covers its chunk.
+    pub(crate) fn is_whole(&self) -> bool {
         self.len() == self.chunk.len()
     }
 
@@ -261,6 +264,11 @@ impl Array {
                 engine.op("copy to device").on(gpu).copy_to_device(&stage, to)?;
                 Ok(())
             }
+            #[cfg(feature = "cuda")]
+            _ if self.runtime.is_cuda() => {
+                check_device(&"copy".into(), source, &self.runtime)?;
+                crate::cuda::copy(source, self)
+            }
             _ => Task::new("copy", vec![source]).out(self, Mode::Write).push(&self.runtime, |mut views| {
                 let Some((out, from)) = views.outs.first_mut().zip(views.ins.first()) else { return };
                 out.values.copy_from_slice(from.values);
@@ -303,21 +311,44 @@ impl Array {
     /// Multiplies two matrices.
     ///
     /// # Errors
-    /// The shapes do not match; the engine refuses the push.
+    /// The errors of [`matmul_transposed`](Self::matmul_transposed).
     #[track_caller]
     pub fn matmul(&self, other: &Self) -> Result<Self, Error> {
-        let &[rows, inner] = &self.shape[..] else {
-            return Err(Error::shape("matmul", "left", "that of a matrix", &self.shape));
+        self.matmul_transposed(other, [false, false])
+    }
+
+    /// Multiplies two matrices, of which those with the flag are transposed first. No values are moved for that.
+    ///
+    /// # Errors
+    /// The shapes do not match; the device is out of memory, or is a CUDA device and cuBLAS is missing; the engine
+    /// refuses the push.
+    #[track_caller]
+    pub fn matmul_transposed(&self, other: &Self, transposed: [bool; 2]) -> Result<Self, Error> {
+        let sizes = |argument, array: &Self, is_transposed| match array.shape[..] {
+            [rows, columns] if is_transposed => Ok([columns, rows]),
+            [rows, columns] => Ok([rows, columns]),
+            _ => Err(Error::shape("matmul", argument, "that of a matrix", &array.shape)),
         };
-        let &[other_inner, columns] = &other.shape[..] else {
-            return Err(Error::shape("matmul", "right", "that of a matrix", &other.shape));
-        };
+        let [rows, inner] = sizes("left", self, transposed[0])?;
+        let [other_inner, columns] = sizes("right", other, transposed[1])?;
         if inner != other_inner {
-            return Err(Error::shape("matmul", "right", format!("[{inner}, _] for {:?}", self.shape), &other.shape));
+            let expected = if transposed[1] { format!("[_, {inner}]") } else { format!("[{inner}, _]") };
+            return Err(Error::shape("matmul", "right", format!("{expected} for {:?}", self.shape), &other.shape));
         }
         let product = Self::new(&self.runtime, &[rows, columns])?;
-        Task::new("matmul", vec![self, other]).out(&product, Mode::Write).push(&self.runtime, move |mut views| {
-            let (a, b) = (Matrix::new(views.ins[0].values, inner), Matrix::new(views.ins[1].values, columns));
+        let task = Task::new("matmul", vec![self, other]).out(&product, Mode::Write);
+        #[cfg(feature = "cuda")]
+        if self.runtime.is_cuda() {
+            check_device(&task.name, other, &self.runtime)?;
+            crate::cuda::multiply(&product, [self, other], transposed, [rows, inner, columns])?;
+            return Ok(product);
+        }
+        task.push(&self.runtime, move |mut views| {
+            let matrix = |factor: usize| {
+                let matrix = Matrix::new(views.ins[factor].values, views.ins[factor].shape[1]);
+                if transposed[factor] { matrix.transposed() } else { matrix }
+            };
+            let (a, b) = (matrix(0), matrix(1));
             kernels::multiply(a, b, views.outs[0].values, false);
         })?;
         Ok(product)

@@ -39,6 +39,8 @@ pub enum Error {
     },
     /// An operation's description is invalid.
     Use(String),
+    /// The operation does not exist on the device, or needs a library that is missing.
+    Unavailable(String),
     /// A file with data cannot be used.
     Data(String),
     /// A loss is not a finite number.
@@ -70,7 +72,7 @@ impl fmt::Display for Error {
                 write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, but is {found:?}")
             }
             Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; known names: {}", known.join(", ")),
-            Self::Use(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
+            Self::Use(text) | Self::Unavailable(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
             Self::Push(error) => error.fmt(f),
             Self::Wait(error) => error.fmt(f),
             Self::Device(error) => error.fmt(f),

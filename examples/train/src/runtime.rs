@@ -17,6 +17,7 @@ use crate::{
 pub struct Runtime {
     engine: Engine,
     device: Device,
+    is_cuda: bool,
     pool: Arc<Pool>,
     resources: Resources,
     /// The host's runtime, through which values move to and from a GPU.
@@ -24,11 +25,16 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Creates a runtime for one of the engine's devices.
+    /// Creates a runtime for one of the engine's devices. With the feature `cuda`, it waits for an operation that asks
+    /// a GPU whether it is a CUDA device.
     pub fn new(engine: &Engine, device: Device, seed: u64) -> Arc<Self> {
         let resources = Resources::new(engine, seed);
         let host = (device != Device::Cpu).then(|| Self::new(engine, Device::Cpu, seed));
-        Arc::new(Self { engine: engine.clone(), device, pool: Arc::default(), resources, host })
+        #[cfg(feature = "cuda")]
+        let is_cuda = crate::cuda::is_cuda(engine, device);
+        #[cfg(not(feature = "cuda"))]
+        let is_cuda = false;
+        Arc::new(Self { engine: engine.clone(), device, is_cuda, pool: Arc::default(), resources, host })
     }
 
     /// Returns a runtime of the host: this runtime or the host runtime that it owns.
@@ -44,6 +50,12 @@ impl Runtime {
     /// Returns the device.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// Returns whether the device is a CUDA device. Arrays there can be created from values on the host, copied and
+    /// multiplied; other operations are [unavailable](Error::Unavailable).
+    pub fn is_cuda(&self) -> bool {
+        self.is_cuda
     }
 
     /// Returns the generators and the temporary space.

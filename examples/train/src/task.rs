@@ -286,6 +286,12 @@ impl<'a> Task<'a> {
     }
 
     fn plan(&self, runtime: &Runtime) -> Result<Plan, Error> {
+        if runtime.is_cuda() {
+            let (name, device) = (&self.name, runtime.device());
+            return Err(Error::Unavailable(format!(
+                "`{name}` is not available on {device}, a CUDA device: copy the arrays to the host first"
+            )));
+        }
         let mut layout = Layout { training: self.training, ..Layout::default() };
         let mut writes: Vec<(Arc<Chunk>, bool)> = Vec::new();
         let mut find = |chunk: &Arc<Chunk>, cuts: &mut Vec<_>| {
@@ -298,7 +304,7 @@ impl<'a> Task<'a> {
                 layout.outs.push((Mode::Null, Shape::new()));
                 continue;
             };
-            self.check_device(array, runtime)?;
+            check_device(&self.name, array, runtime)?;
             let index = find(array.chunk(), &mut layout.cuts);
             layout.cuts[index].push((out, array.range()));
             layout.outs.push((mode, array.shape().into()));
@@ -316,7 +322,7 @@ impl<'a> Task<'a> {
         let mut reads: Vec<Arc<Chunk>> = Vec::new();
         let mut held = vec![false; self.outs.len()];
         for &array in &self.ins {
-            self.check_device(array, runtime)?;
+            check_device(&self.name, array, runtime)?;
             let place = match writes.iter().position(|(chunk, _)| Arc::ptr_eq(chunk, array.chunk())) {
                 None => {
                     let is_it = |chunk: &Arc<Chunk>| Arc::ptr_eq(chunk, array.chunk());
@@ -354,14 +360,15 @@ impl<'a> Task<'a> {
         }
         Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.resources().random()) })
     }
+}
 
-    fn check_device(&self, array: &Array, runtime: &Runtime) -> Result<(), Error> {
-        let (expected, found) = (runtime.device(), array.runtime().device());
-        if expected == found {
-            return Ok(());
-        }
-        Err(Error::Use(format!("`{}` runs on {expected}, but an array is on {found}: copy it first", self.name)))
+/// Returns an error unless an array is on a runtime's device.
+pub(crate) fn check_device(name: &Name, array: &Array, runtime: &Runtime) -> Result<(), Error> {
+    let (expected, found) = (runtime.device(), array.runtime().device());
+    if expected == found {
+        return Ok(());
     }
+    Err(Error::Use(format!("`{name}` runs on {expected}, but an array is on {found}: copy it first")))
 }
 
 /// Returns handles to the variables of host-memory chunks.

@@ -28,6 +28,9 @@ fn elementwise_products_and_reductions() {
     test_everywhere(|runtime| {
         let (a, b) = (iota(runtime, &[2, 3])?, iota(runtime, &[3, 2])?);
         assert_eq!(a.matmul(&b)?.to_vec()?, [10.0, 13.0, 28.0, 40.0]);
+        assert_eq!(a.matmul_transposed(&a, [false, true])?.to_vec()?, [5.0, 14.0, 14.0, 50.0]);
+        assert_eq!(b.matmul_transposed(&b, [true, false])?.to_vec()?, [20.0, 26.0, 26.0, 35.0]);
+        assert_eq!(a.matmul_transposed(&b, [true; 2])?.to_vec()?, [3.0, 9.0, 15.0, 4.0, 14.0, 24.0, 5.0, 19.0, 33.0]);
         let c = b.reshape(&[2, 3])?;
         assert_eq!(a.combine(&simple::MULTIPLY, &c)?.sum()?.to_vec()?, [5.0, 50.0]);
         assert_eq!(a.combine(&simple::SUBTRACT, &c)?.to_vec()?, [0.0; 6]);
