@@ -208,50 +208,17 @@ fn fork(random: Vec<&mut Random>) -> Random {
     random.into_iter().next().map_or_else(|| Random::new(0), Random::fork)
 }
 
-/// The maximum number of chunks that a kernel reads.
-const READS: usize = 6;
-
-/// The maximum number of chunks that a kernel mutates.
-const WRITES: usize = 4;
-
 /// Runs [`Layout::call`] as a kernel of the simulated GPU.
-///
-/// A kernel receives a tuple of up to six arguments, or of such tuples, but no `Vec`. If there are fewer chunks to
-/// read, the first one fills the rest of the tuple.
 fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
     work: &Arc<(Layout, F)>,
     stream: &mut GpuStream,
-    reads: &[&DeviceVec<f32>],
+    reads: Vec<&DeviceVec<f32>>,
     writes: Vec<&mut DeviceVec<f32>>,
     random: Vec<&mut Random>,
 ) -> Result<(), BoxError> {
     let mut gpu = stream.simulated().ok_or("arrays have kernels only for the simulated GPU")?;
-    let (work, random, count) = (Arc::clone(work), fork(random), reads.len());
-    macro_rules! launch {
-        ($($write:ident)+) => {{
-            let [$($write),+] = <[_; _]>::try_from(writes).map_err(|_| "the number of chunks was matched")?;
-            match reads {
-                [] => gpu.launch(Duration::ZERO, ($($write,)+), move |($($write,)+)| {
-                    work.0.call(&[], vec![$($write),+], random, &work.1);
-                }),
-                [first, ..] => {
-                    let at = |i| reads.get(i).copied().unwrap_or(*first);
-                    let reads = (at(0), at(1), at(2), at(3), at(4), at(5));
-                    gpu.launch(Duration::ZERO, (reads, ($($write,)+)), move |((a, b, c, d, e, f), ($($write,)+))| {
-                        work.0.call(&[a, b, c, d, e, f][..count], vec![$($write),+], random, &work.1);
-                    })
-                }
-            }
-        }};
-    }
-    match writes.len() {
-        0 => return Ok(()), // no output is needed
-        1 => launch!(a1),
-        2 => launch!(a1 a2),
-        3 => launch!(a1 a2 a3),
-        4 => launch!(a1 a2 a3 a4),
-        _ => return Err("the plan of an operation refuses more chunks".into()),
-    }?;
+    let (work, random) = (Arc::clone(work), fork(random));
+    gpu.launch(Duration::ZERO, (reads, writes), move |(reads, writes)| work.0.call(&reads, writes, random, &work.1))?;
     Ok(())
 }
 
@@ -352,12 +319,6 @@ impl<'a> Task<'a> {
             let is_whole = covered == chunk.len() || is_temporary;
             *is_overwritten = !is_read && is_whole && cuts.iter().all(|&(out, _)| is_new(out));
         }
-        if runtime.device() != Device::Cpu && (reads.len() > READS || writes.len() > WRITES) {
-            let (name, reads, writes) = (&self.name, reads.len(), writes.len());
-            let counts =
-                format!("reads {reads} chunks and mutates {writes}, but a kernel reads {READS} and mutates {WRITES}");
-            return Err(Error::Use(format!("`{name}` {counts} at most")));
-        }
         Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.resources().random()) })
     }
 }
@@ -404,7 +365,7 @@ macro_rules! describe {
             let writes = gpu(writes.iter().map(|(chunk, _)| chunk)).zip(&writes).map(access).collect::<Vec<_>>();
             let work = Arc::new((layout, $f));
             op.on($runtime.device()).$on_gpu((reads, writes, random), move |stream, (reads, writes, random)| {
-                on_gpu(&work, stream, &reads, writes, random)
+                on_gpu(&work, stream, reads, writes, random)
             })?
         }
     }};
