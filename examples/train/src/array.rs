@@ -127,6 +127,11 @@ impl Array {
         self.start..self.start + self.len()
     }
 
+    /// Returns whether this is the same range of the same chunk as another array.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.chunk, &other.chunk) && self.range() == other.range()
+    }
+
     /// Returns whether the array covers its chunk.
     pub(crate) fn is_whole(&self) -> bool {
         self.len() == self.chunk.len()

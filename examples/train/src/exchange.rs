@@ -155,9 +155,7 @@ impl Exchange {
     }
 
     fn key(&self, name: &str) -> Result<&Key, Error> {
-        let known = || by_index(&self.keys).into_iter().cloned().collect();
-        let unknown = || Error::Key { problem: "no such key".into(), key: name.into(), known: known() };
-        self.keys.get(name).ok_or_else(unknown)
+        self.keys.get(name).ok_or_else(|| Error::key("no such key", name, by_index(&self.keys)))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     Shape,
     array::Array,
     error::Error,
-    operator::{Operator, Pass, Request, backward_reads},
+    operator::{Operator, Pass, Request},
     plan::{Use, plan},
     runtime::Runtime,
     simple,
@@ -32,6 +32,11 @@ pub type Arrays = BTreeMap<String, Array>;
 
 /// The arrays that receive gradients, by argument name, and how the gradients are written.
 pub type Gradients = BTreeMap<String, (Array, Mode)>;
+
+/// Returns the array for an argument.
+pub(crate) fn argument<'a>(arguments: &'a Arrays, name: &str) -> Result<&'a Array, Error> {
+    arguments.get(name).ok_or_else(|| Error::key("argument without an array", name, arguments.keys()))
+}
 
 /// The planned memory of non-argument values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +67,6 @@ pub struct Executor {
     forward: Vec<Prepared>,
     backward: Vec<Prepared>,
     outputs: Vec<Array>,
-    arguments: Arrays,
     memory: MemoryUse,
 }
 
@@ -102,29 +106,21 @@ impl Program {
     fn forward(&mut self, graph: &Graph, shapes: &[Vec<Shape>], arguments: &Arrays) -> Result<Vec<Vec<usize>>, Error> {
         let mut ids: Vec<Vec<usize>> = Vec::new();
         for (node, shapes_of_node) in graph.nodes.iter().zip(shapes) {
-            let outs: Vec<usize> = match &node.operator {
-                Some(_) => shapes_of_node.iter().map(|shape| self.value(shape, None)).collect(),
-                None => {
-                    let missing = || Error::Key {
-                        problem: "argument without an array".into(),
-                        key: node.name.clone(),
-                        known: arguments.keys().cloned().collect(),
-                    };
-                    let array = arguments.get(&node.name).ok_or_else(missing)?.clone();
-                    vec![self.value(&shapes_of_node[0], Some(array))]
-                }
+            let Some(operator) = &node.operator else {
+                let array = argument(arguments, &node.name)?.clone();
+                ids.push(vec![self.value(&shapes_of_node[0], Some(array))]);
+                continue;
             };
-            if let Some(operator) = &node.operator {
-                let ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
-                self.steps.push(Step {
-                    name: node.name.clone(),
-                    operator: Arc::clone(operator),
-                    pass: Pass::Forward,
-                    reads: node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect(),
-                    writes: outs.iter().map(|&out| (Some(out), Mode::Write)).collect(),
-                    request: operator.request(Pass::Forward, &ins),
-                });
-            }
+            let ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
+            let outs: Vec<_> = shapes_of_node.iter().map(|shape| self.value(shape, None)).collect();
+            self.steps.push(Step {
+                name: node.name.clone(),
+                operator: Arc::clone(operator),
+                pass: Pass::Forward,
+                reads: node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect(),
+                writes: outs.iter().map(|&out| (Some(out), Mode::Write)).collect(),
+                request: operator.request(Pass::Forward, &ins),
+            });
             ids.push(outs);
         }
         Ok(ids)
@@ -134,7 +130,7 @@ impl Program {
     fn backward(&mut self, graph: &Graph, ids: &[Vec<usize>], start: Array, gradients: &Gradients) {
         let mut needed: Vec<bool> = Vec::new();
         for node in &graph.nodes {
-            let count = node.operator.as_ref().map_or(0, |operator| operator.differentiable());
+            let count = node.operator.as_ref().map_or(0, |operator| operator.signature().differentiable);
             let by_input = node.ins.iter().take(count).any(|entry| needed[entry.node]);
             needed.push(by_input || node.operator.is_none() && gradients.contains_key(&node.name));
         }
@@ -147,11 +143,10 @@ impl Program {
                 continue;
             };
             let ins: Vec<usize> = node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect();
-            let outs: Vec<_> = ids[index].iter().copied().map(Some).collect();
             let shapes: Vec<_> = ins.iter().map(|&value| self.values[value].shape.clone()).collect();
             let (mut writes, mut sums) = (Vec::new(), Vec::new());
             for (place, (&Entry { node: input, .. }, &value)) in node.ins.iter().zip(&ins).enumerate() {
-                if place >= operator.differentiable() || !needed[input] {
+                if place >= operator.signature().differentiable || !needed[input] {
                     writes.push((None, Mode::Null));
                     continue;
                 }
@@ -180,7 +175,7 @@ impl Program {
                 name: format!("{} backward", node.name),
                 operator: Arc::clone(operator),
                 pass: Pass::Backward,
-                reads: backward_reads(&**operator, gradient, &ins, &outs),
+                reads: operator.signature().backward_reads(gradient, &ins, &ids[index]),
                 writes,
                 request: operator.request(Pass::Backward, &shapes),
             });
@@ -219,7 +214,8 @@ impl Program {
             let mut pairs = Vec::new();
             for (place, &(value, mode)) in step.writes.iter().enumerate() {
                 let Some(value) = value else { continue };
-                let of_place = step.operator.in_place(step.pass).iter().filter(|pair| pair.1 == place);
+                let of_place =
+                    step.operator.signature().in_place[step.pass as usize].iter().filter(|pair| pair.1 == place);
                 pairs.extend(of_place.map(|pair| (pair.0, writes.len())));
                 writes.push((value, mode == Mode::Write));
             }
@@ -293,14 +289,11 @@ impl Executor {
             let Request { temporary, random } = step.request;
             let task = Task { outs, temporary, random, training, ..Task::new(step.name, ins) };
             let operator = step.operator;
-            operators.push(match step.pass {
-                Pass::Forward => task.operator(runtime, move |views| operator.forward(views))?,
-                Pass::Backward => task.operator(runtime, move |views| operator.backward(views))?,
-            });
+            operators.push(task.operator(runtime, move |views| operator.run(step.pass, views))?);
         }
         let backward = operators.split_off(forward_steps);
         let outputs = kept.iter().map(|&value| array(value).cloned()).collect::<Result<_, _>>()?;
-        Ok(Self { forward: operators, backward, outputs, arguments: arguments.clone(), memory })
+        Ok(Self { forward: operators, backward, outputs, memory })
     }
 
     /// Pushes the forward pass.
@@ -330,16 +323,6 @@ impl Executor {
     /// Returns the arrays holding the symbols' values.
     pub fn outputs(&self) -> &[Array] {
         &self.outputs
-    }
-
-    /// Returns an argument's array.
-    ///
-    /// # Errors
-    /// The graph has no such argument.
-    pub fn argument(&self, name: &str) -> Result<&Array, Error> {
-        let known = || self.arguments.keys().cloned().collect();
-        let missing = || Error::Key { problem: "no such argument".into(), key: name.into(), known: known() };
-        self.arguments.get(name).ok_or_else(missing)
     }
 
     /// Returns the plan's memory use.

@@ -15,10 +15,10 @@
 //! # }
 //! ```
 
-use super::operator::{Needs, Operator, Pass, known};
 use crate::{
     Shape,
-    error::{Misfit, settle},
+    error::{Misfit, known, settle},
+    operator::{Operator, Signature},
     task::{Out, View, Views},
 };
 
@@ -36,11 +36,6 @@ impl Unary {
     /// Returns the operator with the given scalar.
     pub fn with(&'static self, scalar: f32) -> UnaryOperator {
         UnaryOperator { function: self, scalar }
-    }
-
-    /// Returns the name.
-    pub fn name(&self) -> &'static str {
-        self.name
     }
 }
 
@@ -87,28 +82,15 @@ pub struct UnaryOperator {
 }
 
 impl Operator for UnaryOperator {
-    fn name(&self) -> &'static str {
-        self.function.name
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data"]
+    fn signature(&self) -> Signature {
+        let (inputs, outputs): (&[usize], &[usize]) =
+            if self.function.derives_from_output { (&[], &[0]) } else { (&[0], &[]) };
+        let signature = Signature::new(self.function.name, &["data"], inputs, outputs);
+        Signature { in_place: [&[(0, 0)]; 2], ..signature }
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         Ok(vec![known(inputs, 0, "data")?])
-    }
-
-    fn needs(&self) -> Needs {
-        if self.function.derives_from_output {
-            Needs { inputs: &[], outputs: &[0] }
-        } else {
-            Needs { inputs: &[0], outputs: &[] }
-        }
-    }
-
-    fn in_place(&self, _: Pass) -> &'static [(usize, usize)] {
-        &[(0, 0)]
     }
 
     fn forward(&self, mut views: Views<'_>) {
@@ -133,11 +115,6 @@ impl Binary {
     /// Returns the operator.
     pub fn operator(&'static self) -> BinaryOperator {
         BinaryOperator { function: self }
-    }
-
-    /// Returns the name.
-    pub fn name(&self) -> &'static str {
-        self.name
     }
 }
 
@@ -178,27 +155,16 @@ pub struct BinaryOperator {
 }
 
 impl Operator for BinaryOperator {
-    fn name(&self) -> &'static str {
-        self.function.name
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["left", "right"]
+    fn signature(&self) -> Signature {
+        // In the backward pass, both results are computed from the gradient, so neither may overwrite it.
+        let in_place: [&[_]; 2] = [&[(0, 0)], &[]];
+        Signature { in_place, ..Signature::new(self.function.name, &["left", "right"], &[0, 1], &[]) }
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         let left = known(inputs, 0, "left")?;
         settle(&mut inputs[1], "right", left.clone())?;
         Ok(vec![left])
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[0, 1], outputs: &[] }
-    }
-
-    fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
-        // In the backward pass, both results are computed from the gradient, so neither may overwrite it.
-        if pass == Pass::Forward { &[(0, 0)] } else { &[] }
     }
 
     fn forward(&self, mut views: Views<'_>) {

@@ -1,9 +1,9 @@
 //! An operator that drops some values during training.
 
-use super::{Needs, Operator, Pass, Request, known};
+use super::{Operator, Pass, Request, Signature};
 use crate::{
     Shape,
-    error::Misfit,
+    error::{Misfit, known},
     task::{View, Views},
 };
 
@@ -18,12 +18,8 @@ pub struct Dropout {
 }
 
 impl Operator for Dropout {
-    fn name(&self) -> &'static str {
-        "Dropout"
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data"]
+    fn signature(&self) -> Signature {
+        Signature { in_place: [&[(0, 0)]; 2], ..Signature::new("Dropout", &["data"], &[], &[1]) }
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
@@ -33,14 +29,6 @@ impl Operator for Dropout {
 
     fn request(&self, pass: Pass, _: &[Shape]) -> Request {
         Request { temporary: 0, random: pass == Pass::Forward }
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[], outputs: &[1] }
-    }
-
-    fn in_place(&self, _: Pass) -> &'static [(usize, usize)] {
-        &[(0, 0)]
     }
 
     fn forward(&self, mut views: Views<'_>) {
