@@ -11,7 +11,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use raddle::{BoxError, OpHandle, Token};
+use raddle::{BoxError, Device, OpHandle, Token};
 
 #[cfg(feature = "cuda")]
 use crate::task::check_device;
@@ -21,7 +21,7 @@ use crate::{
     kernels::{self, Matrix},
     operator::Operator,
     runtime::Runtime,
-    simple::{self, Binary, Unary},
+    simple::{self, Function},
     storage::{Chunk, Memory},
     task::{Mode, Task},
     volume,
@@ -61,14 +61,10 @@ impl Array {
         if values.len() != volume(shape) {
             return Err(Error::shape("from_vec", "values", format!("{shape:?}"), &[values.len()]));
         }
-        let array = Self::new(runtime, shape)?;
-        if let Memory::Host(block) = array.chunk.memory() {
-            let op = runtime.engine().op("from_vec");
-            op.push(block.overwrite(), move |block| block.values_mut().copy_from_slice(&values))?;
-        } else {
-            array.copy_from(&Self::from_vec(&runtime.host(), shape, values)?)?;
-        }
-        Ok(array)
+        let array = Self::new(&runtime.host(), shape)?;
+        let op = runtime.engine().op("from_vec");
+        op.push(array.chunk.host()?.overwrite(), move |block| block.values_mut().copy_from_slice(&values))?;
+        if runtime.device() == Device::Cpu { Ok(array) } else { array.copy_to(runtime) }
     }
 
     /// Returns an array whose values are all the same.
@@ -210,9 +206,7 @@ impl Array {
     ) -> Result<OpHandle<R>, Error> {
         let engine = self.runtime.engine();
         let Memory::Host(block) = self.chunk.memory() else {
-            let there = Self::new(&self.runtime.host(), &self.shape)?;
-            there.copy_from(self)?;
-            return there.look(name, tokens, f);
+            return self.copy_to(&self.runtime.host())?.look(name, tokens, f);
         };
         let (range, tokens): (_, Vec<_>) = (self.range(), tokens.into_iter().collect());
         Ok(engine.op(name).writes(tokens).try_submit(block.read(), move |block| f(&block.values()?[range]))?)
@@ -228,6 +222,17 @@ impl Array {
         task.push(&self.runtime, move |mut views| views.outs[0].values.fill(value))
     }
 
+    /// Returns a copy of the array on a runtime's device.
+    ///
+    /// # Errors
+    /// The GPU is out of memory; the engine refuses a push.
+    #[track_caller]
+    pub fn copy_to(&self, runtime: &Arc<Runtime>) -> Result<Self, Error> {
+        let copy = Self::new(runtime, &self.shape)?;
+        copy.copy_from(self)?;
+        Ok(copy)
+    }
+
     /// Copies the values of an array, which may be on another device.
     ///
     /// # Errors
@@ -241,15 +246,9 @@ impl Array {
         match (source.chunk.memory(), self.chunk.memory()) {
             // A copy by the device moves whole buffers.
             (Memory::Gpu(_), Memory::Host(_)) if !source.is_whole() => {
-                let whole = Self::new(&source.runtime, &source.shape)?;
-                whole.copy_from(source)?;
-                self.copy_from(&whole)
+                self.copy_from(&source.copy_to(&source.runtime)?)
             }
-            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => {
-                let whole = Self::new(&self.runtime, &self.shape)?;
-                whole.copy_from(source)?;
-                self.copy_from(&whole)
-            }
+            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => self.copy_from(&source.copy_to(&self.runtime)?),
             (Memory::Gpu(from), Memory::Host(to)) => {
                 let (gpu, range) = (source.runtime.device(), self.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
@@ -283,12 +282,12 @@ impl Array {
 
     // ------------------------------------------------------------------------------------------------- operations ----
 
-    /// Applies a simple function, such as `simple::RELU`, to each value.
+    /// Applies a simple function of one value, such as `simple::RELU`, to each value.
     ///
     /// # Errors
-    /// The engine refuses the push.
+    /// The function has two arguments; the engine refuses the push.
     #[track_caller]
-    pub fn map(&self, function: &'static Unary, scalar: f32) -> Result<Self, Error> {
+    pub fn map(&self, function: &'static Function, scalar: f32) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.with(scalar));
         crate::operator::invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
     }
@@ -296,9 +295,9 @@ impl Array {
     /// Combines two arrays of the same shape with a simple function, such as `simple::ADD`.
     ///
     /// # Errors
-    /// The shapes differ; the engine refuses the push.
+    /// The shapes differ, or the function has one argument; the engine refuses the push.
     #[track_caller]
-    pub fn combine(&self, function: &'static Binary, other: &Self) -> Result<Self, Error> {
+    pub fn combine(&self, function: &'static Function, other: &Self) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.operator());
         crate::operator::invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
     }

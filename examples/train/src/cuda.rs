@@ -28,9 +28,9 @@ use cudarc::{
     },
     driver::{CudaContext, CudaStream, result as driver, sys::CUdeviceptr},
 };
-use raddle::{BoxError, Device, DeviceVec, Engine, GpuStream, Var};
+use raddle::{BoxError, Device, DeviceVec, Engine, GpuStream};
 
-use crate::{array::Array, error::Error, storage::Memory};
+use crate::{array::Array, error::Error};
 
 /// The functions of cuBLAS that are called. They are looked up before the first call, since cudarc panics if one is
 /// missing.
@@ -120,14 +120,6 @@ fn stream_of(stream: &mut GpuStream) -> Result<Arc<CudaStream>, BoxError> {
     stream.cuda().ok_or_else(|| "the device was given up".into())
 }
 
-/// Returns the variable of an array in GPU memory.
-fn values_of(array: &Array) -> Result<&Var<DeviceVec<f32>>, Error> {
-    match array.chunk().memory() {
-        Memory::Gpu(values) => Ok(values),
-        Memory::Host(_) => Err(Error::Use("an array in host memory has no address on a device".into())),
-    }
-}
-
 /// Returns the address of a range of values, or 0 for values without an address, which must be empty.
 fn address(values: &DeviceVec<f32>, range: &Range<usize>) -> Result<CUdeviceptr, BoxError> {
     match values.cuda_ptr() {
@@ -146,11 +138,9 @@ pub(crate) fn copy(from: &Array, to: &Array) -> Result<(), Error> {
     assert_eq!(from.len(), to.len(), "the arrays of a copy have different sizes");
     if Arc::ptr_eq(from.chunk(), to.chunk()) {
         // The driver does not copy between ranges that overlap.
-        let between = Array::new(from.runtime(), from.shape())?;
-        copy(from, &between)?;
-        return copy(&between, to);
+        return copy(&from.copy_to(from.runtime())?, to);
     }
-    let (source, target) = (values_of(from)?, values_of(to)?);
+    let (source, target) = (from.chunk().gpu()?, to.chunk().gpu()?);
     let (source_range, target_range) = (from.range(), to.range());
     let runtime = to.runtime();
     let op = runtime.engine().op("copy").on(runtime.device());
@@ -202,7 +192,7 @@ pub(crate) fn multiply(
     let ranges = [a.range(), b.range(), product.range()];
     let runtime = product.runtime();
     let op = runtime.engine().op("matmul").on(runtime.device());
-    let accesses = (values_of(a)?.read(), values_of(b)?.read(), values_of(product)?.overwrite());
+    let accesses = (a.chunk().gpu()?.read(), b.chunk().gpu()?.read(), product.chunk().gpu()?.overwrite());
     op.try_launch(accesses, move |stream, (a, b, product)| {
         let stream = stream_of(stream)?;
         let (a, b, product) = (address(a, &ranges[0])?, address(b, &ranges[1])?, address(product, &ranges[2])?);

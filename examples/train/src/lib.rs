@@ -3,7 +3,7 @@
 //! | module | holds | in the engine |
 //! |---|---|---|
 //! | [`storage`] | pooled memory | a variable for each piece, whose deletion frees it |
-//! | [`resource`] | random generators, temporary space | variables that operations mutate |
+//! | [`runtime`] | a device, with random generators and temporary space | variables that operations mutate |
 //! | [`array`](mod@array) | arrays whose operations are lazy | one push for each operation |
 //! | [`task`] | the description of an operation on arrays | the accesses of a push, and slices for its function |
 //! | `cuda`, with the feature `cuda` | products by cuBLAS | operations that issue work on a stream |
@@ -33,8 +33,8 @@ pub mod kernels;
 pub mod net;
 pub mod operator;
 mod plan;
+pub mod random;
 pub mod report;
-pub mod resource;
 pub mod runtime;
 pub mod simple;
 pub mod storage;

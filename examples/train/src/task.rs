@@ -16,15 +16,15 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use raddle::{BoxError, Device, DeviceVec, GpuStream, Name, Token, Var};
+use raddle::{BoxError, Device, DeviceVec, GpuStream, Name, Read, Token, Var, Write};
 
 use crate::{
     Shape,
     array::Array,
     error::Error,
-    resource::Random,
+    random::Random,
     runtime::Runtime,
-    storage::{Block, Chunk, Memory},
+    storage::{Block, Chunk},
 };
 
 /// How an operation writes an output.
@@ -319,7 +319,7 @@ impl<'a> Task<'a> {
             let is_whole = covered == chunk.len() || is_temporary;
             *is_overwritten = !is_read && is_whole && cuts.iter().all(|&(out, _)| is_new(out));
         }
-        Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.resources().random()) })
+        Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.random()) })
     }
 }
 
@@ -332,50 +332,42 @@ pub(crate) fn check_device(name: &Name, array: &Array, runtime: &Runtime) -> Res
     Err(Error::Use(format!("`{name}` runs on {expected}, but an array is on {found}: copy it first")))
 }
 
-/// Returns handles to the variables of host-memory chunks.
-fn host<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<Block>> {
-    chunks.into_iter().filter_map(|chunk| match chunk.memory() {
-        Memory::Host(block) => Some(block),
-        Memory::Gpu(_) => None,
-    })
+/// Returns the variable of a chunk: [`Chunk::host`] or [`Chunk::gpu`].
+type Of<T> = fn(&Chunk) -> Result<&Var<T>, Error>;
+
+/// Declares the variables that an operation reads.
+fn reads<T: Send + Sync + 'static>(chunks: &[Arc<Chunk>], of: Of<T>) -> Result<Vec<Read<'_, T>>, Error> {
+    chunks.iter().map(|chunk| Ok(of(chunk)?.read())).collect()
 }
 
-/// Returns handles to the variables of GPU-memory chunks.
-fn gpu<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<DeviceVec<f32>>> {
-    chunks.into_iter().filter_map(|chunk| match chunk.memory() {
-        Memory::Gpu(values) => Some(values),
-        Memory::Host(_) => None,
-    })
+/// Declares the variables that an operation mutates.
+fn writes<T: Send + 'static>(chunks: &[(Arc<Chunk>, bool)], of: Of<T>) -> Result<Vec<Write<'_, T>>, Error> {
+    chunks
+        .iter()
+        .map(|(chunk, is_overwritten)| {
+            let variable = of(chunk)?;
+            Ok(if *is_overwritten { variable.overwrite() } else { variable.write() })
+        })
+        .collect()
 }
 
 /// Pushes an operation or creates an operator of the engine, both described in the same way.
 macro_rules! describe {
     ($task:ident, $plan:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
-        let Plan { layout, reads, writes, random } = $plan;
+        let Plan { layout, reads: read, writes: written, random } = $plan;
         let random: Vec<_> = random.iter().map(Var::overwrite).collect();
         let op = $runtime.engine().op($task.name).priority($task.priority).reads($task.after);
         if let Device::Cpu = $runtime.device() {
-            let reads: Vec<_> = host(&reads).map(Var::read).collect();
-            let writes = host(writes.iter().map(|(chunk, _)| chunk)).zip(&writes).map(access).collect::<Vec<_>>();
-            op.$on_host((reads, writes, random), move |(reads, writes, random)| {
-                layout.on_host(reads, writes, random, &$f)
-            })?
+            let accesses = (reads(&read, Chunk::host)?, writes(&written, Chunk::host)?, random);
+            op.$on_host(accesses, move |(reads, writes, random)| layout.on_host(reads, writes, random, &$f))?
         } else {
-            let reads: Vec<_> = gpu(&reads).map(Var::read).collect();
-            let writes = gpu(writes.iter().map(|(chunk, _)| chunk)).zip(&writes).map(access).collect::<Vec<_>>();
+            let accesses = (reads(&read, Chunk::gpu)?, writes(&written, Chunk::gpu)?, random);
             let work = Arc::new((layout, $f));
-            op.on($runtime.device()).$on_gpu((reads, writes, random), move |stream, (reads, writes, random)| {
+            op.on($runtime.device()).$on_gpu(accesses, move |stream, (reads, writes, random)| {
                 on_gpu(&work, stream, reads, writes, random)
             })?
         }
     }};
-}
-
-/// Declares how a variable is mutated.
-fn access<'v, T: Send + 'static>(
-    (variable, (_, is_overwritten)): (&'v Var<T>, &(Arc<Chunk>, bool)),
-) -> raddle::Write<'v, T> {
-    if *is_overwritten { variable.overwrite() } else { variable.write() }
 }
 
 impl Task<'_> {
