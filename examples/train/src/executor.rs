@@ -9,7 +9,7 @@
 //! | two steps in a row | pushes on the same variables: each operation of the second step waits only for what it depends on |
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::Arc,
 };
@@ -18,11 +18,11 @@ use crate::{
     Shape,
     array::Array,
     error::Error,
-    operator::{Operator, Pass, Request},
+    operator::{Operator, Pass},
     plan::{Use, plan},
     runtime::Runtime,
     simple,
-    symbol::{Entry, Graph, Symbol},
+    symbol::{Graph, Symbol},
     task::{Mode, Prepared, Task},
     volume,
 };
@@ -79,14 +79,14 @@ struct Value {
 }
 
 /// An operation of the graph.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Step {
     name: String,
     operator: Arc<dyn Operator>,
     pass: Pass,
     reads: Vec<usize>,
     writes: Vec<(Option<usize>, Mode)>,
-    request: Request,
+    temporary: usize,
 }
 
 /// A graph's operations before memory is assigned.
@@ -119,75 +119,60 @@ impl Program {
                 pass: Pass::Forward,
                 reads: node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect(),
                 writes: outs.iter().map(|&out| (Some(out), Mode::Write)).collect(),
-                request: operator.request(Pass::Forward, &ins),
+                temporary: operator.temporary(&ins),
             });
             ids.push(outs);
         }
         Ok(ids)
     }
 
-    /// Adds the backward pass, from the graph's first output to the arguments with gradients.
-    fn backward(&mut self, graph: &Graph, ids: &[Vec<usize>], start: Array, gradients: &Gradients) {
-        let mut needed: Vec<bool> = Vec::new();
-        for node in &graph.nodes {
-            let count = node.operator.as_ref().map_or(0, |operator| operator.signature().differentiable);
-            let by_input = node.ins.iter().take(count).any(|entry| needed[entry.node]);
-            needed.push(by_input || node.operator.is_none() && gradients.contains_key(&node.name));
+    /// Adds the backward pass of all steps so far, from the gradient `start` of the value `last` to the gradients of the
+    /// values in `wanted`.
+    fn backward(&mut self, last: usize, start: Array, wanted: &HashMap<usize, (Array, Mode)>) {
+        let mut needed: HashSet<usize> = wanted.keys().copied().collect();
+        for Step { operator, reads, writes, .. } in &self.steps {
+            if reads[..operator.signature().differentiable].iter().any(|value| needed.contains(value)) {
+                needed.extend(writes[0].0);
+            }
         }
-        let head = graph.heads[0];
-        self.values.push(Value { shape: start.shape().into(), array: Some(start) });
-        let start = self.values.len() - 1;
-        let mut gradient_of: HashMap<usize, usize> = [(ids[head.node][head.output], start)].into();
-        for (index, node) in graph.nodes.iter().enumerate().rev().filter(|(index, _)| needed[*index]) {
-            let Some((operator, &gradient)) = node.operator.as_ref().zip(gradient_of.get(&ids[index][0])) else {
-                continue;
-            };
-            let ins: Vec<usize> = node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect();
-            let shapes: Vec<_> = ins.iter().map(|&value| self.values[value].shape.clone()).collect();
+        let start = self.value(&Shape::from(start.shape()), Some(start));
+        let mut gradient_of = HashMap::from([(last, start)]);
+        for index in (0..self.steps.len()).rev() {
+            let Step { name, operator, reads: ins, writes: outs, temporary, .. } = self.steps[index].clone();
+            let outs: Vec<usize> = outs.iter().filter_map(|(value, _)| *value).collect();
+            let Some(&gradient) = gradient_of.get(&outs[0]).filter(|_| needed.contains(&outs[0])) else { continue };
             let (mut writes, mut sums) = (Vec::new(), Vec::new());
-            for (place, (&Entry { node: input, .. }, &value)) in node.ins.iter().zip(&ins).enumerate() {
-                if place >= operator.signature().differentiable || !needed[input] {
+            for (place, value) in ins.iter().enumerate() {
+                if place >= operator.signature().differentiable || !needed.contains(value) {
                     writes.push((None, Mode::Null));
                     continue;
                 }
-                let shape = &shapes[place];
-                let write = match gradient_of.get(&value) {
+                let shape = self.values[*value].shape.clone();
+                writes.push(match gradient_of.get(value) {
                     // If an operation uses the value twice, a separate operation adds the second gradient.
-                    Some(&known) if writes.iter().any(|(written, _)| *written == Some(known)) => {
-                        let other = self.value(shape, None);
+                    Some(&known) if ins[..place].contains(value) => {
+                        let other = self.value(&shape, None);
                         sums.push((known, other));
                         (Some(other), Mode::Write)
                     }
                     Some(&known) => (Some(known), Mode::Add),
                     None => {
-                        let (array, mode) = gradients
-                            .get(&graph.nodes[input].name)
-                            .filter(|_| graph.nodes[input].operator.is_none())
-                            .map_or((None, Mode::Write), |(array, mode)| (Some(array.clone()), *mode));
-                        let new = self.value(shape, array);
-                        gradient_of.insert(value, new);
+                        let given = wanted.get(value).map(|(array, mode)| (Some(array.clone()), *mode));
+                        let (array, mode) = given.unwrap_or((None, Mode::Write));
+                        let new = self.value(&shape, array);
+                        gradient_of.insert(*value, new);
                         (Some(new), mode)
                     }
-                };
-                writes.push(write);
-            }
-            self.steps.push(Step {
-                name: format!("{} backward", node.name),
-                operator: Arc::clone(operator),
-                pass: Pass::Backward,
-                reads: operator.signature().backward_reads(gradient, &ins, &ids[index]),
-                writes,
-                request: operator.request(Pass::Backward, &shapes),
-            });
-            for (sum, other) in sums {
-                self.steps.push(Step {
-                    name: format!("{} backward, sum", node.name),
-                    operator: Arc::new(simple::ADD.operator()),
-                    pass: Pass::Forward,
-                    reads: vec![sum, other],
-                    writes: vec![(Some(sum), Mode::InPlace)],
-                    request: Request::default(),
                 });
+            }
+            let (pass, reads) = (Pass::Backward, operator.signature().backward_reads(gradient, &ins, &outs));
+            let name = format!("{name} backward");
+            let sum_name = format!("{name}, sum");
+            self.steps.push(Step { name, operator, pass, reads, writes, temporary });
+            for (sum, other) in sums {
+                let operator: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
+                let (name, reads, writes) = (sum_name.clone(), vec![sum, other], vec![(Some(sum), Mode::InPlace)]);
+                self.steps.push(Step { name, operator, pass: Pass::Forward, reads, writes, temporary: 0 });
             }
         }
     }
@@ -210,12 +195,11 @@ impl Program {
         let sizes: Vec<_> = self.values.iter().map(size).collect();
         let mut uses = Vec::new();
         for step in &self.steps {
-            let mut writes = Vec::new();
-            let mut pairs = Vec::new();
+            let in_place = step.operator.signature().in_place[step.pass as usize];
+            let (mut writes, mut pairs) = (Vec::new(), Vec::new());
             for (place, &(value, mode)) in step.writes.iter().enumerate() {
                 let Some(value) = value else { continue };
-                let of_place =
-                    step.operator.signature().in_place[step.pass as usize].iter().filter(|pair| pair.1 == place);
+                let of_place = in_place.iter().filter(|pair| pair.1 == place);
                 pairs.extend(of_place.map(|pair| (pair.0, writes.len())));
                 writes.push((value, mode == Mode::Write));
             }
@@ -271,7 +255,9 @@ impl Executor {
         let forward_steps = program.steps.len();
         if let (true, Some(head)) = (training, graph.heads.first()) {
             let start = Array::full(runtime, &shapes[head.node][head.output], 1.0)?;
-            program.backward(&graph, &ids, start, gradients);
+            let wanted = |(node, name): (usize, &str)| Some((ids[node][0], gradients.get(name)?.clone()));
+            let wanted = graph.variables().filter_map(wanted).collect();
+            program.backward(ids[head.node][head.output], start, &wanted);
         }
         let kept: Vec<usize> = graph.heads.iter().map(|head| ids[head.node][head.output]).collect();
         program.drop_unused(&kept);
@@ -286,9 +272,9 @@ impl Executor {
             let ins = step.reads.iter().map(|&value| array(value)).collect::<Result<Vec<_>, _>>()?;
             let outs = step.writes.iter().map(|&(value, mode)| Ok((value.map(array).transpose()?, mode)));
             let outs = outs.collect::<Result<Vec<_>, Error>>()?;
-            let Request { temporary, random } = step.request;
-            let task = Task { outs, temporary, random, training, ..Task::new(step.name, ins) };
-            let operator = step.operator;
+            let Step { name, operator, temporary, .. } = step;
+            let random = operator.signature().random[step.pass as usize];
+            let task = Task { outs, temporary, random, training, ..Task::new(name, ins) };
             operators.push(task.operator(runtime, move |views| operator.run(step.pass, views))?);
         }
         let backward = operators.split_off(forward_steps);

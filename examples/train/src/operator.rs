@@ -34,15 +34,6 @@ pub enum Pass {
     Backward,
 }
 
-/// The resources used by an operation besides its arrays.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Request {
-    /// The size of the temporary space, in values.
-    pub temporary: usize,
-    /// Whether it uses a random generator.
-    pub random: bool,
-}
-
 /// What the library must know about an operator, whatever the shapes of its inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Signature {
@@ -59,18 +50,21 @@ pub struct Signature {
     /// For the forward and the backward pass, pairs of values that may share memory: the index of a value read by the
     /// pass, and of a value written by it.
     pub in_place: [&'static [(usize, usize)]; 2],
+    /// For the forward and the backward pass, whether it draws random numbers.
+    pub random: [bool; 2],
 }
 
 impl Signature {
-    /// Returns the signature of an operator that writes nothing in place. All its inputs have gradients, for which the
-    /// backward pass reads these inputs and outputs.
+    /// Returns the signature of an operator that writes nothing in place and draws no numbers. All its inputs have
+    /// gradients, for which the backward pass reads these inputs and outputs.
     pub fn new(
         name: &'static str,
         arguments: &'static [&'static str],
         inputs: &'static [usize],
         outputs: &'static [usize],
     ) -> Self {
-        Self { name, arguments, differentiable: arguments.len(), inputs, outputs, in_place: [&[], &[]] }
+        let differentiable = arguments.len();
+        Self { name, arguments, differentiable, inputs, outputs, in_place: [&[], &[]], random: [false; 2] }
     }
 
     /// Returns what the backward pass reads: the gradient of the first output, and the inputs and outputs that it needs.
@@ -93,10 +87,10 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// The shapes do not match.
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit>;
 
-    /// Returns the resources needed by a pass for inputs of these shapes.
-    fn request(&self, pass: Pass, inputs: &[Shape]) -> Request {
-        let _ = (pass, inputs);
-        Request::default()
+    /// Returns the size of the temporary space, in values, that each pass needs for inputs of these shapes.
+    fn temporary(&self, inputs: &[Shape]) -> usize {
+        let _ = inputs;
+        0
     }
 
     /// Computes the outputs.
@@ -125,11 +119,11 @@ fn infer(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, Error> {
     operator.infer(&mut shapes).map_err(|misfit| misfit.of(name))
 }
 
-/// Pushes a pass of an operator applied to `ins`. The task is without the resources, which the pass requests.
+/// Pushes a pass of an operator applied to `ins`. The task is without the temporary space and the random numbers.
 #[track_caller]
 fn push(operator: &Arc<dyn Operator>, pass: Pass, ins: &[&Array], task: Task<'_>) -> Result<(), Error> {
     let shapes: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
-    let Request { temporary, random } = operator.request(pass, &shapes);
+    let (temporary, random) = (operator.temporary(&shapes), operator.signature().random[pass as usize]);
     let run = Arc::clone(operator);
     Task { temporary, random, ..task }.push(ins[0].runtime(), move |views| run.run(pass, views))
 }

@@ -1,6 +1,6 @@
 //! A convolution of images, as a product with a matrix of windows ("im2col").
 
-use super::{Operator, Pass, Request, Signature};
+use super::{Operator, Signature};
 use crate::{
     Shape,
     error::{Misfit, known, settle},
@@ -45,9 +45,9 @@ impl Operator for Convolution {
         Ok(vec![vec![count, self.filters, height, width]])
     }
 
-    fn request(&self, _: Pass, inputs: &[Shape]) -> Request {
+    fn temporary(&self, inputs: &[Shape]) -> usize {
         let (rows, columns) = self.window(&inputs[0]).matrix();
-        Request { temporary: rows * columns, random: false }
+        rows * columns
     }
 
     fn forward(&self, views: Views<'_>) {

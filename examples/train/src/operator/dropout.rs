@@ -1,6 +1,6 @@
 //! An operator that drops some values during training.
 
-use super::{Operator, Pass, Request, Signature};
+use super::{Operator, Signature};
 use crate::{
     Shape,
     error::{Misfit, known},
@@ -19,16 +19,13 @@ pub struct Dropout {
 
 impl Operator for Dropout {
     fn signature(&self) -> Signature {
-        Signature { in_place: [&[(0, 0)]; 2], ..Signature::new("Dropout", &["data"], &[], &[1]) }
+        let signature = Signature::new("Dropout", &["data"], &[], &[1]);
+        Signature { in_place: [&[(0, 0)]; 2], random: [true, false], ..signature }
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         let data = known(inputs, 0, "data")?;
         Ok(vec![data.clone(), data])
-    }
-
-    fn request(&self, pass: Pass, _: &[Shape]) -> Request {
-        Request { temporary: 0, random: pass == Pass::Forward }
     }
 
     fn forward(&self, mut views: Views<'_>) {
