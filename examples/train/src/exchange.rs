@@ -134,7 +134,7 @@ impl Exchange {
         let communicators = keys.iter().map(|_| world.duplicate()).collect();
         let keys = keys.iter().map(key).collect::<Result<_, Error>>()?;
         let (jobs, received) = channel();
-        let lane = Lane { rank, names, communicators, limit, waiting: Vec::new(), flying: Vec::new() };
+        let lane = Lane { rank, names, communicators, limit, flying: Vec::new() };
         let lane = thread::Builder::new().name("mpi".into()).spawn(move || lane.run(&received))?;
         Ok(Self { runtime, keys, rank, processes, jobs: Some(jobs), lane: Some(lane) })
     }
@@ -237,7 +237,6 @@ struct Lane {
     /// One for each key.
     communicators: Vec<SimpleCommunicator>,
     limit: Duration,
-    waiting: Vec<Job>,
     flying: Vec<Flight>,
 }
 
@@ -248,16 +247,14 @@ unsafe impl Send for Lane {}
 impl Lane {
     fn run(mut self, jobs: &Receiver<Job>) {
         loop {
+            let mut waiting = Vec::new();
             if self.flying.is_empty() {
-                match jobs.recv() {
-                    Ok(job) => self.waiting.push(job),
-                    Err(_) => return,
-                }
+                let Ok(job) = jobs.recv() else { return };
+                waiting.push(job);
             }
-            self.waiting.extend(jobs.try_iter());
+            waiting.extend(jobs.try_iter());
             // All waiting jobs are started together: a process must not wait for a key not yet reached by another
             // process.
-            let mut waiting = std::mem::take(&mut self.waiting);
             waiting.sort_by_key(|job| Reverse(job.priority));
             waiting.into_iter().for_each(|job| self.start(job));
             if !self.poll() {

@@ -231,14 +231,6 @@ struct Plan {
     random: Option<Var<Random>>,
 }
 
-/// Returns the index of an item in a list, first adding the item if missing.
-fn index_of<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
-    list.iter().position(is_it).unwrap_or_else(|| {
-        list.push(new());
-        list.len() - 1
-    })
-}
-
 impl<'a> Task<'a> {
     /// Returns an operation with a name and inputs.
     pub fn new(name: impl Into<Name>, ins: Vec<&'a Array>) -> Self {
@@ -261,10 +253,15 @@ impl<'a> Task<'a> {
         }
         let mut layout = Layout { training: self.training, ..Layout::default() };
         let mut writes: Vec<(Arc<Chunk>, bool)> = Vec::new();
-        let mut find = |chunk: &Arc<Chunk>, cuts: &mut Vec<_>| {
-            let index = index_of(&mut writes, |(other, _)| Arc::ptr_eq(other, chunk), || (Arc::clone(chunk), false));
-            cuts.resize_with(cuts.len().max(index + 1), Vec::new);
-            index
+        let mut write = |out: usize, chunk: &Arc<Chunk>, range: Range<usize>| match writes
+            .iter()
+            .position(|(other, _)| Arc::ptr_eq(other, chunk))
+        {
+            Some(index) => layout.cuts[index].push((out, range)),
+            None => {
+                writes.push((Arc::clone(chunk), false));
+                layout.cuts.push(vec![(out, range)]);
+            }
         };
         for (out, &(array, mode)) in self.outs.iter().enumerate() {
             let (Some(array), true) = (array, mode != Mode::Null) else {
@@ -272,13 +269,11 @@ impl<'a> Task<'a> {
                 continue;
             };
             check_device(&self.name, array, runtime)?;
-            let index = find(array.chunk(), &mut layout.cuts);
-            layout.cuts[index].push((out, array.range()));
+            write(out, array.chunk(), array.range());
             layout.outs.push((mode, array.shape().into()));
         }
         if self.temporary > 0 {
-            let index = find(&runtime.temporary(self.temporary)?, &mut layout.cuts);
-            layout.cuts[index].push((self.outs.len(), 0..self.temporary));
+            write(self.outs.len(), &runtime.temporary(self.temporary)?, 0..self.temporary);
         }
         for cuts in &mut layout.cuts {
             cuts.sort_by_key(|(_, range)| range.start);
@@ -292,8 +287,11 @@ impl<'a> Task<'a> {
             check_device(&self.name, array, runtime)?;
             let place = match writes.iter().position(|(chunk, _)| Arc::ptr_eq(chunk, array.chunk())) {
                 None => {
-                    let is_it = |chunk: &Arc<Chunk>| Arc::ptr_eq(chunk, array.chunk());
-                    Place::Read(index_of(&mut reads, is_it, || Arc::clone(array.chunk())))
+                    let known = reads.iter().position(|chunk| Arc::ptr_eq(chunk, array.chunk()));
+                    Place::Read(known.unwrap_or_else(|| {
+                        reads.push(Arc::clone(array.chunk()));
+                        reads.len() - 1
+                    }))
                 }
                 Some(index) => {
                     let in_place = |&&(out, ref range): &&(usize, Range<usize>)| {
