@@ -126,8 +126,8 @@ impl Program {
         Ok(ids)
     }
 
-    /// Adds the backward pass of all steps so far, from the gradient `start` of the value `last` to the gradients of the
-    /// values in `wanted`.
+    /// Adds the backward pass of all steps so far, from the gradient `start` of the value `last` to the gradients of
+    /// the values in `wanted`.
     fn backward(&mut self, last: usize, start: Array, wanted: &HashMap<usize, (Array, Mode)>) {
         let mut needed: HashSet<usize> = wanted.keys().copied().collect();
         for Step { operator, reads, writes, .. } in &self.steps {

@@ -67,7 +67,8 @@ impl Signature {
         Self { name, arguments, differentiable, inputs, outputs, in_place: [&[], &[]], random: [false; 2] }
     }
 
-    /// Returns what the backward pass reads: the gradient of the first output, and the inputs and outputs that it needs.
+    /// Returns what the backward pass reads: the gradient of the first output, then the inputs and outputs that it
+    /// needs.
     pub fn backward_reads<T: Copy>(&self, gradient: T, ins: &[T], outs: &[T]) -> Vec<T> {
         let (inputs, outputs) = (self.inputs.iter().map(|&i| ins[i]), self.outputs.iter().map(|&i| outs[i]));
         [gradient].into_iter().chain(inputs).chain(outputs).collect()

@@ -22,7 +22,8 @@ use crate::{
     task::{Out, View, Views},
 };
 
-/// Stores `gradient * derivative`, given the gradient, the values from which the derivative is computed, and the scalar.
+/// Stores `gradient * derivative`. The arguments are the output, the gradient, the values from which the derivative is
+/// computed, and the scalar.
 type Derive = fn(&mut Out<'_>, View<'_>, &[View<'_>], f32);
 
 /// A function of one or two values, and of a scalar common to all values.

@@ -200,6 +200,8 @@ fn errors_name_shapes_that_do_not_match() {
     assert_eq!(error.to_string(), "`matmul`: the shape of `right` must be [3, _] for [2, 3], but is [2, 3]");
     let error = array(&[2]).combine(&simple::ADD, &array(&[3])).unwrap_err();
     assert_eq!(error.to_string(), "`add`: the shape of `right` must be [2], but is [3]");
+    let error = array(&[2]).map(&simple::ADD, 0.0).unwrap_err();
+    assert_eq!(error.to_string(), "`add` takes 2 inputs, not 1");
     assert!(array(&[2]).slice(1..3).is_err() && array(&[2]).reshape(&[3]).is_err());
     assert!(Array::from_vec(&runtime, &[2], vec![1.0]).is_err());
     let error = Array::new(&runtime, &[2]).and_then(|array| array.to_vec()).unwrap_err();

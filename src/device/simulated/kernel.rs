@@ -28,8 +28,8 @@ impl<'s> SimulatedStream<'s> {
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
     /// `args` is a vector, a `Vec` of vectors, or a tuple of up to six of these: `f` receives a `&DeviceVec<T>` as
-    /// `&[T]`, and a `&mut DeviceVec<T>` as `&mut [T]`. `f` may run on any thread that polls the device or issues a command. If `f` panics, the device is
-    /// lost. `f` must not wait for an operation on the device.
+    /// `&[T]`, and a `&mut DeviceVec<T>` as `&mut [T]`. `f` may run on any thread that polls the device or issues a
+    /// command. If `f` panics, the device is lost. `f` must not wait for an operation on the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
