@@ -11,15 +11,17 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use raddle::{BoxError, OpHandle, Token};
+use raddle::{BoxError, Device, OpHandle, Token};
 
+#[cfg(feature = "cuda")]
+use crate::task::check_device;
 use crate::{
     Shape,
     error::Error,
     kernels::{self, Matrix},
     operator::Operator,
     runtime::Runtime,
-    simple::{self, Binary, Unary},
+    simple::{self, Function},
     storage::{Chunk, Memory},
     task::{Mode, Task},
     volume,
@@ -59,14 +61,10 @@ impl Array {
         if values.len() != volume(shape) {
             return Err(Error::shape("from_vec", "values", format!("{shape:?}"), &[values.len()]));
         }
-        let array = Self::new(runtime, shape)?;
-        if let Memory::Host(block) = array.chunk.memory() {
-            let op = runtime.engine().op("from_vec");
-            op.push(block.overwrite(), move |block| block.values_mut().copy_from_slice(&values))?;
-        } else {
-            array.copy_from(&Self::from_vec(&runtime.host(), shape, values)?)?;
-        }
-        Ok(array)
+        let array = Self::new(&runtime.host(), shape)?;
+        let op = runtime.engine().op("from_vec");
+        op.push(array.chunk.host()?.overwrite(), move |block| block.values_mut().copy_from_slice(&values))?;
+        if runtime.device() == Device::Cpu { Ok(array) } else { array.copy_to(runtime) }
     }
 
     /// Returns an array whose values are all the same.
@@ -125,7 +123,13 @@ impl Array {
         self.start..self.start + self.len()
     }
 
-    fn is_whole(&self) -> bool {
+    /// Returns whether this is the same range of the same chunk as another array.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.chunk, &other.chunk) && self.range() == other.range()
+    }
+
+    /// Returns whether the array covers its chunk.
+    pub(crate) fn is_whole(&self) -> bool {
         self.len() == self.chunk.len()
     }
 
@@ -202,9 +206,7 @@ impl Array {
     ) -> Result<OpHandle<R>, Error> {
         let engine = self.runtime.engine();
         let Memory::Host(block) = self.chunk.memory() else {
-            let there = Self::new(&self.runtime.host(), &self.shape)?;
-            there.copy_from(self)?;
-            return there.look(name, tokens, f);
+            return self.copy_to(&self.runtime.host())?.look(name, tokens, f);
         };
         let (range, tokens): (_, Vec<_>) = (self.range(), tokens.into_iter().collect());
         Ok(engine.op(name).writes(tokens).try_submit(block.read(), move |block| f(&block.values()?[range]))?)
@@ -220,6 +222,17 @@ impl Array {
         task.push(&self.runtime, move |mut views| views.outs[0].values.fill(value))
     }
 
+    /// Returns a copy of the array on a runtime's device.
+    ///
+    /// # Errors
+    /// The GPU is out of memory; the engine refuses a push.
+    #[track_caller]
+    pub fn copy_to(&self, runtime: &Arc<Runtime>) -> Result<Self, Error> {
+        let copy = Self::new(runtime, &self.shape)?;
+        copy.copy_from(self)?;
+        Ok(copy)
+    }
+
     /// Copies the values of an array, which may be on another device.
     ///
     /// # Errors
@@ -233,15 +246,9 @@ impl Array {
         match (source.chunk.memory(), self.chunk.memory()) {
             // A copy by the device moves whole buffers.
             (Memory::Gpu(_), Memory::Host(_)) if !source.is_whole() => {
-                let whole = Self::new(&source.runtime, &source.shape)?;
-                whole.copy_from(source)?;
-                self.copy_from(&whole)
+                self.copy_from(&source.copy_to(&source.runtime)?)
             }
-            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => {
-                let whole = Self::new(&self.runtime, &self.shape)?;
-                whole.copy_from(source)?;
-                self.copy_from(&whole)
-            }
+            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => self.copy_from(&source.copy_to(&self.runtime)?),
             (Memory::Gpu(from), Memory::Host(to)) => {
                 let (gpu, range) = (source.runtime.device(), self.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
@@ -261,6 +268,11 @@ impl Array {
                 engine.op("copy to device").on(gpu).copy_to_device(&stage, to)?;
                 Ok(())
             }
+            #[cfg(feature = "cuda")]
+            _ if self.runtime.is_cuda() => {
+                check_device(&"copy".into(), source, &self.runtime)?;
+                crate::cuda::copy(source, self)
+            }
             _ => Task::new("copy", vec![source]).out(self, Mode::Write).push(&self.runtime, |mut views| {
                 let Some((out, from)) = views.outs.first_mut().zip(views.ins.first()) else { return };
                 out.values.copy_from_slice(from.values);
@@ -270,12 +282,12 @@ impl Array {
 
     // ------------------------------------------------------------------------------------------------- operations ----
 
-    /// Applies a simple function, such as `simple::RELU`, to each value.
+    /// Applies a simple function of one value, such as `simple::RELU`, to each value.
     ///
     /// # Errors
-    /// The engine refuses the push.
+    /// The function has two arguments; the engine refuses the push.
     #[track_caller]
-    pub fn map(&self, function: &'static Unary, scalar: f32) -> Result<Self, Error> {
+    pub fn map(&self, function: &'static Function, scalar: f32) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.with(scalar));
         crate::operator::invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
     }
@@ -283,9 +295,9 @@ impl Array {
     /// Combines two arrays of the same shape with a simple function, such as `simple::ADD`.
     ///
     /// # Errors
-    /// The shapes differ; the engine refuses the push.
+    /// The shapes differ, or the function has one argument; the engine refuses the push.
     #[track_caller]
-    pub fn combine(&self, function: &'static Binary, other: &Self) -> Result<Self, Error> {
+    pub fn combine(&self, function: &'static Function, other: &Self) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.operator());
         crate::operator::invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
     }
@@ -303,21 +315,44 @@ impl Array {
     /// Multiplies two matrices.
     ///
     /// # Errors
-    /// The shapes do not match; the engine refuses the push.
+    /// The errors of [`matmul_transposed`](Self::matmul_transposed).
     #[track_caller]
     pub fn matmul(&self, other: &Self) -> Result<Self, Error> {
-        let &[rows, inner] = &self.shape[..] else {
-            return Err(Error::shape("matmul", "left", "that of a matrix", &self.shape));
+        self.matmul_transposed(other, [false, false])
+    }
+
+    /// Multiplies two matrices, of which those with the flag are transposed first. No values are moved for that.
+    ///
+    /// # Errors
+    /// The shapes do not match; the device is out of memory, or is a CUDA device and cuBLAS is missing; the engine
+    /// refuses the push.
+    #[track_caller]
+    pub fn matmul_transposed(&self, other: &Self, transposed: [bool; 2]) -> Result<Self, Error> {
+        let sizes = |argument, array: &Self, is_transposed| match array.shape[..] {
+            [rows, columns] if is_transposed => Ok([columns, rows]),
+            [rows, columns] => Ok([rows, columns]),
+            _ => Err(Error::shape("matmul", argument, "that of a matrix", &array.shape)),
         };
-        let &[other_inner, columns] = &other.shape[..] else {
-            return Err(Error::shape("matmul", "right", "that of a matrix", &other.shape));
-        };
+        let [rows, inner] = sizes("left", self, transposed[0])?;
+        let [other_inner, columns] = sizes("right", other, transposed[1])?;
         if inner != other_inner {
-            return Err(Error::shape("matmul", "right", format!("[{inner}, _] for {:?}", self.shape), &other.shape));
+            let expected = if transposed[1] { format!("[_, {inner}]") } else { format!("[{inner}, _]") };
+            return Err(Error::shape("matmul", "right", format!("{expected} for {:?}", self.shape), &other.shape));
         }
         let product = Self::new(&self.runtime, &[rows, columns])?;
-        Task::new("matmul", vec![self, other]).out(&product, Mode::Write).push(&self.runtime, move |mut views| {
-            let (a, b) = (Matrix::new(views.ins[0].values, inner), Matrix::new(views.ins[1].values, columns));
+        let task = Task::new("matmul", vec![self, other]).out(&product, Mode::Write);
+        #[cfg(feature = "cuda")]
+        if self.runtime.is_cuda() {
+            check_device(&task.name, other, &self.runtime)?;
+            crate::cuda::multiply(&product, [self, other], transposed, [rows, inner, columns])?;
+            return Ok(product);
+        }
+        task.push(&self.runtime, move |mut views| {
+            let matrix = |factor: usize| {
+                let matrix = Matrix::new(views.ins[factor].values, views.ins[factor].shape[1]);
+                if transposed[factor] { matrix.transposed() } else { matrix }
+            };
+            let (a, b) = (matrix(0), matrix(1));
             kernels::multiply(a, b, views.outs[0].values, false);
         })?;
         Ok(product)

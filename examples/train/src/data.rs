@@ -14,9 +14,8 @@ use raddle::Var;
 use crate::{
     array::Array,
     error::Error,
-    resource::Random,
+    random::Random,
     runtime::Runtime,
-    storage::{Block, Memory},
     task::{Mode, Task},
 };
 
@@ -178,7 +177,7 @@ impl Loader {
             images: Arc::clone(images),
             runtime: Arc::clone(runtime),
             order: runtime.engine().var(examples).named("order"),
-            shuffler: runtime.resources().random(),
+            shuffler: runtime.random(),
             slots: (0..ahead).map(slot).collect::<Result<_, Error>>()?,
             batch,
             per_epoch,
@@ -212,7 +211,8 @@ impl Loader {
         let Slot { decoded, batch } = &self.slots[self.pushed % self.slots.len()];
         let range = place * self.batch..(place + 1) * self.batch;
         let (images, [rows, columns]) = (Arc::clone(&self.images), self.images.size);
-        let accesses = (self.order.read(), host(decoded)?.overwrite(), host(&batch.classes)?.overwrite());
+        let accesses =
+            (self.order.read(), decoded.chunk().host()?.overwrite(), batch.classes.chunk().host()?.overwrite());
         engine.op("decode").push(accesses, move |(order, pixels, classes)| {
             let places = pixels.values_mut().chunks_exact_mut(rows * columns).zip(classes.values_mut());
             places.zip(&order[range]).for_each(|((pixels, class), &index)| images.decode(index, pixels, class));
@@ -245,14 +245,6 @@ impl Loader {
         }
         self.taken += 1;
         Ok(Some(self.slots[(self.taken - 1) % self.slots.len()].batch.clone()))
-    }
-}
-
-/// Returns the variable of an array in host memory.
-fn host(array: &Array) -> Result<&Var<Block>, Error> {
-    match array.chunk().memory() {
-        Memory::Host(block) => Ok(block),
-        Memory::Gpu(_) => Err(Error::Use("batches are made in host memory".into())),
     }
 }
 

@@ -39,6 +39,8 @@ pub enum Error {
     },
     /// An operation's description is invalid.
     Use(String),
+    /// The operation does not exist on the device, or needs a library that is missing.
+    Unavailable(String),
     /// A file with data cannot be used.
     Data(String),
     /// A loss is not a finite number.
@@ -55,11 +57,27 @@ pub enum Error {
     Io(io::Error),
 }
 
+impl Misfit {
+    /// Returns the error for an argument with the wrong shape.
+    pub fn new(argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
+        Self { argument: argument.into(), expected: expected.into(), found: found.into() }
+    }
+
+    /// Adds the operator.
+    pub fn of(self, operator: impl Into<String>) -> Error {
+        Error::Shape { operator: operator.into(), misfit: self }
+    }
+}
+
 impl Error {
     /// Returns the error for an argument with the wrong shape.
-    pub fn shape(operator: impl Into<String>, argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
-        let misfit = Misfit { argument: argument.into(), expected: expected.into(), found: found.into() };
-        Self::Shape { operator: operator.into(), misfit }
+    pub fn shape(operator: &str, argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
+        Misfit::new(argument, expected, found).of(operator)
+    }
+
+    /// Returns the error for a name that is not one of the known ones.
+    pub fn key<'k>(problem: &str, key: &str, known: impl IntoIterator<Item = &'k String>) -> Self {
+        Self::Key { problem: problem.into(), key: key.into(), known: known.into_iter().cloned().collect() }
     }
 }
 
@@ -70,7 +88,7 @@ impl fmt::Display for Error {
                 write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, but is {found:?}")
             }
             Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; known names: {}", known.join(", ")),
-            Self::Use(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
+            Self::Use(text) | Self::Unavailable(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
             Self::Push(error) => error.fmt(f),
             Self::Wait(error) => error.fmt(f),
             Self::Device(error) => error.fmt(f),
@@ -95,12 +113,15 @@ macro_rules! from {
 type IoError = io::Error;
 from!(PushError Push, WaitError Wait, DeviceError Device, BuildError Build, IoError Io);
 
+/// Returns the shape of an input, which must be known.
+pub fn known(inputs: &[Option<Shape>], index: usize, argument: &str) -> Result<Shape, Misfit> {
+    inputs[index].clone().ok_or_else(|| Misfit::new(argument, "known", &[]))
+}
+
 /// Records that an argument has the shape `expected`, or returns an error if a different shape is already known.
 pub fn settle(slot: &mut Option<Shape>, argument: &str, expected: Shape) -> Result<(), Misfit> {
     match slot {
-        Some(found) if *found != expected => {
-            Err(Misfit { argument: argument.into(), expected: format!("{expected:?}"), found: found.clone() })
-        }
+        Some(found) if *found != expected => Err(Misfit::new(argument, format!("{expected:?}"), found)),
         _ => {
             *slot = Some(expected);
             Ok(())

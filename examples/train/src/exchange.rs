@@ -16,8 +16,6 @@
 
 use std::{
     cmp::Reverse,
-    collections::BTreeMap,
-    fmt,
     future::poll_fn,
     mem::MaybeUninit,
     process,
@@ -41,13 +39,7 @@ use mpi::{
 use raddle::{ReadGuard, WriteGuard};
 
 use crate::{
-    Mode, Runtime, Shape,
-    array::Array,
-    error::Error,
-    storage::{Block, Memory},
-    task::Task,
-    training::Processes,
-    volume,
+    Mode, Runtime, Shape, array::Array, error::Error, storage::Block, task::Task, training::Processes, volume,
 };
 
 /// The lane's sleep between two polls. Not tuned.
@@ -100,29 +92,22 @@ struct Flight {
 
 #[derive(Debug)]
 struct Key {
-    index: usize,
+    name: String,
     shape: Shape,
     part: Array,
     all: Array,
 }
 
 /// The sums of some arrays across all processes, by key.
+#[derive(Debug)]
 pub struct Exchange {
     runtime: Arc<Runtime>,
-    keys: BTreeMap<String, Key>,
+    keys: Vec<Key>,
     rank: usize,
     processes: usize,
     /// `None` while the exchange is being dropped.
     jobs: Option<Sender<Job>>,
     lane: Option<JoinHandle<()>>,
-}
-
-impl fmt::Debug for Exchange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, processes, keys, .. } = self;
-        let keys: Vec<_> = keys.keys().collect();
-        f.debug_struct("Exchange").field("rank", rank).field("processes", processes).field("keys", &keys).finish()
-    }
 }
 
 impl Exchange {
@@ -139,25 +124,25 @@ impl Exchange {
     ) -> Result<Self, Error> {
         let (rank, processes) = (world.rank() as usize, world.size() as usize);
         compare_keys(&world, keys)?;
-        let key = |(index, (name, shape)): (usize, &(String, Shape))| {
+        let key = |(name, shape): &(String, Shape)| {
             let part = Array::new(runtime, shape)?;
             let all = Array::new(runtime, &[processes, volume(shape)])?;
-            Ok((name.clone(), Key { index, shape: shape.clone(), part, all }))
+            Ok(Key { name: name.clone(), shape: shape.clone(), part, all })
         };
-        let (runtime, keys) = (Arc::clone(runtime), keys.iter().enumerate().map(key).collect::<Result<_, Error>>()?);
-        let names: Vec<String> = by_index(&keys).into_iter().cloned().collect();
+        let (runtime, names) = (Arc::clone(runtime), keys.iter().map(|(name, _)| name.clone()).collect());
         // Key order is the same in all processes.
-        let communicators = names.iter().map(|_| world.duplicate()).collect();
+        let communicators = keys.iter().map(|_| world.duplicate()).collect();
+        let keys = keys.iter().map(key).collect::<Result<_, Error>>()?;
         let (jobs, received) = channel();
-        let lane = Lane { rank, names, communicators, limit, waiting: Vec::new(), flying: Vec::new() };
+        let lane = Lane { rank, names, communicators, limit, flying: Vec::new() };
         let lane = thread::Builder::new().name("mpi".into()).spawn(move || lane.run(&received))?;
         Ok(Self { runtime, keys, rank, processes, jobs: Some(jobs), lane: Some(lane) })
     }
 
-    fn key(&self, name: &str) -> Result<&Key, Error> {
-        let known = || by_index(&self.keys).into_iter().cloned().collect();
-        let unknown = || Error::Key { problem: "no such key".into(), key: name.into(), known: known() };
-        self.keys.get(name).ok_or_else(unknown)
+    /// Returns a key and its index.
+    fn key(&self, name: &str) -> Result<(usize, &Key), Error> {
+        let known = self.keys.iter().enumerate().find(|(_, key)| key.name == name);
+        known.ok_or_else(|| Error::key("no such key", name, self.keys.iter().map(|key| &key.name)))
     }
 }
 
@@ -171,7 +156,7 @@ impl Processes for Exchange {
     }
 
     fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error> {
-        let Key { index, shape, part, all } = self.key(key)?;
+        let (index, Key { name, shape, part, all }) = self.key(key)?;
         if let Some(array) = parts.iter().find(|array| array.shape() != shape) {
             return Err(Error::shape("push", key, format!("{shape:?}"), array.shape()));
         }
@@ -181,15 +166,13 @@ impl Processes for Exchange {
             let (ins, out) = (&views.ins, &mut views.outs[0]);
             out.fill(|i| ins.iter().map(|part| part.values[i]).sum());
         })?;
-        let (Memory::Host(from), Memory::Host(to)) = (part.chunk().memory(), all.chunk().memory()) else {
-            return Err(Error::Use("values are exchanged in host memory".into()));
-        };
         let lane = self.jobs.clone();
-        let (key, op) = (*index, self.runtime.engine().op(format!("exchange {key}")));
-        op.priority(priority).try_push_future((from.read(), to.overwrite()), move |(from, to)| async move {
+        let op = self.runtime.engine().op(format!("exchange {name}"));
+        let accesses = (part.chunk().host()?.read(), all.chunk().host()?.overwrite());
+        op.priority(priority).try_push_future(accesses, move |(from, to)| async move {
             from.values()?; // fails if there is no sum
             let arrival = Arc::new(Arrival::default());
-            let job = Job { key, priority, from, to, arrival: Arc::clone(&arrival) };
+            let job = Job { key: index, priority, from, to, arrival: Arc::clone(&arrival) };
             lane.and_then(|lane| lane.send(job).ok()).ok_or("the MPI lane has ended")?;
             arrival.wait().await;
             Ok(())
@@ -198,7 +181,7 @@ impl Processes for Exchange {
     }
 
     fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error> {
-        let Key { shape, all, .. } = self.key(key)?;
+        let (_, Key { shape, all, .. }) = self.key(key)?;
         if into.shape() != shape {
             return Err(Error::shape("pull", key, format!("{shape:?}"), into.shape()));
         }
@@ -221,13 +204,6 @@ impl Drop for Exchange {
             let _ = lane.join();
         }
     }
-}
-
-/// Returns the keys' names in the order received by `init`.
-fn by_index(keys: &BTreeMap<String, Key>) -> Vec<&String> {
-    let mut names: Vec<_> = keys.iter().collect();
-    names.sort_by_key(|(_, key)| key.index);
-    names.into_iter().map(|(name, _)| name).collect()
 }
 
 /// Compares the keys and shapes of all processes. If they differ, all processes return an error.
@@ -261,7 +237,6 @@ struct Lane {
     /// One for each key.
     communicators: Vec<SimpleCommunicator>,
     limit: Duration,
-    waiting: Vec<Job>,
     flying: Vec<Flight>,
 }
 
@@ -272,16 +247,14 @@ unsafe impl Send for Lane {}
 impl Lane {
     fn run(mut self, jobs: &Receiver<Job>) {
         loop {
+            let mut waiting = Vec::new();
             if self.flying.is_empty() {
-                match jobs.recv() {
-                    Ok(job) => self.waiting.push(job),
-                    Err(_) => return,
-                }
+                let Ok(job) = jobs.recv() else { return };
+                waiting.push(job);
             }
-            self.waiting.extend(jobs.try_iter());
+            waiting.extend(jobs.try_iter());
             // All waiting jobs are started together: a process must not wait for a key not yet reached by another
             // process.
-            let mut waiting = std::mem::take(&mut self.waiting);
             waiting.sort_by_key(|job| Reverse(job.priority));
             waiting.into_iter().for_each(|job| self.start(job));
             if !self.poll() {

@@ -9,7 +9,7 @@
 //! | two steps in a row | pushes on the same variables: each operation of the second step waits only for what it depends on |
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::Arc,
 };
@@ -18,11 +18,11 @@ use crate::{
     Shape,
     array::Array,
     error::Error,
-    operator::{Operator, Pass, Request, backward_reads},
+    operator::{Operator, Pass},
     plan::{Use, plan},
     runtime::Runtime,
     simple,
-    symbol::{Entry, Graph, Symbol},
+    symbol::{Graph, Symbol},
     task::{Mode, Prepared, Task},
     volume,
 };
@@ -32,6 +32,11 @@ pub type Arrays = BTreeMap<String, Array>;
 
 /// The arrays that receive gradients, by argument name, and how the gradients are written.
 pub type Gradients = BTreeMap<String, (Array, Mode)>;
+
+/// Returns the array for an argument.
+pub(crate) fn argument<'a>(arguments: &'a Arrays, name: &str) -> Result<&'a Array, Error> {
+    arguments.get(name).ok_or_else(|| Error::key("argument without an array", name, arguments.keys()))
+}
 
 /// The planned memory of non-argument values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +67,6 @@ pub struct Executor {
     forward: Vec<Prepared>,
     backward: Vec<Prepared>,
     outputs: Vec<Array>,
-    arguments: Arrays,
     memory: MemoryUse,
 }
 
@@ -75,14 +79,14 @@ struct Value {
 }
 
 /// An operation of the graph.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Step {
     name: String,
     operator: Arc<dyn Operator>,
     pass: Pass,
     reads: Vec<usize>,
     writes: Vec<(Option<usize>, Mode)>,
-    request: Request,
+    temporary: usize,
 }
 
 /// A graph's operations before memory is assigned.
@@ -102,97 +106,73 @@ impl Program {
     fn forward(&mut self, graph: &Graph, shapes: &[Vec<Shape>], arguments: &Arrays) -> Result<Vec<Vec<usize>>, Error> {
         let mut ids: Vec<Vec<usize>> = Vec::new();
         for (node, shapes_of_node) in graph.nodes.iter().zip(shapes) {
-            let outs: Vec<usize> = match &node.operator {
-                Some(_) => shapes_of_node.iter().map(|shape| self.value(shape, None)).collect(),
-                None => {
-                    let missing = || Error::Key {
-                        problem: "argument without an array".into(),
-                        key: node.name.clone(),
-                        known: arguments.keys().cloned().collect(),
-                    };
-                    let array = arguments.get(&node.name).ok_or_else(missing)?.clone();
-                    vec![self.value(&shapes_of_node[0], Some(array))]
-                }
+            let Some(operator) = &node.operator else {
+                let array = argument(arguments, &node.name)?.clone();
+                ids.push(vec![self.value(&shapes_of_node[0], Some(array))]);
+                continue;
             };
-            if let Some(operator) = &node.operator {
-                let ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
-                self.steps.push(Step {
-                    name: node.name.clone(),
-                    operator: Arc::clone(operator),
-                    pass: Pass::Forward,
-                    reads: node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect(),
-                    writes: outs.iter().map(|&out| (Some(out), Mode::Write)).collect(),
-                    request: operator.request(Pass::Forward, &ins),
-                });
-            }
+            let ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
+            let outs: Vec<_> = shapes_of_node.iter().map(|shape| self.value(shape, None)).collect();
+            self.steps.push(Step {
+                name: node.name.clone(),
+                operator: Arc::clone(operator),
+                pass: Pass::Forward,
+                reads: node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect(),
+                writes: outs.iter().map(|&out| (Some(out), Mode::Write)).collect(),
+                temporary: operator.temporary(&ins),
+            });
             ids.push(outs);
         }
         Ok(ids)
     }
 
-    /// Adds the backward pass, from the graph's first output to the arguments with gradients.
-    fn backward(&mut self, graph: &Graph, ids: &[Vec<usize>], start: Array, gradients: &Gradients) {
-        let mut needed: Vec<bool> = Vec::new();
-        for node in &graph.nodes {
-            let count = node.operator.as_ref().map_or(0, |operator| operator.differentiable());
-            let by_input = node.ins.iter().take(count).any(|entry| needed[entry.node]);
-            needed.push(by_input || node.operator.is_none() && gradients.contains_key(&node.name));
+    /// Adds the backward pass of all steps so far, from the gradient `start` of the value `last` to the gradients of
+    /// the values in `wanted`.
+    fn backward(&mut self, last: usize, start: Array, wanted: &HashMap<usize, (Array, Mode)>) {
+        let mut needed: HashSet<usize> = wanted.keys().copied().collect();
+        for Step { operator, reads, writes, .. } in &self.steps {
+            if reads[..operator.signature().differentiable].iter().any(|value| needed.contains(value)) {
+                needed.extend(writes[0].0);
+            }
         }
-        let head = graph.heads[0];
-        self.values.push(Value { shape: start.shape().into(), array: Some(start) });
-        let start = self.values.len() - 1;
-        let mut gradient_of: HashMap<usize, usize> = [(ids[head.node][head.output], start)].into();
-        for (index, node) in graph.nodes.iter().enumerate().rev().filter(|(index, _)| needed[*index]) {
-            let Some((operator, &gradient)) = node.operator.as_ref().zip(gradient_of.get(&ids[index][0])) else {
-                continue;
-            };
-            let ins: Vec<usize> = node.ins.iter().map(|entry| ids[entry.node][entry.output]).collect();
-            let outs: Vec<_> = ids[index].iter().copied().map(Some).collect();
-            let shapes: Vec<_> = ins.iter().map(|&value| self.values[value].shape.clone()).collect();
+        let start = self.value(&Shape::from(start.shape()), Some(start));
+        let mut gradient_of = HashMap::from([(last, start)]);
+        for index in (0..self.steps.len()).rev() {
+            let Step { name, operator, reads: ins, writes: outs, temporary, .. } = self.steps[index].clone();
+            let outs: Vec<usize> = outs.iter().filter_map(|(value, _)| *value).collect();
+            let Some(&gradient) = gradient_of.get(&outs[0]).filter(|_| needed.contains(&outs[0])) else { continue };
             let (mut writes, mut sums) = (Vec::new(), Vec::new());
-            for (place, (&Entry { node: input, .. }, &value)) in node.ins.iter().zip(&ins).enumerate() {
-                if place >= operator.differentiable() || !needed[input] {
+            for (place, value) in ins.iter().enumerate() {
+                if place >= operator.signature().differentiable || !needed.contains(value) {
                     writes.push((None, Mode::Null));
                     continue;
                 }
-                let shape = &shapes[place];
-                let write = match gradient_of.get(&value) {
+                let shape = self.values[*value].shape.clone();
+                writes.push(match gradient_of.get(value) {
                     // If an operation uses the value twice, a separate operation adds the second gradient.
-                    Some(&known) if writes.iter().any(|(written, _)| *written == Some(known)) => {
-                        let other = self.value(shape, None);
+                    Some(&known) if ins[..place].contains(value) => {
+                        let other = self.value(&shape, None);
                         sums.push((known, other));
                         (Some(other), Mode::Write)
                     }
                     Some(&known) => (Some(known), Mode::Add),
                     None => {
-                        let (array, mode) = gradients
-                            .get(&graph.nodes[input].name)
-                            .filter(|_| graph.nodes[input].operator.is_none())
-                            .map_or((None, Mode::Write), |(array, mode)| (Some(array.clone()), *mode));
-                        let new = self.value(shape, array);
-                        gradient_of.insert(value, new);
+                        let given = wanted.get(value).map(|(array, mode)| (Some(array.clone()), *mode));
+                        let (array, mode) = given.unwrap_or((None, Mode::Write));
+                        let new = self.value(&shape, array);
+                        gradient_of.insert(*value, new);
                         (Some(new), mode)
                     }
-                };
-                writes.push(write);
-            }
-            self.steps.push(Step {
-                name: format!("{} backward", node.name),
-                operator: Arc::clone(operator),
-                pass: Pass::Backward,
-                reads: backward_reads(&**operator, gradient, &ins, &outs),
-                writes,
-                request: operator.request(Pass::Backward, &shapes),
-            });
-            for (sum, other) in sums {
-                self.steps.push(Step {
-                    name: format!("{} backward, sum", node.name),
-                    operator: Arc::new(simple::ADD.operator()),
-                    pass: Pass::Forward,
-                    reads: vec![sum, other],
-                    writes: vec![(Some(sum), Mode::InPlace)],
-                    request: Request::default(),
                 });
+            }
+            let (pass, reads) = (Pass::Backward, operator.signature().backward_reads(gradient, &ins, &outs));
+            let name = format!("{name} backward");
+            let sum_name = format!("{name}, sum");
+            self.steps.push(Step { name, operator, pass, reads, writes, temporary });
+            for (sum, other) in sums {
+                let operator: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
+                let (name, reads, writes) = (sum_name.clone(), vec![sum, other], vec![(Some(sum), Mode::InPlace)]);
+                self.steps.push(Step { name, operator, pass: Pass::Forward, reads, writes, temporary: 0 });
             }
         }
     }
@@ -215,11 +195,11 @@ impl Program {
         let sizes: Vec<_> = self.values.iter().map(size).collect();
         let mut uses = Vec::new();
         for step in &self.steps {
-            let mut writes = Vec::new();
-            let mut pairs = Vec::new();
+            let in_place = step.operator.signature().in_place[step.pass as usize];
+            let (mut writes, mut pairs) = (Vec::new(), Vec::new());
             for (place, &(value, mode)) in step.writes.iter().enumerate() {
                 let Some(value) = value else { continue };
-                let of_place = step.operator.in_place(step.pass).iter().filter(|pair| pair.1 == place);
+                let of_place = in_place.iter().filter(|pair| pair.1 == place);
                 pairs.extend(of_place.map(|pair| (pair.0, writes.len())));
                 writes.push((value, mode == Mode::Write));
             }
@@ -275,7 +255,9 @@ impl Executor {
         let forward_steps = program.steps.len();
         if let (true, Some(head)) = (training, graph.heads.first()) {
             let start = Array::full(runtime, &shapes[head.node][head.output], 1.0)?;
-            program.backward(&graph, &ids, start, gradients);
+            let wanted = |(node, name): (usize, &str)| Some((ids[node][0], gradients.get(name)?.clone()));
+            let wanted = graph.variables().filter_map(wanted).collect();
+            program.backward(ids[head.node][head.output], start, &wanted);
         }
         let kept: Vec<usize> = graph.heads.iter().map(|head| ids[head.node][head.output]).collect();
         program.drop_unused(&kept);
@@ -290,17 +272,14 @@ impl Executor {
             let ins = step.reads.iter().map(|&value| array(value)).collect::<Result<Vec<_>, _>>()?;
             let outs = step.writes.iter().map(|&(value, mode)| Ok((value.map(array).transpose()?, mode)));
             let outs = outs.collect::<Result<Vec<_>, Error>>()?;
-            let Request { temporary, random } = step.request;
-            let task = Task { outs, temporary, random, training, ..Task::new(step.name, ins) };
-            let operator = step.operator;
-            operators.push(match step.pass {
-                Pass::Forward => task.operator(runtime, move |views| operator.forward(views))?,
-                Pass::Backward => task.operator(runtime, move |views| operator.backward(views))?,
-            });
+            let Step { name, operator, temporary, .. } = step;
+            let random = operator.signature().random[step.pass as usize];
+            let task = Task { outs, temporary, random, training, ..Task::new(name, ins) };
+            operators.push(task.operator(runtime, move |views| operator.run(step.pass, views))?);
         }
         let backward = operators.split_off(forward_steps);
         let outputs = kept.iter().map(|&value| array(value).cloned()).collect::<Result<_, _>>()?;
-        Ok(Self { forward: operators, backward, outputs, arguments: arguments.clone(), memory })
+        Ok(Self { forward: operators, backward, outputs, memory })
     }
 
     /// Pushes the forward pass.
@@ -330,16 +309,6 @@ impl Executor {
     /// Returns the arrays holding the symbols' values.
     pub fn outputs(&self) -> &[Array] {
         &self.outputs
-    }
-
-    /// Returns an argument's array.
-    ///
-    /// # Errors
-    /// The graph has no such argument.
-    pub fn argument(&self, name: &str) -> Result<&Array, Error> {
-        let known = || self.arguments.keys().cloned().collect();
-        let missing = || Error::Key { problem: "no such argument".into(), key: name.into(), known: known() };
-        self.arguments.get(name).ok_or_else(missing)
     }
 
     /// Returns the plan's memory use.

@@ -3,9 +3,10 @@
 //! | module | holds | in the engine |
 //! |---|---|---|
 //! | [`storage`] | pooled memory | a variable for each piece, whose deletion frees it |
-//! | [`resource`] | random generators, temporary space | variables that operations mutate |
+//! | [`runtime`] | a device, with random generators and temporary space | variables that operations mutate |
 //! | [`array`](mod@array) | arrays whose operations are lazy | one push for each operation |
 //! | [`task`] | the description of an operation on arrays | the accesses of a push, and slices for its function |
+//! | `cuda`, with the feature `cuda` | products by cuBLAS | operations that issue work on a stream |
 //! | [`operator`] | layers with gradients | no variables: a description |
 //! | [`simple`] | functions of one or two values | no variables: descriptions of a few lines each |
 //! | [`symbol`] | graphs without values | nothing |
@@ -15,9 +16,14 @@
 //! | [`net`], [`training`] | the net, and its training | a step is pushed as a whole, with priorities and a token for failures |
 //! | `exchange`, with the feature `mpi` | sums across processes | futures, and a thread that polls collectives |
 //! | [`report`] | the printed reports | the overlap shown by a trace |
+//!
+//! Arrays live in host memory, on a simulated GPU or, with the feature `cuda`, on a CUDA device. A CUDA device only
+//! copies arrays and multiplies them: other operations return [`Error::Unavailable`].
 #![warn(unreachable_pub)]
 
 pub mod array;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod data;
 pub mod error;
 #[cfg(feature = "mpi")]
@@ -27,8 +33,8 @@ pub mod kernels;
 pub mod net;
 pub mod operator;
 mod plan;
+pub mod random;
 pub mod report;
-pub mod resource;
 pub mod runtime;
 pub mod simple;
 pub mod storage;

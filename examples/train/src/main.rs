@@ -10,9 +10,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    fs::{self, File},
-    io::BufWriter,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
@@ -32,29 +30,8 @@ use raddle_train::{
 #[derive(Parser)]
 #[command(name = "raddle-train")]
 struct Arguments {
-    /// Number of times each image is used
-    #[arg(long, default_value_t = Options::default().epochs)]
-    epochs: usize,
-
-    /// Number of images in a step
-    #[arg(long, default_value_t = Options::default().batch)]
-    batch: usize,
-
-    /// Number of parts of a batch that are computed in parallel; affects the result
-    #[arg(long, default_value_t = Options::default().shards)]
-    shards: usize,
-
-    /// Learning rate in the first epoch
-    #[arg(long, default_value_t = Options::default().rate)]
-    rate: f32,
-
-    /// Fraction of values that are dropped
-    #[arg(long, default_value_t = Options::default().dropout)]
-    dropout: f32,
-
-    /// Seed of all random numbers
-    #[arg(long, default_value_t = Options::default().seed)]
-    seed: u64,
+    #[command(flatten)]
+    options: Options,
 
     /// Number of worker threads [default: one for each processor]
     #[arg(long)]
@@ -149,8 +126,7 @@ fn engine(
 }
 
 fn run(arguments: &Arguments) -> Result<(), Error> {
-    let &Arguments { epochs, batch, shards, rate, dropout, seed, .. } = arguments;
-    let options = Options { epochs, batch, shards, rate, dropout, seed };
+    let (options, epochs) = (arguments.options, arguments.options.epochs);
     let images = Arc::new(Images::open(&arguments.data)?);
     let recorder = arguments.trace.as_ref().map(|_| Recorder::with_capacity(16 << 20));
     let (engine, device) = engine(arguments.engine.into(), arguments.workers, arguments.device, recorder.as_ref())?;
@@ -173,7 +149,8 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             progress.inc(1);
         })?;
         if let (Some(recorder), Some(path), true) = (&recorder, &arguments.trace, epoch + 1 == epochs) {
-            write_trace(recorder, path)?;
+            let overlap = report::write_trace(&recorder.take(), path, |name| name.starts_with("update "))?;
+            println!("{}", overlap.sentence("updates ran during the backward pass of another layer"));
         }
         answers = trainer.test()?;
         first_loss = if epoch == 0 { loss } else { first_loss };
@@ -208,23 +185,6 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     if accuracy < arguments.require {
         return Err(Error::Use(format!("{accuracy:.2} % correct is less than the required {} %", arguments.require)));
     }
-    Ok(())
-}
-
-/// Writes an epoch's trace, and prints how many updates overlapped with a backward pass.
-fn write_trace(recorder: &Recorder, path: &Path) -> Result<(), Error> {
-    let trace = recorder.take();
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    trace.write_perfetto(&mut BufWriter::new(File::create(path)?))?;
-    let overlap = report::overlap(&trace, |name| name.starts_with("update "));
-    let example =
-        overlap.example.map_or(String::new(), |(update, other)| format!(", such as `{update}` beside `{other}`"));
-    println!(
-        "{} of {} updates ran during the backward pass of another layer{example}",
-        overlap.overlapping, overlap.count
-    );
     Ok(())
 }
 

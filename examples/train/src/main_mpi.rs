@@ -9,8 +9,6 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    fs::File,
-    io::BufWriter,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -112,7 +110,11 @@ fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Resu
         }
         let loss = trainer.epoch(epoch, |_, _| {})?;
         if let (Some(recorder), Some(path), true) = (&recorder, &arguments.trace, epoch + 1 == epochs) {
-            write_trace(recorder, path, rank)?;
+            let mut path = path.clone().into_os_string();
+            path.push(format!(".{rank}"));
+            let is_exchange = |name: &str| name.starts_with("exchange ") && name != "exchange loss";
+            let overlap = report::write_trace(&recorder.take(), Path::new(&path), is_exchange)?;
+            println!("rank {rank}: {}", overlap.sentence("exchanges were in flight during a backward pass"));
         }
         let accuracy = 100.0 * report::accuracy(&trainer.test()?);
         if is_first {
@@ -133,18 +135,5 @@ fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Resu
         }
         println!("one process with the same batches gets the same bits");
     }
-    Ok(())
-}
-
-/// Writes an epoch's trace, and prints how many exchanges were in flight during a backward pass.
-fn write_trace(recorder: &Recorder, path: &Path, rank: usize) -> Result<(), Error> {
-    let trace = recorder.take();
-    let mut path = path.to_owned().into_os_string();
-    path.push(format!(".{rank}"));
-    trace.write_perfetto(&mut BufWriter::new(File::create(path)?))?;
-    let overlap = report::overlap(&trace, |name| name.starts_with("exchange ") && name != "exchange loss");
-    let example = overlap.example.map_or(String::new(), |(a, b)| format!(", such as `{a}` beside `{b}`"));
-    let (overlapping, count) = (overlap.overlapping, overlap.count);
-    println!("rank {rank}: {overlapping} of {count} exchanges were in flight during a backward pass{example}");
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Operators: a layer's computation, and what the engine must know about it.
 //!
 //! An [`Operator`] has no variables. It specifies which shapes are valid, what its gradients depend on, which outputs
-//! may replace an input, and which resources it uses. [`forward_task`] and [`backward_task`] describe operations on
-//! arrays, each pushed once. The operations created by an [`Executor`](crate::Executor) are pushed many times.
+//! may replace an input, and which resources it uses. [`invoke`] and [`invoke_backward`] push an operation on arrays
+//! once. The operations created by an [`Executor`](crate::Executor) are pushed many times.
 
 use std::{fmt, sync::Arc};
 
@@ -34,38 +34,53 @@ pub enum Pass {
     Backward,
 }
 
-/// The resources used by an operation besides its arrays.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Request {
-    /// The size of the temporary space, in values.
-    pub temporary: usize,
-    /// Whether it uses a random generator.
-    pub random: bool,
+/// What the library must know about an operator, whatever the shapes of its inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Signature {
+    /// The name of the operator.
+    pub name: &'static str,
+    /// The names of the inputs.
+    pub arguments: &'static [&'static str],
+    /// The number of inputs with gradients, which come first.
+    pub differentiable: usize,
+    /// The inputs of the forward pass, by index, that the backward pass reads.
+    pub inputs: &'static [usize],
+    /// The outputs of the forward pass, by index, that the backward pass reads.
+    pub outputs: &'static [usize],
+    /// For the forward and the backward pass, pairs of values that may share memory: the index of a value read by the
+    /// pass, and of a value written by it.
+    pub in_place: [&'static [(usize, usize)]; 2],
+    /// For the forward and the backward pass, whether it draws random numbers.
+    pub random: [bool; 2],
 }
 
-/// The arrays read by an operator's backward pass besides the gradient of its first output.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Needs {
-    /// The indices of inputs of the forward pass.
-    pub inputs: &'static [usize],
-    /// The indices of outputs of the forward pass.
-    pub outputs: &'static [usize],
+impl Signature {
+    /// Returns the signature of an operator that writes nothing in place and draws no numbers. All its inputs have
+    /// gradients, for which the backward pass reads these inputs and outputs.
+    pub fn new(
+        name: &'static str,
+        arguments: &'static [&'static str],
+        inputs: &'static [usize],
+        outputs: &'static [usize],
+    ) -> Self {
+        let differentiable = arguments.len();
+        Self { name, arguments, differentiable, inputs, outputs, in_place: [&[], &[]], random: [false; 2] }
+    }
+
+    /// Returns what the backward pass reads: the gradient of the first output, then the inputs and outputs that it
+    /// needs.
+    pub fn backward_reads<T: Copy>(&self, gradient: T, ins: &[T], outs: &[T]) -> Vec<T> {
+        let (inputs, outputs) = (self.inputs.iter().map(|&i| ins[i]), self.outputs.iter().map(|&i| outs[i]));
+        [gradient].into_iter().chain(inputs).chain(outputs).collect()
+    }
 }
 
 /// A differentiable function of arrays.
 ///
 /// The first output is the result. Further outputs are kept for the backward pass.
 pub trait Operator: fmt::Debug + Send + Sync + 'static {
-    /// Returns the name of the operator.
-    fn name(&self) -> &'static str;
-
-    /// Returns the names of its inputs.
-    fn arguments(&self) -> &'static [&'static str];
-
-    /// Returns the number of inputs with gradients, which come first.
-    fn differentiable(&self) -> usize {
-        self.arguments().len()
-    }
+    /// Returns what does not depend on the inputs.
+    fn signature(&self) -> Signature;
 
     /// Fills in input shapes that follow from those of other inputs, and returns the output shapes.
     ///
@@ -73,86 +88,45 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// The shapes do not match.
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit>;
 
-    /// Returns the resources needed by a pass for inputs of these shapes.
-    fn request(&self, pass: Pass, inputs: &[Shape]) -> Request {
-        let _ = (pass, inputs);
-        Request::default()
-    }
-
-    /// Returns the arrays read by the backward pass.
-    fn needs(&self) -> Needs;
-
-    /// Returns pairs of values that may share memory: the index of a value read by the pass, and of a value written by
-    /// it.
-    fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
-        let _ = pass;
-        &[]
+    /// Returns the size of the temporary space, in values, that each pass needs for inputs of these shapes.
+    fn temporary(&self, inputs: &[Shape]) -> usize {
+        let _ = inputs;
+        0
     }
 
     /// Computes the outputs.
     fn forward(&self, views: Views<'_>);
 
     /// Computes the gradients of the differentiable inputs. This pass's inputs are the gradient of the first output,
-    /// followed by the arrays that the operator [needs](Self::needs).
+    /// followed by the arrays that the operator [reads](Signature::backward_reads).
     fn backward(&self, views: Views<'_>);
-}
 
-/// Returns the shape of an input, which must be known.
-pub fn known(inputs: &[Option<Shape>], index: usize, argument: &str) -> Result<Shape, Misfit> {
-    let unknown = || Misfit { argument: argument.into(), expected: "known".into(), found: Shape::new() };
-    inputs[index].clone().ok_or_else(unknown)
-}
-
-/// Returns the error for an argument with the wrong shape.
-pub fn misfit(argument: &str, expected: impl Into<String>, found: &[usize]) -> Misfit {
-    Misfit { argument: argument.into(), expected: expected.into(), found: found.into() }
-}
-
-/// Describes an operator's forward pass.
-pub fn forward_task<'a>(
-    name: impl Into<raddle::Name>,
-    operator: &dyn Operator,
-    ins: Vec<&'a Array>,
-    outs: Vec<(Option<&'a Array>, Mode)>,
-    training: bool,
-) -> Task<'a> {
-    let shapes: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
-    let Request { temporary, random } = operator.request(Pass::Forward, &shapes);
-    Task { outs, temporary, random, training, ..Task::new(name, ins) }
-}
-
-/// Returns the inputs of an operator's backward pass: the gradient, and the inputs and outputs that it needs.
-pub fn backward_reads<T: Copy>(operator: &dyn Operator, gradient: T, ins: &[T], outs: &[Option<T>]) -> Vec<T> {
-    let Needs { inputs, outputs } = operator.needs();
-    let inputs = inputs.iter().map(|&index| ins[index]);
-    let outputs = outputs.iter().filter_map(|&index| outs[index]);
-    [gradient].into_iter().chain(inputs).chain(outputs).collect()
-}
-
-/// Describes an operator's backward pass: `ins` and `outs` are the arrays of the forward pass, `gradient` is the
-/// gradient of its first output, and `gradients` are those of the inputs.
-pub fn backward_task<'a>(
-    name: impl Into<raddle::Name>,
-    operator: &dyn Operator,
-    gradient: &'a Array,
-    ins: &[&'a Array],
-    outs: &[Option<&'a Array>],
-    gradients: Vec<(Option<&'a Array>, Mode)>,
-) -> Task<'a> {
-    let shapes: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
-    let Request { temporary, random } = operator.request(Pass::Backward, &shapes);
-    let reads = backward_reads(operator, gradient, ins, outs);
-    Task { outs: gradients, temporary, random, training: true, ..Task::new(name, reads) }
+    /// Computes a pass.
+    fn run(&self, pass: Pass, views: Views<'_>) {
+        match pass {
+            Pass::Forward => self.forward(views),
+            Pass::Backward => self.backward(views),
+        }
+    }
 }
 
 /// Returns the output shapes of an operator applied to arrays.
 fn infer(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, Error> {
-    let (count, name) = (operator.arguments().len(), operator.name());
-    if ins.len() != count {
-        return Err(Error::Use(format!("`{name}` takes {count} inputs, not {}", ins.len())));
+    let Signature { name, arguments, .. } = operator.signature();
+    if ins.len() != arguments.len() {
+        return Err(Error::Use(format!("`{name}` takes {} inputs, not {}", arguments.len(), ins.len())));
     }
     let mut shapes: Vec<_> = ins.iter().map(|array| Some(array.shape().to_vec())).collect();
-    operator.infer(&mut shapes).map_err(|misfit| Error::Shape { operator: name.into(), misfit })
+    operator.infer(&mut shapes).map_err(|misfit| misfit.of(name))
+}
+
+/// Pushes a pass of an operator applied to `ins`. The task is without the temporary space and the random numbers.
+#[track_caller]
+fn push(operator: &Arc<dyn Operator>, pass: Pass, ins: &[&Array], task: Task<'_>) -> Result<(), Error> {
+    let shapes: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
+    let (temporary, random) = (operator.temporary(&shapes), operator.signature().random[pass as usize]);
+    let run = Arc::clone(operator);
+    Task { temporary, random, ..task }.push(ins[0].runtime(), move |views| run.run(pass, views))
 }
 
 /// Applies an operator to arrays and returns new arrays immediately.
@@ -169,7 +143,7 @@ pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> R
 }
 
 /// Applies an operator to arrays and writes the results to existing arrays. With [`Mode::InPlace`], an output must be
-/// an input that the operator [may overwrite](Operator::in_place) with it.
+/// an input that the operator [may overwrite](Signature::in_place) with it.
 ///
 /// # Errors
 /// Returns an error if the shapes do not match, if an output with [`Mode::InPlace`] is not one of the inputs that it
@@ -181,24 +155,19 @@ pub fn invoke_into(
     outs: &[(Option<&Array>, Mode)],
     training: bool,
 ) -> Result<(), Error> {
-    for (shape, (array, _)) in infer(&**operator, ins)?.iter().zip(outs) {
-        if let Some(array) = array.filter(|array| array.shape() != shape) {
-            return Err(Error::shape(operator.name(), "output", format!("{shape:?}"), array.shape()));
+    let Signature { name, in_place: [in_place, _], .. } = operator.signature();
+    for ((out, shape), &(array, mode)) in infer(&**operator, ins)?.iter().enumerate().zip(outs) {
+        let Some(array) = array else { continue };
+        if array.shape() != shape {
+            return Err(Error::shape(name, "output", format!("{shape:?}"), array.shape()));
+        }
+        let may_replace = |&(input, place): &(usize, usize)| place == out && array.is_same(ins[input]);
+        if mode == Mode::InPlace && !in_place.iter().any(may_replace) {
+            return Err(Error::Use(format!("`{name}` cannot write output {out} in place of an input")));
         }
     }
-    for (out, array) in outs.iter().enumerate().filter(|(_, (_, mode))| *mode == Mode::InPlace) {
-        let is_input = |&&(input, place): &&(usize, usize)| {
-            let same =
-                |array: &Array| Arc::ptr_eq(array.chunk(), ins[input].chunk()) && array.range() == ins[input].range();
-            place == out && array.0.is_some_and(same)
-        };
-        if !operator.in_place(Pass::Forward).iter().any(|pair| is_input(&pair)) {
-            return Err(Error::Use(format!("`{}` cannot write output {out} in place of an input", operator.name())));
-        }
-    }
-    let run = Arc::clone(operator);
-    let task = forward_task(operator.name(), &**operator, ins.to_vec(), outs.to_vec(), training);
-    task.push(ins[0].runtime(), move |views| run.forward(views))
+    let task = Task { outs: outs.to_vec(), training, ..Task::new(name, ins.to_vec()) };
+    push(operator, Pass::Forward, ins, task)
 }
 
 /// Pushes the backward pass of an operator applied to arrays.
@@ -213,9 +182,7 @@ pub fn invoke_backward(
     outs: &[&Array],
     gradients: &[(Option<&Array>, Mode)],
 ) -> Result<(), Error> {
-    let run = Arc::clone(operator);
-    let outs: Vec<_> = outs.iter().copied().map(Some).collect();
-    let name = format!("{} backward", operator.name());
-    let task = backward_task(name, &**operator, gradient, ins, &outs, gradients.to_vec());
-    task.push(gradient.runtime(), move |views| run.backward(views))
+    let signature = operator.signature();
+    let task = Task::new(format!("{} backward", signature.name), signature.backward_reads(gradient, ins, outs));
+    push(operator, Pass::Backward, ins, Task { outs: gradients.to_vec(), training: true, ..task })
 }

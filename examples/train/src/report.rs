@@ -89,6 +89,26 @@ pub struct Overlap {
     pub example: Option<(String, String)>,
 }
 
+impl Overlap {
+    /// Describes the overlap: `what` follows the numbers.
+    pub fn sentence(&self, what: &str) -> String {
+        let example = self.example.as_ref().map_or(String::new(), |(a, b)| format!(", such as `{a}` beside `{b}`"));
+        format!("{} of {} {what}{example}", self.overlapping, self.count)
+    }
+}
+
+/// Writes a trace for ui.perfetto.dev, and returns the [`overlap`] of the operations selected.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_trace(trace: &Trace, path: &Path, is_counted: impl Fn(&str) -> bool) -> Result<Overlap, Error> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    trace.write_perfetto(&mut BufWriter::new(File::create(path)?))?;
+    Ok(overlap(trace, is_counted))
+}
+
 /// Counts the operations whose names `is_counted` selects, and how many of them ran while an operation of a backward
 /// pass ran elsewhere. A future's time includes its waits.
 pub fn overlap(trace: &Trace, is_counted: impl Fn(&str) -> bool) -> Overlap {

@@ -1,14 +1,25 @@
-//! A device with its memory and resources: where arrays live.
+//! A device with its memory, random generators and temporary space: where arrays live, and what operations need besides
+//! arrays.
+//!
+//! Generators and temporary space are variables that operations *mutate*. So two operations never use one concurrently,
+//! and push order decides which numbers each operation draws: results do not depend on the number of workers. Several
+//! of each kind are handed out in turn, so that operations need not wait for each other.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
-use raddle::{Device, Engine};
+use raddle::{Device, Engine, Var};
 
 use crate::{
     error::Error,
-    resource::Resources,
+    random::Random,
     storage::{Chunk, Pool, Statistics},
 };
+
+/// The number of a runtime's generators, and of its temporary spaces. Not tuned.
+const COPIES: usize = 4;
 
 /// An engine's device, with its memory, random generators and temporary space.
 ///
@@ -17,18 +28,34 @@ use crate::{
 pub struct Runtime {
     engine: Engine,
     device: Device,
+    is_cuda: bool,
     pool: Arc<Pool>,
-    resources: Resources,
+    generators: Vec<Var<Random>>,
+    next_generator: AtomicUsize,
+    temporary: Mutex<(usize, [Option<Arc<Chunk>>; COPIES])>,
     /// The host's runtime, through which values move to and from a GPU.
     host: Option<Arc<Self>>,
 }
 
 impl Runtime {
-    /// Creates a runtime for one of the engine's devices.
+    /// Creates a runtime for one of the engine's devices, with generators seeded from `seed`. With the feature `cuda`,
+    /// it waits for an operation that asks a GPU whether it is a CUDA device.
     pub fn new(engine: &Engine, device: Device, seed: u64) -> Arc<Self> {
-        let resources = Resources::new(engine, seed);
-        let host = (device != Device::Cpu).then(|| Self::new(engine, Device::Cpu, seed));
-        Arc::new(Self { engine: engine.clone(), device, pool: Arc::default(), resources, host })
+        #[cfg(feature = "cuda")]
+        let is_cuda = crate::cuda::is_cuda(engine, device);
+        #[cfg(not(feature = "cuda"))]
+        let is_cuda = false;
+        let mut seeds = Random::new(seed);
+        Arc::new(Self {
+            engine: engine.clone(),
+            device,
+            is_cuda,
+            pool: Arc::default(),
+            generators: (0..COPIES).map(|_| engine.var(seeds.fork()).named("random")).collect(),
+            next_generator: AtomicUsize::new(0),
+            temporary: Mutex::default(),
+            host: (device != Device::Cpu).then(|| Self::new(engine, Device::Cpu, seed)),
+        })
     }
 
     /// Returns a runtime of the host: this runtime or the host runtime that it owns.
@@ -46,9 +73,10 @@ impl Runtime {
         self.device
     }
 
-    /// Returns the generators and the temporary space.
-    pub fn resources(&self) -> &Resources {
-        &self.resources
+    /// Returns whether the device is a CUDA device. Arrays there can be created from values on the host, copied and
+    /// multiplied; other operations are [unavailable](Error::Unavailable).
+    pub fn is_cuda(&self) -> bool {
+        self.is_cuda
     }
 
     /// Returns the memory pool's statistics.
@@ -64,11 +92,25 @@ impl Runtime {
         Ok(Arc::new(Chunk::new(&self.engine, self.device, &self.pool, len)?))
     }
 
+    /// Returns the next generator, for an operation to mutate.
+    pub fn random(&self) -> Var<Random> {
+        // Relaxed: the numbers only need to be distinct; a program pushing from one thread gets the same numbers in
+        // every run.
+        self.generators[self.next_generator.fetch_add(1, Relaxed) % COPIES].clone()
+    }
+
     /// Returns temporary space for at least `len` values, for an operation to mutate.
     ///
     /// # Errors
     /// The GPU is out of memory.
     pub fn temporary(&self, len: usize) -> Result<Arc<Chunk>, Error> {
-        self.resources.temporary(&self.engine, self.device, &self.pool, len)
+        let mut temporary = self.temporary.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, spaces) = &mut *temporary;
+        *next = (*next + 1) % COPIES;
+        match &spaces[*next] {
+            Some(space) if space.len() >= len => Ok(Arc::clone(space)),
+            // A smaller space is replaced and is deleted after the operations that use it.
+            _ => Ok(Arc::clone(spaces[*next].insert(self.allocate(len)?))),
+        }
     }
 }

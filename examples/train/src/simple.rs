@@ -15,48 +15,94 @@
 //! # }
 //! ```
 
-use super::operator::{Needs, Operator, Pass, known};
 use crate::{
     Shape,
-    error::{Misfit, settle},
+    error::{Misfit, known, settle},
+    operator::{Operator, Signature},
     task::{Out, View, Views},
 };
 
-/// A function of one value and a scalar common to all values.
+/// Stores `gradient * derivative`. The arguments are the output, the gradient, the values from which the derivative is
+/// computed, and the scalar.
+type Derive = fn(&mut Out<'_>, View<'_>, &[View<'_>], f32);
+
+/// A function of one or two values, and of a scalar common to all values.
 #[derive(Debug)]
-pub struct Unary {
+pub struct Function {
     name: &'static str,
-    apply: fn(&mut Out<'_>, View<'_>, f32),
-    /// Stores `gradient * derivative`, computed from the input or the output.
-    derive: fn(&mut Out<'_>, View<'_>, View<'_>, f32),
-    derives_from_output: bool,
+    arguments: &'static [&'static str],
+    apply: fn(&mut Out<'_>, &[View<'_>], f32),
+    /// One for each argument.
+    derive: &'static [Derive],
+    /// Whether derivatives are computed from the result instead of the arguments.
+    derives_from_result: bool,
 }
 
-impl Unary {
+impl Function {
     /// Returns the operator with the given scalar.
-    pub fn with(&'static self, scalar: f32) -> UnaryOperator {
-        UnaryOperator { function: self, scalar }
+    pub fn with(&'static self, scalar: f32) -> Simple {
+        Simple { function: self, scalar }
     }
 
-    /// Returns the name.
-    pub fn name(&self) -> &'static str {
-        self.name
+    /// Returns the operator of a function that does not use the scalar.
+    pub fn operator(&'static self) -> Simple {
+        self.with(0.0)
+    }
+}
+
+/// A simple function as an operator.
+#[derive(Clone, Copy, Debug)]
+pub struct Simple {
+    function: &'static Function,
+    scalar: f32,
+}
+
+impl Operator for Simple {
+    fn signature(&self) -> Signature {
+        let Function { name, arguments, derives_from_result, .. } = *self.function;
+        let (inputs, outputs): (&[_], &[_]) =
+            if derives_from_result { (&[], &[0]) } else { (&[0, 1][..arguments.len()], &[]) };
+        // The gradients of two arguments are both computed from that of the result, so neither may overwrite it.
+        let backward: &[_] = if arguments.len() == 1 { &[(0, 0)] } else { &[] };
+        Signature { in_place: [&[(0, 0)], backward], ..Signature::new(name, arguments, inputs, outputs) }
+    }
+
+    fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
+        let arguments = self.function.arguments;
+        let shape = known(inputs, 0, arguments[0])?;
+        for (input, argument) in inputs.iter_mut().zip(arguments).skip(1) {
+            settle(input, argument, shape.clone())?;
+        }
+        Ok(vec![shape])
+    }
+
+    fn forward(&self, mut views: Views<'_>) {
+        (self.function.apply)(&mut views.outs[0], &views.ins, self.scalar);
+    }
+
+    fn backward(&self, mut views: Views<'_>) {
+        for (out, derive) in views.outs.iter_mut().zip(self.function.derive) {
+            derive(out, views.ins[0], &views.ins[1..], self.scalar);
+        }
     }
 }
 
 /// Registers a function of one value `x` and a scalar. Its derivative is a function of `x` or of the result `y`; if it
-/// uses only `y`, the input need not be kept.
+/// uses only `y`, the argument need not be kept.
 macro_rules! unary {
     ($($(#[$doc:meta])* $id:ident = $name:literal, |$x:ident, $s:ident| $f:expr, from $from:ident |$v:ident, $t:ident| $derivative:expr;)+) => {
         $($(#[$doc])*
-        pub static $id: Unary = Unary {
+        pub static $id: Function = Function {
             name: $name,
-            apply: |out, x, $s| out.map(x, |$x: f32| $f),
-            derive: |out, gradient, value, $t| out.map2(gradient, value, |gradient, $v: f32| gradient * $derivative),
-            derives_from_output: unary!(@ $from),
+            arguments: &["data"],
+            apply: |out, ins, $s| out.map(ins[0], |$x: f32| $f),
+            derive: &[|out, gradient, values, $t| {
+                out.map2(gradient, values[0], |gradient, $v: f32| gradient * $derivative);
+            }],
+            derives_from_result: unary!(@ $from),
         };)+
         /// All functions of one value.
-        pub static UNARY: &[&Unary] = &[$(&$id),+];
+        pub static UNARY: &[&Function] = &[$(&$id),+];
     };
     (@ x) => { false };
     (@ y) => { true };
@@ -79,84 +125,27 @@ unary! {
         from x |x, s| if x.abs() < 1.0 / (s * s) { s * s * x } else { x.signum() };
 }
 
-/// A function of one value as an operator.
-#[derive(Clone, Copy, Debug)]
-pub struct UnaryOperator {
-    function: &'static Unary,
-    scalar: f32,
-}
-
-impl Operator for UnaryOperator {
-    fn name(&self) -> &'static str {
-        self.function.name
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data"]
-    }
-
-    fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
-        Ok(vec![known(inputs, 0, "data")?])
-    }
-
-    fn needs(&self) -> Needs {
-        if self.function.derives_from_output {
-            Needs { inputs: &[], outputs: &[0] }
-        } else {
-            Needs { inputs: &[0], outputs: &[] }
-        }
-    }
-
-    fn in_place(&self, _: Pass) -> &'static [(usize, usize)] {
-        &[(0, 0)]
-    }
-
-    fn forward(&self, mut views: Views<'_>) {
-        (self.function.apply)(&mut views.outs[0], views.ins[0], self.scalar);
-    }
-
-    fn backward(&self, mut views: Views<'_>) {
-        (self.function.derive)(&mut views.outs[0], views.ins[0], views.ins[1], self.scalar);
-    }
-}
-
-/// A function of two values.
-#[derive(Debug)]
-pub struct Binary {
-    name: &'static str,
-    apply: fn(&mut Out<'_>, View<'_>, View<'_>),
-    /// Functions that store `gradient * derivative`, for the left and right value.
-    derive: [fn(&mut Out<'_>, [View<'_>; 3]); 2],
-}
-
-impl Binary {
-    /// Returns the operator.
-    pub fn operator(&'static self) -> BinaryOperator {
-        BinaryOperator { function: self }
-    }
-
-    /// Returns the name.
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-}
-
 /// Stores `gradient * derivative`.
-fn weigh(out: &mut Out<'_>, [gradient, a, b]: [View<'_>; 3], derivative: impl Fn(f32, f32) -> f32) {
-    out.fill(|i| gradient.values[i] * derivative(a.values[i], b.values[i]));
+fn weigh(out: &mut Out<'_>, gradient: View<'_>, ins: &[View<'_>], derivative: impl Fn(f32, f32) -> f32) {
+    out.fill(|i| gradient.values[i] * derivative(ins[0].values[i], ins[1].values[i]));
 }
 
 /// Registers a function of two values, with its derivatives with respect to both.
 macro_rules! binary {
     ($($(#[$doc:meta])* $id:ident = $name:literal, $f:expr, $by_a:expr, $by_b:expr;)+) => {
         $($(#[$doc])*
-        pub static $id: Binary = Binary {
+        pub static $id: Function = Function {
             name: $name,
-            apply: |out, a, b| out.map2(a, b, $f),
-            derive: [|out, views| weigh(out, views, $by_a), |out, views| weigh(out, views, $by_b)],
+            arguments: &["left", "right"],
+            apply: |out, ins, _| out.map2(ins[0], ins[1], $f),
+            derive: &[
+                |out, gradient, ins, _| weigh(out, gradient, ins, $by_a),
+                |out, gradient, ins, _| weigh(out, gradient, ins, $by_b),
+            ],
+            derives_from_result: false,
         };)+
         /// All functions of two values.
-        pub static BINARY: &[&Binary] = &[$(&$id),+];
+        pub static BINARY: &[&Function] = &[$(&$id),+];
     };
 }
 
@@ -169,44 +158,4 @@ binary! {
     MULTIPLY = "multiply", |a, b| a * b, |_, b| b, |a, _| a;
     /// `a / b`
     DIVIDE = "divide", |a, b| a / b, |_, b| 1.0 / b, |a, b| -a / (b * b);
-}
-
-/// A function of two values as an operator.
-#[derive(Clone, Copy, Debug)]
-pub struct BinaryOperator {
-    function: &'static Binary,
-}
-
-impl Operator for BinaryOperator {
-    fn name(&self) -> &'static str {
-        self.function.name
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["left", "right"]
-    }
-
-    fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
-        let left = known(inputs, 0, "left")?;
-        settle(&mut inputs[1], "right", left.clone())?;
-        Ok(vec![left])
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[0, 1], outputs: &[] }
-    }
-
-    fn in_place(&self, pass: Pass) -> &'static [(usize, usize)] {
-        // In the backward pass, both results are computed from the gradient, so neither may overwrite it.
-        if pass == Pass::Forward { &[(0, 0)] } else { &[] }
-    }
-
-    fn forward(&self, mut views: Views<'_>) {
-        (self.function.apply)(&mut views.outs[0], views.ins[0], views.ins[1]);
-    }
-
-    fn backward(&self, mut views: Views<'_>) {
-        let ins = [views.ins[0], views.ins[1], views.ins[2]];
-        views.outs.iter_mut().zip(self.function.derive).for_each(|(out, derive)| derive(out, ins));
-    }
 }

@@ -153,8 +153,9 @@ impl Chunk {
         let memory = match device {
             Device::Cpu => Memory::Host(engine.var(Block { piece: None, len, pool: Arc::clone(pool) })),
             gpu => {
+                let values = engine.device_var(gpu, len)?;
                 pool.count_use(4 * len);
-                Memory::Gpu(engine.device_var(gpu, len)?)
+                Memory::Gpu(values)
             }
         };
         // The chunk must not keep the engine open.
@@ -166,14 +167,31 @@ impl Chunk {
         &self.memory
     }
 
-    /// Returns the number of values.
-    pub fn len(&self) -> usize {
-        self.len
+    /// Returns the variable, which must hold host memory.
+    ///
+    /// # Errors
+    /// It holds GPU memory.
+    pub fn host(&self) -> Result<&Var<Block>, Error> {
+        match &self.memory {
+            Memory::Host(block) => Ok(block),
+            Memory::Gpu(_) => Err(Error::Use("an array is in GPU memory instead of host memory".into())),
+        }
     }
 
-    /// Returns whether the chunk is empty.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Returns the variable, which must hold GPU memory.
+    ///
+    /// # Errors
+    /// It holds host memory.
+    pub fn gpu(&self) -> Result<&Var<DeviceVec<f32>>, Error> {
+        match &self.memory {
+            Memory::Gpu(values) => Ok(values),
+            Memory::Host(_) => Err(Error::Use("an array is in host memory instead of GPU memory".into())),
+        }
+    }
+
+    /// Returns the number of values.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Returns the untyped handle to the variable.

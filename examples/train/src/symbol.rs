@@ -19,11 +19,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    Shape,
-    error::Error,
-    operator::{Operator, misfit},
-};
+use crate::{Shape, error::Error, operator::Operator};
 
 #[derive(Debug)]
 struct Node {
@@ -48,7 +44,7 @@ impl Symbol {
 
     /// Applies an operator. Missing inputs become variables: the `weight` of `conv1` becomes `conv1_weight`.
     pub fn apply(operator: impl Operator, name: &str, ins: &[&Self]) -> Self {
-        let missing = operator.arguments().iter().skip(ins.len());
+        let missing = operator.signature().arguments.iter().skip(ins.len());
         let missing = missing.map(|argument| Self::variable(&format!("{name}_{argument}")));
         let ins = ins.iter().copied().cloned().chain(missing).collect();
         Self { node: Arc::new(Node { name: name.into(), operator: Some(Arc::new(operator)), ins }), output: 0 }
@@ -124,7 +120,7 @@ impl Graph {
     pub(crate) fn check_names<'n>(&self, names: impl IntoIterator<Item = &'n String>) -> Result<(), Error> {
         let known: Vec<String> = self.variables().map(|(_, name)| name.into()).collect();
         match names.into_iter().find(|name| !known.contains(name)) {
-            Some(key) => Err(Error::Key { problem: "no such argument".into(), key: key.clone(), known }),
+            Some(key) => Err(Error::key("no such argument", key, &known)),
             None => Ok(()),
         }
     }
@@ -139,9 +135,8 @@ impl Graph {
                 continue;
             };
             let mut ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
-            let outs = operator
-                .infer(&mut ins)
-                .map_err(|misfit| Error::Shape { operator: format!("{} ({})", node.name, operator.name()), misfit })?;
+            let name = || format!("{} ({})", node.name, operator.signature().name);
+            let outs = operator.infer(&mut ins).map_err(|misfit| misfit.of(name()))?;
             // The operator may have inferred the shapes of variables.
             for (entry, shape) in node.ins.iter().zip(ins) {
                 shapes[entry.node][entry.output] = shape;
@@ -149,7 +144,7 @@ impl Graph {
             shapes.push(outs.into_iter().map(Some).collect());
         }
         let complete = |(node, shapes): (&GraphNode, Vec<Option<Shape>>)| {
-            let unknown = || Error::Shape { operator: "graph".into(), misfit: misfit(&node.name, "known", &[]) };
+            let unknown = || Error::shape("graph", &node.name, "known", &[]);
             shapes.into_iter().map(|shape| shape.ok_or_else(unknown)).collect()
         };
         self.nodes.iter().zip(shapes).map(complete).collect()

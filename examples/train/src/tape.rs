@@ -11,7 +11,7 @@ use std::{
 use crate::{
     array::Array,
     error::Error,
-    executor::Arrays,
+    executor::{Arrays, argument},
     operator::{Operator, invoke, invoke_backward},
     storage::Chunk,
     symbol::{Graph, Symbol},
@@ -63,10 +63,7 @@ impl Tape {
         let mut outs: Vec<Vec<Array>> = Vec::new();
         for node in &graph.nodes {
             let Some(operator) = &node.operator else {
-                let known = || arguments.keys().cloned().collect();
-                let problem = || "argument without an array".into();
-                let missing = || Error::Key { problem: problem(), key: node.name.clone(), known: known() };
-                outs.push(vec![arguments.get(&node.name).ok_or_else(missing)?.clone()]);
+                outs.push(vec![argument(arguments, &node.name)?.clone()]);
                 continue;
             };
             let ins: Vec<&Array> = node.ins.iter().map(|entry| &outs[entry.node][entry.output]).collect();
@@ -87,7 +84,7 @@ impl Tape {
         let targets: BTreeMap<_, _> = gradients.iter().map(|(array, gradient)| (key(array), *gradient)).collect();
         let mut needed: HashSet<_> = targets.keys().copied().collect();
         for record in &self.0 {
-            let ins = &record.ins[..record.operator.differentiable()];
+            let ins = &record.ins[..record.operator.signature().differentiable];
             if ins.iter().any(|array| needed.contains(&key(array))) {
                 needed.insert(key(&record.outs[0]));
             }
@@ -99,7 +96,7 @@ impl Tape {
             let (mut places, mut sums) = (Vec::new(), Vec::<(Array, Array)>::new());
             for (place, array) in record.ins.iter().enumerate() {
                 let key = key(array);
-                if place >= record.operator.differentiable() || !needed.contains(&key) {
+                if place >= record.operator.signature().differentiable || !needed.contains(&key) {
                     places.push((None, Mode::Null));
                     continue;
                 }

@@ -16,15 +16,15 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use raddle::{BoxError, Device, DeviceVec, GpuStream, Name, Token, Var};
+use raddle::{BoxError, Device, DeviceVec, GpuStream, Name, Read, Token, Var, Write};
 
 use crate::{
     Shape,
     array::Array,
     error::Error,
-    resource::Random,
+    random::Random,
     runtime::Runtime,
-    storage::{Block, Chunk, Memory},
+    storage::{Block, Chunk},
 };
 
 /// How an operation writes an output.
@@ -208,50 +208,17 @@ fn fork(random: Vec<&mut Random>) -> Random {
     random.into_iter().next().map_or_else(|| Random::new(0), Random::fork)
 }
 
-/// The maximum number of chunks that a kernel reads.
-const READS: usize = 6;
-
-/// The maximum number of chunks that a kernel mutates.
-const WRITES: usize = 4;
-
 /// Runs [`Layout::call`] as a kernel of the simulated GPU.
-///
-/// A kernel receives a tuple of up to six arguments, or of such tuples, but no `Vec`. If there are fewer chunks to
-/// read, the first one fills the rest of the tuple.
 fn on_gpu<F: Fn(Views<'_>) + Send + Sync + 'static>(
     work: &Arc<(Layout, F)>,
     stream: &mut GpuStream,
-    reads: &[&DeviceVec<f32>],
+    reads: Vec<&DeviceVec<f32>>,
     writes: Vec<&mut DeviceVec<f32>>,
     random: Vec<&mut Random>,
 ) -> Result<(), BoxError> {
     let mut gpu = stream.simulated().ok_or("arrays have kernels only for the simulated GPU")?;
-    let (work, random, count) = (Arc::clone(work), fork(random), reads.len());
-    macro_rules! launch {
-        ($($write:ident)+) => {{
-            let [$($write),+] = <[_; _]>::try_from(writes).map_err(|_| "the number of chunks was matched")?;
-            match reads {
-                [] => gpu.launch(Duration::ZERO, ($($write,)+), move |($($write,)+)| {
-                    work.0.call(&[], vec![$($write),+], random, &work.1);
-                }),
-                [first, ..] => {
-                    let at = |i| reads.get(i).copied().unwrap_or(*first);
-                    let reads = (at(0), at(1), at(2), at(3), at(4), at(5));
-                    gpu.launch(Duration::ZERO, (reads, ($($write,)+)), move |((a, b, c, d, e, f), ($($write,)+))| {
-                        work.0.call(&[a, b, c, d, e, f][..count], vec![$($write),+], random, &work.1);
-                    })
-                }
-            }
-        }};
-    }
-    match writes.len() {
-        0 => return Ok(()), // no output is needed
-        1 => launch!(a1),
-        2 => launch!(a1 a2),
-        3 => launch!(a1 a2 a3),
-        4 => launch!(a1 a2 a3 a4),
-        _ => return Err("the plan of an operation refuses more chunks".into()),
-    }?;
+    let (work, random) = (Arc::clone(work), fork(random));
+    gpu.launch(Duration::ZERO, (reads, writes), move |(reads, writes)| work.0.call(&reads, writes, random, &work.1))?;
     Ok(())
 }
 
@@ -262,14 +229,6 @@ struct Plan {
     /// The mutated chunks, each with a flag that tells whether its old contents can be overwritten.
     writes: Vec<(Arc<Chunk>, bool)>,
     random: Option<Var<Random>>,
-}
-
-/// Returns the index of an item in a list, first adding the item if missing.
-fn index_of<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
-    list.iter().position(is_it).unwrap_or_else(|| {
-        list.push(new());
-        list.len() - 1
-    })
 }
 
 impl<'a> Task<'a> {
@@ -286,26 +245,35 @@ impl<'a> Task<'a> {
     }
 
     fn plan(&self, runtime: &Runtime) -> Result<Plan, Error> {
+        if runtime.is_cuda() {
+            let (name, device) = (&self.name, runtime.device());
+            return Err(Error::Unavailable(format!(
+                "`{name}` is not available on {device}, a CUDA device: copy the arrays to the host first"
+            )));
+        }
         let mut layout = Layout { training: self.training, ..Layout::default() };
         let mut writes: Vec<(Arc<Chunk>, bool)> = Vec::new();
-        let mut find = |chunk: &Arc<Chunk>, cuts: &mut Vec<_>| {
-            let index = index_of(&mut writes, |(other, _)| Arc::ptr_eq(other, chunk), || (Arc::clone(chunk), false));
-            cuts.resize_with(cuts.len().max(index + 1), Vec::new);
-            index
+        let mut write = |out: usize, chunk: &Arc<Chunk>, range: Range<usize>| match writes
+            .iter()
+            .position(|(other, _)| Arc::ptr_eq(other, chunk))
+        {
+            Some(index) => layout.cuts[index].push((out, range)),
+            None => {
+                writes.push((Arc::clone(chunk), false));
+                layout.cuts.push(vec![(out, range)]);
+            }
         };
         for (out, &(array, mode)) in self.outs.iter().enumerate() {
             let (Some(array), true) = (array, mode != Mode::Null) else {
                 layout.outs.push((Mode::Null, Shape::new()));
                 continue;
             };
-            self.check_device(array, runtime)?;
-            let index = find(array.chunk(), &mut layout.cuts);
-            layout.cuts[index].push((out, array.range()));
+            check_device(&self.name, array, runtime)?;
+            write(out, array.chunk(), array.range());
             layout.outs.push((mode, array.shape().into()));
         }
         if self.temporary > 0 {
-            let index = find(&runtime.temporary(self.temporary)?, &mut layout.cuts);
-            layout.cuts[index].push((self.outs.len(), 0..self.temporary));
+            write(self.outs.len(), &runtime.temporary(self.temporary)?, 0..self.temporary);
         }
         for cuts in &mut layout.cuts {
             cuts.sort_by_key(|(_, range)| range.start);
@@ -316,11 +284,14 @@ impl<'a> Task<'a> {
         let mut reads: Vec<Arc<Chunk>> = Vec::new();
         let mut held = vec![false; self.outs.len()];
         for &array in &self.ins {
-            self.check_device(array, runtime)?;
+            check_device(&self.name, array, runtime)?;
             let place = match writes.iter().position(|(chunk, _)| Arc::ptr_eq(chunk, array.chunk())) {
                 None => {
-                    let is_it = |chunk: &Arc<Chunk>| Arc::ptr_eq(chunk, array.chunk());
-                    Place::Read(index_of(&mut reads, is_it, || Arc::clone(array.chunk())))
+                    let known = reads.iter().position(|chunk| Arc::ptr_eq(chunk, array.chunk()));
+                    Place::Read(known.unwrap_or_else(|| {
+                        reads.push(Arc::clone(array.chunk()));
+                        reads.len() - 1
+                    }))
                 }
                 Some(index) => {
                     let in_place = |&&(out, ref range): &&(usize, Range<usize>)| {
@@ -346,68 +317,55 @@ impl<'a> Task<'a> {
             let is_whole = covered == chunk.len() || is_temporary;
             *is_overwritten = !is_read && is_whole && cuts.iter().all(|&(out, _)| is_new(out));
         }
-        if runtime.device() != Device::Cpu && (reads.len() > READS || writes.len() > WRITES) {
-            let (name, reads, writes) = (&self.name, reads.len(), writes.len());
-            let counts =
-                format!("reads {reads} chunks and mutates {writes}, but a kernel reads {READS} and mutates {WRITES}");
-            return Err(Error::Use(format!("`{name}` {counts} at most")));
-        }
-        Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.resources().random()) })
-    }
-
-    fn check_device(&self, array: &Array, runtime: &Runtime) -> Result<(), Error> {
-        let (expected, found) = (runtime.device(), array.runtime().device());
-        if expected == found {
-            return Ok(());
-        }
-        Err(Error::Use(format!("`{}` runs on {expected}, but an array is on {found}: copy it first", self.name)))
+        Ok(Plan { layout, reads, writes, random: self.random.then(|| runtime.random()) })
     }
 }
 
-/// Returns handles to the variables of host-memory chunks.
-fn host<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<Block>> {
-    chunks.into_iter().filter_map(|chunk| match chunk.memory() {
-        Memory::Host(block) => Some(block),
-        Memory::Gpu(_) => None,
-    })
+/// Returns an error unless an array is on a runtime's device.
+pub(crate) fn check_device(name: &Name, array: &Array, runtime: &Runtime) -> Result<(), Error> {
+    let (expected, found) = (runtime.device(), array.runtime().device());
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::Use(format!("`{name}` runs on {expected}, but an array is on {found}: copy it first")))
 }
 
-/// Returns handles to the variables of GPU-memory chunks.
-fn gpu<'c>(chunks: impl IntoIterator<Item = &'c Arc<Chunk>>) -> impl Iterator<Item = &'c Var<DeviceVec<f32>>> {
-    chunks.into_iter().filter_map(|chunk| match chunk.memory() {
-        Memory::Gpu(values) => Some(values),
-        Memory::Host(_) => None,
-    })
+/// Returns the variable of a chunk: [`Chunk::host`] or [`Chunk::gpu`].
+type Of<T> = fn(&Chunk) -> Result<&Var<T>, Error>;
+
+/// Declares the variables that an operation reads.
+fn reads<T: Send + Sync + 'static>(chunks: &[Arc<Chunk>], of: Of<T>) -> Result<Vec<Read<'_, T>>, Error> {
+    chunks.iter().map(|chunk| Ok(of(chunk)?.read())).collect()
+}
+
+/// Declares the variables that an operation mutates.
+fn writes<T: Send + 'static>(chunks: &[(Arc<Chunk>, bool)], of: Of<T>) -> Result<Vec<Write<'_, T>>, Error> {
+    chunks
+        .iter()
+        .map(|(chunk, is_overwritten)| {
+            let variable = of(chunk)?;
+            Ok(if *is_overwritten { variable.overwrite() } else { variable.write() })
+        })
+        .collect()
 }
 
 /// Pushes an operation or creates an operator of the engine, both described in the same way.
 macro_rules! describe {
     ($task:ident, $plan:ident, $runtime:ident, $f:ident, $on_host:ident, $on_gpu:ident) => {{
-        let Plan { layout, reads, writes, random } = $plan;
+        let Plan { layout, reads: read, writes: written, random } = $plan;
         let random: Vec<_> = random.iter().map(Var::overwrite).collect();
         let op = $runtime.engine().op($task.name).priority($task.priority).reads($task.after);
         if let Device::Cpu = $runtime.device() {
-            let reads: Vec<_> = host(&reads).map(Var::read).collect();
-            let writes = host(writes.iter().map(|(chunk, _)| chunk)).zip(&writes).map(access).collect::<Vec<_>>();
-            op.$on_host((reads, writes, random), move |(reads, writes, random)| {
-                layout.on_host(reads, writes, random, &$f)
-            })?
+            let accesses = (reads(&read, Chunk::host)?, writes(&written, Chunk::host)?, random);
+            op.$on_host(accesses, move |(reads, writes, random)| layout.on_host(reads, writes, random, &$f))?
         } else {
-            let reads: Vec<_> = gpu(&reads).map(Var::read).collect();
-            let writes = gpu(writes.iter().map(|(chunk, _)| chunk)).zip(&writes).map(access).collect::<Vec<_>>();
+            let accesses = (reads(&read, Chunk::gpu)?, writes(&written, Chunk::gpu)?, random);
             let work = Arc::new((layout, $f));
-            op.on($runtime.device()).$on_gpu((reads, writes, random), move |stream, (reads, writes, random)| {
-                on_gpu(&work, stream, &reads, writes, random)
+            op.on($runtime.device()).$on_gpu(accesses, move |stream, (reads, writes, random)| {
+                on_gpu(&work, stream, reads, writes, random)
             })?
         }
     }};
-}
-
-/// Declares how a variable is mutated.
-fn access<'v, T: Send + 'static>(
-    (variable, (_, is_overwritten)): (&'v Var<T>, &(Arc<Chunk>, bool)),
-) -> raddle::Write<'v, T> {
-    if *is_overwritten { variable.overwrite() } else { variable.write() }
 }
 
 impl Task<'_> {

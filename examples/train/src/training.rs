@@ -18,6 +18,7 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
+use clap::Args;
 use raddle::{Device, Engine, OpHandle, Token, WaitError};
 
 use crate::{
@@ -44,19 +45,30 @@ const LOSS: &str = "loss";
 const AHEAD: usize = 4;
 
 /// The options of a training run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct Options {
-    /// The number of times each image is used.
+    /// Number of times each image is used
+    #[arg(long, default_value_t = Self::default().epochs)]
     pub epochs: usize,
-    /// The number of images in a step.
+
+    /// Number of images in a step
+    #[arg(long, default_value_t = Self::default().batch)]
     pub batch: usize,
-    /// The number of executors sharing a batch. It affects the result; the number of workers does not.
+
+    /// Number of parts of a batch that are computed in parallel; affects the result
+    #[arg(long, default_value_t = Self::default().shards)]
     pub shards: usize,
-    /// The learning rate in the first epoch. It decreases from epoch to epoch.
+
+    /// Learning rate in the first epoch; it decreases from epoch to epoch
+    #[arg(long, default_value_t = Self::default().rate)]
     pub rate: f32,
-    /// The fraction of values dropped.
+
+    /// Fraction of values that are dropped
+    #[arg(long, default_value_t = Self::default().dropout)]
     pub dropout: f32,
-    /// The seed of all random numbers.
+
+    /// Seed of all random numbers
+    #[arg(long, default_value_t = Self::default().seed)]
     pub seed: u64,
 }
 
@@ -111,8 +123,6 @@ pub struct Trainer {
     options: Options,
     net: Symbol,
     runtime: Arc<Runtime>,
-    host: Arc<Runtime>,
-    images: Arc<Images>,
     loader: Loader,
     parameters: Arrays,
     shards: Vec<Shard>,
@@ -120,12 +130,13 @@ pub struct Trainer {
     updates: Vec<Update>,
     /// All shards' losses, in host memory.
     losses: Array,
-    processes: Option<Arc<dyn Processes>>,
-    /// The sum of all processes' losses.
-    total: Option<Array>,
+    /// The processes, and the sum of all their losses.
+    processes: Option<(Arc<dyn Processes>, Array)>,
     /// A token that fails with the first non-finite loss.
     sound: Token,
-    test: (Executor, Vec<usize>),
+    test: Executor,
+    /// The number and the class of each test image.
+    tested: Vec<(usize, usize)>,
 }
 
 impl Trainer {
@@ -225,22 +236,19 @@ impl Trainer {
             updates.push(Update { name: name.clone(), priority, operator, sum });
         }
         let losses = Array::new(&host, &[shards.len()])?;
-        let total = processes.as_ref().map(|_| Array::new(&host, &[1])).transpose()?;
+        let processes = processes.map(|processes| Ok::<_, Error>((processes, Array::new(&host, &[1])?))).transpose()?;
 
-        let tested = images.arrays(&host, &test)?;
+        let Batch { images: pixels, classes } = images.arrays(&host, &test)?;
         let mut arguments = parameters.clone();
-        arguments.insert("data".into(), Array::new(&runtime, tested.images.shape())?);
-        arguments["data"].copy_from(&tested.images)?;
-        arguments.insert("label".into(), Array::new(&runtime, &[test.len()])?);
-        arguments["label"].copy_from(&tested.classes)?;
-        let test = (Executor::bind(&[&net.output(1)], &runtime, &arguments, &Gradients::new())?, test);
-        let images = Arc::clone(images);
+        for (name, values) in [("data", pixels), ("label", classes)] {
+            arguments.insert(name.into(), values.copy_to(&runtime)?);
+        }
+        let tested = test.iter().map(|&number| (number, images.example(number).0.into())).collect();
+        let test = Executor::bind(&[&net.output(1)], &runtime, &arguments, &Gradients::new())?;
         Ok(Self {
             options,
             net,
             runtime,
-            host,
-            images,
             loader,
             parameters,
             shards,
@@ -248,9 +256,9 @@ impl Trainer {
             updates,
             losses,
             processes,
-            total,
             sound,
             test,
+            tested,
         })
     }
 
@@ -266,13 +274,13 @@ impl Trainer {
 
     /// Returns the parameters' runtime and the one in which batches are made.
     pub fn runtimes(&self) -> [&Arc<Runtime>; 2] {
-        [&self.runtime, &self.host]
+        [&self.runtime, self.losses.runtime()]
     }
 
     /// Pushes the operations that copy the parts of a batch to their shards.
     fn distribute(&self, batch: &Batch) -> Result<(), Error> {
         let part = self.options.batch / self.options.shards;
-        let first = self.processes.as_ref().map_or(0, |processes| processes.rank() * self.shards.len());
+        let first = self.processes.as_ref().map_or(0, |(processes, _)| processes.rank() * self.shards.len());
         for (index, shard) in (first..).zip(&self.shards) {
             let range = index * part..(index + 1) * part;
             shard.arguments["data"].copy_from(&batch.images.slice(range.clone())?)?;
@@ -296,7 +304,7 @@ impl Trainer {
     /// Pushes the exchange with other processes, the loss check and the updates, and returns a handle to the loss.
     fn finish_step(&self) -> Result<OpHandle<f32>, Error> {
         let mut losses = &self.losses;
-        if let (Some(processes), Some(total)) = (&self.processes, &self.total) {
+        if let Some((processes, total)) = &self.processes {
             let parts = (0..self.shards.len()).map(|index| self.losses.slice(index..index + 1));
             let parts = parts.collect::<Result<Vec<_>, _>>()?;
             processes.push(LOSS, i32::MAX, &parts.iter().collect::<Vec<_>>())?;
@@ -308,7 +316,7 @@ impl Trainer {
             if loss.is_finite() { Ok(loss) } else { Err(format!("the loss is {loss}").into()) }
         })?;
         for Update { name, priority, operator, sum } in &self.updates {
-            if let (Some(processes), Some(sum)) = (&self.processes, sum) {
+            if let (Some((processes, _)), Some(sum)) = (&self.processes, sum) {
                 let gradients: Vec<_> = self.shards.iter().map(|shard| &shard.gradients[name].0).collect();
                 processes.push(name, *priority, &gradients)?;
                 processes.pull(name, *priority, sum)?;
@@ -378,11 +386,9 @@ impl Trainer {
     /// # Errors
     /// An operation has failed.
     pub fn test(&self) -> Result<Vec<(usize, usize, usize)>, Error> {
-        let (executor, numbers) = &self.test;
-        executor.forward()?;
-        let found = executor.outputs()[0].argmax()?.to_vec()?;
-        let truth = |number: &usize| usize::from(self.images.example(*number).0);
-        Ok(numbers.iter().zip(found).map(|(number, found)| (*number, truth(number), found as usize)).collect())
+        self.test.forward()?;
+        let found = self.test.outputs()[0].argmax()?.to_vec()?;
+        Ok(self.tested.iter().zip(found).map(|(&(number, truth), found)| (number, truth, found as usize)).collect())
     }
 
     /// Returns the bits of all parameters.

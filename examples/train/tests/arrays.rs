@@ -28,6 +28,9 @@ fn elementwise_products_and_reductions() {
     test_everywhere(|runtime| {
         let (a, b) = (iota(runtime, &[2, 3])?, iota(runtime, &[3, 2])?);
         assert_eq!(a.matmul(&b)?.to_vec()?, [10.0, 13.0, 28.0, 40.0]);
+        assert_eq!(a.matmul_transposed(&a, [false, true])?.to_vec()?, [5.0, 14.0, 14.0, 50.0]);
+        assert_eq!(b.matmul_transposed(&b, [true, false])?.to_vec()?, [20.0, 26.0, 26.0, 35.0]);
+        assert_eq!(a.matmul_transposed(&b, [true; 2])?.to_vec()?, [3.0, 9.0, 15.0, 4.0, 14.0, 24.0, 5.0, 19.0, 33.0]);
         let c = b.reshape(&[2, 3])?;
         assert_eq!(a.combine(&simple::MULTIPLY, &c)?.sum()?.to_vec()?, [5.0, 50.0]);
         assert_eq!(a.combine(&simple::SUBTRACT, &c)?.to_vec()?, [0.0; 6]);
@@ -197,6 +200,8 @@ fn errors_name_shapes_that_do_not_match() {
     assert_eq!(error.to_string(), "`matmul`: the shape of `right` must be [3, _] for [2, 3], but is [2, 3]");
     let error = array(&[2]).combine(&simple::ADD, &array(&[3])).unwrap_err();
     assert_eq!(error.to_string(), "`add`: the shape of `right` must be [2], but is [3]");
+    let error = array(&[2]).map(&simple::ADD, 0.0).unwrap_err();
+    assert_eq!(error.to_string(), "`add` takes 2 inputs, not 1");
     assert!(array(&[2]).slice(1..3).is_err() && array(&[2]).reshape(&[3]).is_err());
     assert!(Array::from_vec(&runtime, &[2], vec![1.0]).is_err());
     let error = Array::new(&runtime, &[2]).and_then(|array| array.to_vec()).unwrap_err();

@@ -39,7 +39,7 @@ fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixe
     let outs = invoke(&operator, &arrays, true).expect("the shapes match");
     let weights: Vec<f32> = (0..outs[0].len()).map(|i| 0.5 + (i % 7) as f32 * 0.25).collect();
     let gradient = array(runtime, outs[0].shape(), &weights);
-    let count = operator.differentiable();
+    let count = operator.signature().differentiable;
     let gradients: Vec<_> =
         shapes.iter().map(|shape| Array::full(runtime, shape, 1000.0).expect("enough memory")).collect();
     let run = |mode| {
@@ -63,7 +63,7 @@ fn check(runtime: &Arc<Runtime>, operator: impl Operator, shapes: &[Shape], fixe
             let (above, below) = (value + step, value - step);
             let expected = (at(above) - at(below)) / f64::from(above - below);
             let error = (f64::from(gradient) - expected).abs() / (1.0 + expected.abs());
-            let name = operator.name();
+            let name = operator.signature().name;
             assert!(error < 0.01, "{name}: gradient {i} of input {input} is {gradient}, not {expected}");
             let twice = doubled[input][i];
             assert!(

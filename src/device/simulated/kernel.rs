@@ -27,9 +27,9 @@ impl<'s> SimulatedStream<'s> {
     /// `duration` of zero selects the device's default
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
-    /// `args` is a vector or a tuple of up to six: `f` receives a `&DeviceVec<T>` as `&[T]`, and a `&mut DeviceVec<T>`
-    /// as `&mut [T]`. `f` may run on any thread that polls the device or issues a command. If `f` panics, the device is
-    /// lost. `f` must not wait for an operation on the device.
+    /// `args` is a vector, a `Vec` of vectors, or a tuple of up to six of these: `f` receives a `&DeviceVec<T>` as
+    /// `&[T]`, and a `&mut DeviceVec<T>` as `&mut [T]`. `f` may run on any thread that polls the device or issues a
+    /// command. If `f` panics, the device is lost. `f` must not wait for an operation on the device.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -107,10 +107,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The arguments of a [simulated kernel](SimulatedStream::launch): `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a tuple of
-/// up to six of those or of such tuples; `()` for none.
+/// The arguments of a [simulated kernel](SimulatedStream::launch): `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a `Vec` of
+/// arguments or a tuple of up to six; `()` for none.
 pub trait KernelArgs: sealed::Sealed {
-    /// What the kernel receives for an argument: `&[T]`, `&mut [T]`, or a tuple of these.
+    /// What the kernel receives for an argument: `&[T]`, `&mut [T]`, or a `Vec` or a tuple of these.
     type Views<'a>;
     #[doc(hidden)]
     type Raw: Send + 'static;
@@ -154,6 +154,22 @@ impl<T: Pod + Send + Sync> KernelArgs for &mut DeviceVec<T> {
         // SAFETY: as for shared vectors; in addition, this was the only reference to its vector (1), and only one slice
         // is made of it (2).
         unsafe { slice::from_raw_parts_mut(raw.ptr, raw.len) }
+    }
+}
+
+impl<A> sealed::Sealed for Vec<A> {}
+
+impl<A: KernelArgs> KernelArgs for Vec<A> {
+    type Views<'a> = Vec<A::Views<'a>>;
+    type Raw = Vec<A::Raw>;
+
+    fn raw(self, device: u64) -> Result<Self::Raw, DeviceError> {
+        self.into_iter().map(|args| args.raw(device)).collect()
+    }
+
+    unsafe fn views<'a>(raw: &'a mut Self::Raw) -> Self::Views<'a> {
+        // SAFETY: (1) and (2) hold for each argument, since they hold for all of them.
+        raw.iter_mut().map(|raw| unsafe { A::views(raw) }).collect()
     }
 }
 

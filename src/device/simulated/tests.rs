@@ -483,6 +483,25 @@ fn kernels_receive_up_to_six_vectors_as_they_were_declared() {
 }
 
 #[test]
+fn kernels_receive_any_number_of_vectors() {
+    let gpu = builder().build();
+    let mut stream = open(&gpu, StreamRole::All);
+    let mut vectors: Vec<_> = (0..10).map(|_| on_device(&gpu, 2)).collect();
+    launch(&mut *stream, ms(1), vectors.iter_mut().collect::<Vec<_>>(), |vectors| {
+        vectors.into_iter().zip(1..).for_each(|(vector, i)| vector.fill(i));
+    })
+    .unwrap();
+    let mut sum = on_device(&gpu, 1);
+    launch(&mut *stream, ms(1), (vectors.iter().collect::<Vec<_>>(), &mut sum), |(vectors, sum)| {
+        sum[0] = vectors.iter().map(|vector| vector[1]).sum();
+    })
+    .unwrap();
+    assert_eq!(read_back(&gpu, &sum), [55]);
+    let none = Vec::<&DeviceVec<u32>>::new();
+    launch(&mut *stream, ms(1), none, |none| assert!(none.is_empty())).unwrap();
+}
+
+#[test]
 fn a_kernel_with_memory_of_another_device_is_refused() {
     let (gpu, other) = (builder().build(), builder().build());
     let values = on_device(&other, 1);

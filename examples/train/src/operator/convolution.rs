@@ -1,9 +1,9 @@
 //! A convolution of images, as a product with a matrix of windows ("im2col").
 
-use super::{Needs, Operator, Pass, Request, known, misfit};
+use super::{Operator, Signature};
 use crate::{
     Shape,
-    error::{Misfit, settle},
+    error::{Misfit, known, settle},
     kernels::{Matrix, Window, multiply},
     task::{Mode, Views},
 };
@@ -26,22 +26,18 @@ impl Convolution {
 }
 
 impl Operator for Convolution {
-    fn name(&self) -> &'static str {
-        "Convolution"
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data", "weight", "bias"]
+    fn signature(&self) -> Signature {
+        Signature::new("Convolution", &["data", "weight", "bias"], &[0, 1], &[])
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         let data = known(inputs, 0, "data")?;
         let least = self.size.saturating_sub(2 * self.pad).max(1);
         let &[count, channels, height, width] = &data[..] else {
-            return Err(misfit("data", "[examples, channels, rows, columns]", &data));
+            return Err(Misfit::new("data", "[examples, channels, rows, columns]", &data));
         };
         if height < least || width < least {
-            return Err(misfit("data", format!("[_, _, {least} or more, {least} or more]"), &data));
+            return Err(Misfit::new("data", format!("[_, _, {least} or more, {least} or more]"), &data));
         }
         settle(&mut inputs[1], "weight", vec![self.filters, channels, self.size, self.size])?;
         settle(&mut inputs[2], "bias", vec![self.filters])?;
@@ -49,13 +45,9 @@ impl Operator for Convolution {
         Ok(vec![vec![count, self.filters, height, width]])
     }
 
-    fn request(&self, _: Pass, inputs: &[Shape]) -> Request {
+    fn temporary(&self, inputs: &[Shape]) -> usize {
         let (rows, columns) = self.window(&inputs[0]).matrix();
-        Request { temporary: rows * columns, random: false }
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[0, 1], outputs: &[] }
+        rows * columns
     }
 
     fn forward(&self, views: Views<'_>) {

@@ -1,9 +1,9 @@
 //! An operator that drops some values during training.
 
-use super::{Needs, Operator, Pass, Request, known};
+use super::{Operator, Signature};
 use crate::{
     Shape,
-    error::Misfit,
+    error::{Misfit, known},
     task::{View, Views},
 };
 
@@ -18,29 +18,14 @@ pub struct Dropout {
 }
 
 impl Operator for Dropout {
-    fn name(&self) -> &'static str {
-        "Dropout"
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data"]
+    fn signature(&self) -> Signature {
+        let signature = Signature::new("Dropout", &["data"], &[], &[1]);
+        Signature { in_place: [&[(0, 0)]; 2], random: [true, false], ..signature }
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         let data = known(inputs, 0, "data")?;
         Ok(vec![data.clone(), data])
-    }
-
-    fn request(&self, pass: Pass, _: &[Shape]) -> Request {
-        Request { temporary: 0, random: pass == Pass::Forward }
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[], outputs: &[1] }
-    }
-
-    fn in_place(&self, _: Pass) -> &'static [(usize, usize)] {
-        &[(0, 0)]
     }
 
     fn forward(&self, mut views: Views<'_>) {

@@ -1,9 +1,9 @@
 //! A layer in which each output depends on each input.
 
-use super::{Needs, Operator, known, misfit};
+use super::{Operator, Signature};
 use crate::{
     Shape,
-    error::{Misfit, settle},
+    error::{Misfit, known, settle},
     kernels::{Matrix, multiply},
     task::{Mode, Views},
     volume,
@@ -17,26 +17,18 @@ pub struct FullyConnected {
 }
 
 impl Operator for FullyConnected {
-    fn name(&self) -> &'static str {
-        "FullyConnected"
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data", "weight", "bias"]
+    fn signature(&self) -> Signature {
+        Signature::new("FullyConnected", &["data", "weight", "bias"], &[0, 1], &[])
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         let data = known(inputs, 0, "data")?;
         let Some((&count, rest)) = data.split_first() else {
-            return Err(misfit("data", "[examples, ..]", &data));
+            return Err(Misfit::new("data", "[examples, ..]", &data));
         };
         settle(&mut inputs[1], "weight", vec![self.outputs, volume(rest)])?;
         settle(&mut inputs[2], "bias", vec![self.outputs])?;
         Ok(vec![vec![count, self.outputs]])
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[0, 1], outputs: &[] }
     }
 
     fn forward(&self, mut views: Views<'_>) {

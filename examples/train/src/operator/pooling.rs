@@ -1,9 +1,9 @@
 //! An operator that downsamples images.
 
-use super::{Needs, Operator, known, misfit};
+use super::{Operator, Signature};
 use crate::{
     Shape,
-    error::Misfit,
+    error::{Misfit, known},
     task::{Mode, Views},
 };
 
@@ -44,12 +44,8 @@ impl Pooling {
 }
 
 impl Operator for Pooling {
-    fn name(&self) -> &'static str {
-        "Pooling"
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data"]
+    fn signature(&self) -> Signature {
+        Signature::new("Pooling", &["data"], &[0], &[])
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
@@ -58,12 +54,8 @@ impl Operator for Pooling {
             [count, channels, height, width] if height % self.size == 0 && width % self.size == 0 => {
                 Ok(vec![vec![count, channels, height / self.size, width / self.size]])
             }
-            _ => Err(misfit("data", format!("[_, _, a multiple of {0}, a multiple of {0}]", self.size), &data)),
+            _ => Err(Misfit::new("data", format!("[_, _, a multiple of {0}, a multiple of {0}]", self.size), &data)),
         }
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[0], outputs: &[] }
     }
 
     fn forward(&self, mut views: Views<'_>) {

@@ -1,9 +1,9 @@
 //! The loss function of a classification.
 
-use super::{Needs, Operator, known, misfit};
+use super::{Operator, Signature};
 use crate::{
     Shape,
-    error::{Misfit, settle},
+    error::{Misfit, known, settle},
     task::Views,
 };
 
@@ -18,27 +18,15 @@ pub struct SoftmaxCrossEntropy {
 }
 
 impl Operator for SoftmaxCrossEntropy {
-    fn name(&self) -> &'static str {
-        "SoftmaxCrossEntropy"
-    }
-
-    fn arguments(&self) -> &'static [&'static str] {
-        &["data", "label"]
-    }
-
-    fn differentiable(&self) -> usize {
-        1
+    fn signature(&self) -> Signature {
+        Signature { differentiable: 1, ..Signature::new("SoftmaxCrossEntropy", &["data", "label"], &[1], &[1]) }
     }
 
     fn infer(&self, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Misfit> {
         let data = known(inputs, 0, "data")?;
-        let &[count, _] = &data[..] else { return Err(misfit("data", "[examples, classes]", &data)) };
+        let &[count, _] = &data[..] else { return Err(Misfit::new("data", "[examples, classes]", &data)) };
         settle(&mut inputs[1], "label", vec![count])?;
         Ok(vec![vec![1], data])
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { inputs: &[1], outputs: &[1] }
     }
 
     fn forward(&self, mut views: Views<'_>) {

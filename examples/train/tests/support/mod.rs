@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use raddle::{Device, Engine, EngineKind, SimulatedGpu, simulated::Clock};
-use raddle_train::{Runtime, resource::Random};
+use raddle_train::{Runtime, random::Random};
 
 /// The places where tests run: the kind of engine, the number of workers and the device.
 pub const PLACES: [(EngineKind, usize, Device); 7] = [
