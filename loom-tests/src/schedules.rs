@@ -69,7 +69,7 @@ fn batch(scheduler: &str, seed: u64, f: &Arc<dyn Fn() + Send + Sync>) {
         eprintln!(
             "a schedule of {scheduler}:{seed} failed; to replay it, run\n    \
              RADDLE_SHUTTLE_REPLAY={scheduler}:{seed} RUSTFLAGS=\"--cfg raddle_shuttle\" cargo test \
-             -p raddle-loom-tests --profile loom --test shuttle {test} -- --include-ignored"
+             -p raddle-loom-tests --profile shuttle --test shuttle {test} -- --include-ignored"
         );
         resume_unwind(payload);
     }
