@@ -29,8 +29,8 @@ use std::{
 use common::shapes::*;
 use common::{KINDS, MOMENT, SOON, THREADED, child_succeeds, eventually, is_child, lock, poll_once, resident_bytes};
 use raddle::{
-    Completion, Device, DeviceVec, Engine, EngineKind, OpContext, OpHandle, Operator, PinnedVec, Property, PushError,
-    Recorder, Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
+    BuildError, Completion, Device, DeviceVec, Engine, EngineKind, OpContext, OpHandle, Operator, PinnedVec, Property,
+    PushError, Recorder, Shutdown, ShutdownError, SimulatedGpu, Token, Var, VarWait, WaitError,
 };
 
 const GPU: Device = Device::Gpu(0);
@@ -630,7 +630,12 @@ tests! {
                     let stats = scope.spawn(|| engine.stats());
                     thread::sleep(MOMENT);
                     let is_held = !stats.is_finished();
-                    forked(&format!("{kind}, statistics beside {name}"), || assert_no_statistics(&engine));
+                    forked(&format!("{kind}, statistics beside {name}"), || {
+                        assert_no_statistics(&engine);
+                        assert!(recorder.take().ops().is_empty(), "the parent's trace");
+                        let built = Engine::builder().recorder(&recorder).build();
+                        assert!(matches!(built, Err(BuildError::ForkedRecorder)), "{built:?}");
+                    });
                     RESUME.store(true, SeqCst);
                     assert!(is_held, "{kind}: no lock is held in {name}");
                     assert!(stats.join().expect("the thread does not panic").pending > 0);

@@ -412,8 +412,9 @@ impl EngineBuilder {
     ///
     /// # Errors
     /// Returns an error if there are no workers or too many, if there are too many GPUs, if the value of
-    /// `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE` is not a number, if a
-    /// profile cannot be written, or if a thread cannot be started.
+    /// `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE` is not a number, if the
+    /// recorder was made before this process was forked, if a profile cannot be written, or if a thread cannot be
+    /// started.
     pub fn build(self) -> Result<Engine, BuildError> {
         let kind = match (self.kind, env::var("RADDLE_ENGINE")) {
             (Some(kind), _) => kind,
@@ -434,6 +435,9 @@ impl EngineBuilder {
         }
         if self.gpus.len() > MAX_GPUS {
             return Err(BuildError::TooManyGpus(MAX_GPUS));
+        }
+        if self.recorder.as_ref().is_some_and(Recorder::is_foreign) {
+            return Err(BuildError::ForkedRecorder);
         }
         let lanes: &[LaneSpec] = &[
             LaneSpec { name: "cpu", workers, idle: self.idle, pinned: !self.unpinned },

@@ -34,6 +34,8 @@ pub enum BuildError {
     /// The [profile](crate::EngineBuilder::profile) at this path could not be created, or the thread that writes it
     /// could not be started.
     Profile(PathBuf, std::io::Error),
+    /// The [recorder](crate::EngineBuilder::recorder) was made by the process from which this one was forked.
+    ForkedRecorder,
 }
 
 impl fmt::Display for BuildError {
@@ -56,6 +58,9 @@ impl fmt::Display for BuildError {
             Self::Profile(path, error) => {
                 let path = path.display();
                 write!(f, "the profile {path} cannot be written: {error}; choose another path, or unset RADDLE_PROFILE")
+            }
+            Self::ForkedRecorder => {
+                f.write_str("the recorder was made before this process was forked; make a new one in this process")
             }
         }
     }

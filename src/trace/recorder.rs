@@ -27,7 +27,7 @@ use super::{
     stats::OpStats,
 };
 use crate::{
-    sync::{Mutex, lock},
+    sync::{Mutex, fork::ProcessMark, lock},
     system::clock::Clock,
     values::name::Name,
 };
@@ -92,6 +92,8 @@ pub struct Recorder {
 struct Shared {
     /// The number by which threads find their rings.
     number: u64,
+    /// The process whose threads may hold the locks.
+    process: ProcessMark,
     slots: usize,
     clock: Clock,
     state: Mutex<State>,
@@ -188,6 +190,7 @@ impl Recorder {
         Self {
             shared: Arc::new(Shared {
                 number,
+                process: ProcessMark::current(),
                 slots,
                 clock: Clock::new(),
                 state: Mutex::default(),
@@ -203,14 +206,24 @@ impl Recorder {
     ///
     /// This may be called at any time, even while operations run. The first call on a recorder younger than 10 ms
     /// sleeps until the recorder is that old, to measure the rate of the processor's clock.
+    ///
+    /// In a forked child, the trace of its parent's recorder is empty.
     #[must_use]
     pub fn take(&self) -> Trace {
+        if self.is_foreign() {
+            return History::default().take();
+        }
         let pending = self.pending_after_losses(Duration::ZERO);
         let mut state = lock(&self.shared.state);
         state.history.is_kept = true;
         state.read(&self.shared);
         state.forget_others(pending);
         state.history.take()
+    }
+
+    /// Whether this is a forked child of the process that made the recorder. The child must not take its locks.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.shared.process.is_foreign()
     }
 
     /// If events were lost, searches the recorder's engines for pending operations and returns these with the time of
