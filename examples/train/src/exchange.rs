@@ -3,25 +3,35 @@
 //! | here | in the engine |
 //! |---|---|
 //! | a key | two variables: this process's sum, and all processes' sums |
-//! | [`push`](Processes::push) | an operation that sums this process's parts, and a future that passes guards for both variables to the lane and is woken when the values have arrived |
-//! | [`pull`](Processes::pull) | an operation that adds all processes' sums in rank order |
+//! | [`push`](Processes::push) | copies of parts on devices, an operation that sums this process's parts, and a future that passes guards for both variables to the lane and is woken when the values have arrived |
+//! | [`pull`](Processes::pull) | an operation that adds all processes' sums in rank order, and a copy to the device, if any |
 //! | the lane | a separate thread, the only one that calls MPI: it starts collectives, highest priority first, and polls them |
 //!
 //! MPI requires all processes to start the collectives of a communicator in the same order. Each key has its own
 //! communicator, and its variables order its operations, so the keys may become ready in a different order in each
 //! process.
 //!
-//! MPI may write to a collective's memory until the collective is complete, and no collective can be cancelled. If a
-//! process dies or hangs, the other processes' lanes report the failure after a time limit and end their processes.
+//! MPI has no priorities. They decide the order in which the engine runs operations and the lane starts the collectives
+//! that wait for it, but not how those already started share the network.
+//!
+//! MPI may write to a collective's memory until the collective is complete, and no collective can be cancelled. So a
+//! failure ends all processes:
+//!
+//! | failure | reported by |
+//! |---|---|
+//! | a process dies | `mpirun`, at once |
+//! | a process hangs | the other processes' lanes, after a time limit; before there are lanes, the [`TimeLimit`] of `init` |
+//! | a process calls `push` or `pull` with an unknown key or another shape | its lane, which tells the other lanes |
 
 use std::{
     cmp::Reverse,
     future::poll_fn,
+    io,
     mem::MaybeUninit,
     process,
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     task::{Poll, Waker},
     thread::{self, JoinHandle},
@@ -33,6 +43,7 @@ use mpi::{
     collective::CommunicatorCollectives,
     datatype::PartitionMut,
     ffi,
+    point_to_point::{Destination, MatchedReceiveVec, Source},
     raw::AsRaw,
     topology::{Communicator, SimpleCommunicator},
 };
@@ -44,6 +55,45 @@ use crate::{
 
 /// The lane's sleep between two polls. Not tuned.
 const PAUSE: Duration = Duration::from_micros(20);
+
+/// An idle lane's wait for a job, after which it looks for errors of other processes. Not tuned.
+const IDLE: Duration = Duration::from_millis(10);
+
+/// The time for the other processes to report an error before this one ends them. Not tuned.
+pub const GRACE: Duration = Duration::from_secs(1);
+
+/// The most bytes of an error that are sent to other processes: few enough for MPI to send them without a wait.
+const LONGEST: usize = 1000;
+
+/// Writes a line in one piece, since processes may write concurrently.
+pub fn report(text: &str) {
+    let line = format!("raddle-train-mpi: {text}\n");
+    eprint!("{line}");
+}
+
+/// Ends this process, and thereby all others, if it is not dropped within a time limit.
+#[derive(Debug)]
+pub struct TimeLimit {
+    _dropped_in_time: Sender<()>,
+}
+
+impl TimeLimit {
+    /// Starts a thread that waits for the drop.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(rank: usize, what: &'static str, limit: Duration) -> io::Result<Self> {
+        let (sender, dropped) = channel();
+        thread::Builder::new().name("time limit".into()).spawn(move || {
+            if dropped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                report(&format!("rank {rank}: {what} has taken {limit:?}: a process has died or hangs"));
+                // Another thread may be within MPI, so this one must not call it.
+                process::exit(3);
+            }
+        })?;
+        Ok(Self { _dropped_in_time: sender })
+    }
+}
 
 /// The lane's notification to an operation's future that the collective is complete.
 #[derive(Debug, Default)]
@@ -83,6 +133,23 @@ struct Job {
     arrival: Arc<Arrival>,
 }
 
+/// A message to the lane.
+enum Message {
+    Start(Job),
+    /// This process has failed.
+    Fail(String),
+}
+
+/// Sorts messages: failures first, and then jobs by priority.
+fn sorted(messages: impl Iterator<Item = Message>) -> Vec<Message> {
+    let mut messages: Vec<_> = messages.collect();
+    messages.sort_by_key(|message| match message {
+        Message::Fail(_) => None,
+        Message::Start(job) => Some(Reverse(job.priority)),
+    });
+    messages
+}
+
 /// A started collective.
 struct Flight {
     job: Job,
@@ -106,13 +173,14 @@ pub struct Exchange {
     rank: usize,
     processes: usize,
     /// `None` while the exchange is being dropped.
-    jobs: Option<Sender<Job>>,
+    messages: Option<Sender<Message>>,
     lane: Option<JoinHandle<()>>,
 }
 
 impl Exchange {
     /// Creates the keys and the lane. All processes must call it with the same keys and shapes. Until the returned
-    /// value is dropped, no other thread may call MPI. The arrays are in host memory.
+    /// value is dropped, no other thread may call MPI. The sums are in the memory of `runtime`, which is the host's. A
+    /// process that waits for the others for longer than `limit`, here or later, ends all processes.
     ///
     /// # Errors
     /// The keys or shapes of two processes differ; in that case, all processes return an error.
@@ -123,6 +191,7 @@ impl Exchange {
         limit: Duration,
     ) -> Result<Self, Error> {
         let (rank, processes) = (world.rank() as usize, world.size() as usize);
+        let starting = TimeLimit::start(rank, "the start of the exchange", limit)?;
         compare_keys(&world, keys)?;
         let key = |(name, shape): &(String, Shape)| {
             let part = Array::new(runtime, shape)?;
@@ -132,17 +201,30 @@ impl Exchange {
         let (runtime, names) = (Arc::clone(runtime), keys.iter().map(|(name, _)| name.clone()).collect());
         // Key order is the same in all processes.
         let communicators = keys.iter().map(|_| world.duplicate()).collect();
+        let errors = world.duplicate();
+        drop(starting);
         let keys = keys.iter().map(key).collect::<Result<_, Error>>()?;
-        let (jobs, received) = channel();
-        let lane = Lane { rank, names, communicators, limit, flying: Vec::new() };
+        let (messages, received) = channel();
+        let lane = Lane { rank, names, communicators, errors, limit, flying: Vec::new() };
         let lane = thread::Builder::new().name("mpi".into()).spawn(move || lane.run(&received))?;
-        Ok(Self { runtime, keys, rank, processes, jobs: Some(jobs), lane: Some(lane) })
+        Ok(Self { runtime, keys, rank, processes, messages: Some(messages), lane: Some(lane) })
     }
 
-    /// Returns a key and its index.
-    fn key(&self, name: &str) -> Result<(usize, &Key), Error> {
+    /// Returns a key and its index. If the key is unknown, or if an array has another shape, all other processes end,
+    /// since they would wait for this one.
+    fn key(&self, call: &str, name: &str, arrays: &[&Array]) -> Result<(usize, &Key), Error> {
         let known = self.keys.iter().enumerate().find(|(_, key)| key.name == name);
-        known.ok_or_else(|| Error::key("no such key", name, self.keys.iter().map(|key| &key.name)))
+        let unknown = || Error::key("no such key", name, self.keys.iter().map(|key| &key.name));
+        let found = known.ok_or_else(unknown).and_then(|(index, key)| {
+            match arrays.iter().find(|array| array.shape() != key.shape) {
+                Some(array) => Err(Error::shape(call, name, format!("{:?}", key.shape), array.shape())),
+                None => Ok((index, key)),
+            }
+        });
+        if let (Err(error), Some(lane)) = (&found, &self.messages) {
+            let _ = lane.send(Message::Fail(error.to_string()));
+        }
+        found
     }
 }
 
@@ -156,24 +238,24 @@ impl Processes for Exchange {
     }
 
     fn push(&self, key: &str, priority: i32, parts: &[&Array]) -> Result<(), Error> {
-        let (index, Key { name, shape, part, all }) = self.key(key)?;
-        if let Some(array) = parts.iter().find(|array| array.shape() != shape) {
-            return Err(Error::shape("push", key, format!("{shape:?}"), array.shape()));
-        }
-        let mut sum = Task::new(format!("aggregate {key}"), parts.to_vec()).out(part, Mode::Write);
+        let (index, Key { name, part, all, .. }) = self.key("push", key, parts)?;
+        let is_here = |array: &Array| array.runtime().device() == self.runtime.device();
+        let here = |&array: &&Array| if is_here(array) { Ok(array.clone()) } else { array.copy_to(&self.runtime) };
+        let parts = parts.iter().map(here).collect::<Result<Vec<_>, _>>()?;
+        let mut sum = Task::new(format!("aggregate {key}"), parts.iter().collect()).out(part, Mode::Write);
         sum.priority = priority;
         sum.push(&self.runtime, |mut views| {
             let (ins, out) = (&views.ins, &mut views.outs[0]);
             out.fill(|i| ins.iter().map(|part| part.values[i]).sum());
         })?;
-        let lane = self.jobs.clone();
+        let lane = self.messages.clone();
         let op = self.runtime.engine().op(format!("exchange {name}"));
         let accesses = (part.chunk().host()?.read(), all.chunk().host()?.overwrite());
         op.priority(priority).try_push_future(accesses, move |(from, to)| async move {
             from.values()?; // fails if there is no sum
             let arrival = Arc::new(Arrival::default());
             let job = Job { key: index, priority, from, to, arrival: Arc::clone(&arrival) };
-            lane.and_then(|lane| lane.send(job).ok()).ok_or("the MPI lane has ended")?;
+            lane.and_then(|lane| lane.send(Message::Start(job)).ok()).ok_or("the MPI lane has ended")?;
             arrival.wait().await;
             Ok(())
         })?;
@@ -181,9 +263,11 @@ impl Processes for Exchange {
     }
 
     fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error> {
-        let (_, Key { shape, all, .. }) = self.key(key)?;
-        if into.shape() != shape {
-            return Err(Error::shape("pull", key, format!("{shape:?}"), into.shape()));
+        let (_, Key { all, .. }) = self.key("pull", key, &[into])?;
+        if into.runtime().device() != self.runtime.device() {
+            let sum = Array::new(&self.runtime, into.shape())?;
+            self.pull(key, priority, &sum)?;
+            return into.copy_from(&sum);
         }
         let mut sum = Task::new(format!("pull {key}"), vec![all]).out(into, Mode::Write);
         sum.priority = priority;
@@ -199,7 +283,7 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         // Pending operations are still using the lane.
         let _ = self.runtime.engine().wait_for_all();
-        drop(self.jobs.take());
+        drop(self.messages.take());
         if let Some(lane) = self.lane.take() {
             let _ = lane.join();
         }
@@ -236,6 +320,8 @@ struct Lane {
     names: Vec<String>,
     /// One for each key.
     communicators: Vec<SimpleCommunicator>,
+    /// For the texts of errors.
+    errors: SimpleCommunicator,
     limit: Duration,
     flying: Vec<Flight>,
 }
@@ -245,22 +331,47 @@ struct Lane {
 unsafe impl Send for Lane {}
 
 impl Lane {
-    fn run(mut self, jobs: &Receiver<Job>) {
+    fn run(mut self, messages: &Receiver<Message>) {
         loop {
-            let mut waiting = Vec::new();
+            let mut first = None;
             if self.flying.is_empty() {
-                let Ok(job) = jobs.recv() else { return };
-                waiting.push(job);
+                first = match messages.recv_timeout(IDLE) {
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    first => first.ok(),
+                };
             }
-            waiting.extend(jobs.try_iter());
             // All waiting jobs are started together: a process must not wait for a key not yet reached by another
             // process.
-            waiting.sort_by_key(|job| Reverse(job.priority));
-            waiting.into_iter().for_each(|job| self.start(job));
+            for message in sorted(first.into_iter().chain(messages.try_iter())) {
+                match message {
+                    Message::Start(job) => self.start(job),
+                    Message::Fail(error) => self.tell(&error),
+                }
+            }
+            self.listen();
             if !self.poll() {
                 thread::sleep(PAUSE);
             }
         }
+    }
+
+    /// Reports an error of this process, here and in all other processes.
+    fn tell(&self, error: &str) {
+        report(&format!("rank {}: {error}", self.rank));
+        let text = &error.as_bytes()[..error.len().min(LONGEST)];
+        for rank in (0..self.errors.size()).filter(|rank| *rank != self.errors.rank()) {
+            self.errors.process_at_rank(rank).send(text);
+        }
+    }
+
+    /// Ends all processes if another process has reported an error.
+    fn listen(&self) {
+        let Some(message) = self.errors.any_process().immediate_matched_probe() else { return };
+        let (text, status) = message.matched_receive_vec::<u8>();
+        let text = String::from_utf8_lossy(&text);
+        report(&format!("rank {}: rank {} has failed: {text}", self.rank, status.source_rank()));
+        thread::sleep(GRACE);
+        self.errors.abort(1)
     }
 
     /// Starts a job's collective.
@@ -320,15 +431,41 @@ impl Lane {
 
     /// Ends this process and all others that MPI can reach.
     fn give_up(&self, index: usize) -> ! {
-        let Flight { job, started, .. } = &self.flying[index];
-        let (name, seconds) = (&self.names[job.key], started.elapsed().as_secs());
-        let late = format!("rank {}: `{name}` has not arrived from all processes within {seconds} s", self.rank);
-        // The line is written in one piece, since processes may write concurrently.
-        let line = format!("raddle-train: {late}: a process has died or hangs\n");
-        eprint!("{line}");
-        match self.communicators.first() {
-            Some(communicator) => communicator.abort(3),
-            None => process::exit(3),
+        let name = &self.names[self.flying[index].job.key];
+        report(&format!(
+            "rank {}: `{name}` has not arrived from all processes within {:?}: a process has died or hangs",
+            self.rank, self.limit
+        ));
+        self.errors.abort(3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_jobs_are_started_by_priority() {
+        let engine = raddle::Engine::builder().workers(1).build().expect("the engine is built");
+        let runtime = Runtime::new(&engine, raddle::Device::Cpu, 0);
+        let (messages, received) = channel();
+        messages.send(Message::Fail("a failure".into())).expect("the receiver exists");
+        for priority in [1, 3, 2] {
+            let [from, to] = [0.0, 1.0].map(|value| Array::full(&runtime, &[1], value).expect("enough memory"));
+            let variables = [&from, &to].map(|array| array.chunk().host().expect("the array is in host memory"));
+            let messages = messages.clone();
+            let accesses = (variables[0].read(), variables[1].overwrite());
+            let send = move |(from, to)| async move {
+                let job = Job { key: 0, priority, from, to, arrival: Arc::default() };
+                messages.send(Message::Start(job)).expect("the receiver exists");
+            };
+            engine.op("send").push_future(accesses, send).expect("the push succeeds");
         }
+        let priority = |message: &Message| match message {
+            Message::Fail(_) => None,
+            Message::Start(job) => Some(job.priority),
+        };
+        let order: Vec<_> = sorted(received.iter().take(4)).iter().map(priority).collect();
+        assert_eq!(order, [None, Some(3), Some(2), Some(1)]);
     }
 }

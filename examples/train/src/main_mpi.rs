@@ -3,12 +3,13 @@
 //! ```text
 //! apt-get install libopenmpi-dev openmpi-bin libclang-dev
 //! cargo build --release -p raddle-train --features mpi
-//! mpirun -n 4 --oversubscribe target/release/raddle-train-mpi --compare
+//! mpirun -n 4 --oversubscribe target/release/raddle-train-mpi --shards 2 --compare
 //! ```
 
 #![forbid(unsafe_code)]
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -16,12 +17,12 @@ use std::{
 };
 
 use clap::Parser;
-use mpi::{Threading, topology::Communicator};
-use raddle::{Device, Engine, Recorder};
+use mpi::{Threading, collective::CommunicatorCollectives, topology::Communicator};
+use raddle::{Device, Engine, Recorder, SimulatedGpu, simulated::Clock};
 use raddle_train::{
     Error, Runtime,
     data::Images,
-    exchange::Exchange,
+    exchange::{self, Exchange, TimeLimit},
     report,
     training::{Options, Processes, Trainer},
 };
@@ -42,12 +43,20 @@ struct Arguments {
     #[arg(long, default_value_t = Options::default().rate)]
     rate: f32,
 
+    /// Number of parts of a batch that each process computes in parallel; affects the result
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
+
+    /// Train on a simulated GPU in each process
+    #[arg(long)]
+    gpu: bool,
+
     /// Number of worker threads in each process
     #[arg(long, default_value_t = 2)]
     workers: usize,
 
     /// Seconds to wait for the other processes before giving up
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 5)]
     limit: u64,
 
     /// Also train in the first process alone, and compare the bits
@@ -71,12 +80,10 @@ fn main() -> ExitCode {
     match run(&arguments, &world) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The line is written in one piece, since processes may write concurrently.
-            let line = format!("raddle-train-mpi: rank {}: {error}\n", world.rank());
-            eprint!("{line}");
+            exchange::report(&format!("rank {}: {error}", world.rank()));
             // Errors in the data and in the losses occur in all processes, and this pause gives the others time to
             // report theirs. If only this process has failed, the abort keeps the others from waiting for it.
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(exchange::GRACE);
             world.abort(1)
         }
     }
@@ -85,7 +92,8 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Result<(), Error> {
     let count = world.size() as usize;
     let &Arguments { epochs, batch, rate, .. } = arguments;
-    let options = Options { epochs, batch, rate, shards: count, ..Options::default() };
+    let shards = arguments.shards * count;
+    let options = Options { epochs, batch, rate, shards, groups: count, ..Options::default() };
     let images = Images::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")));
     let images = Arc::new(images?);
     let recorder = arguments.trace.as_ref().map(|_| Recorder::with_capacity(16 << 20));
@@ -93,7 +101,11 @@ fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Resu
     if let Some(recorder) = &recorder {
         builder = builder.recorder(recorder);
     }
+    if arguments.gpu {
+        builder = builder.gpu(SimulatedGpu::builder().clock(Clock::Instantly).build());
+    }
     let engine = builder.build()?;
+    let device = if arguments.gpu { Device::Gpu(0) } else { Device::Cpu };
 
     let host = Runtime::new(&engine, Device::Cpu, 0);
     let limit = Duration::from_secs(arguments.limit);
@@ -102,7 +114,7 @@ fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Resu
     let is_first = exchange.rank() == 0;
     let rank = exchange.rank();
     let exchange: Arc<dyn Processes> = Arc::new(exchange);
-    let mut trainer = Trainer::with_processes(&engine, Device::Cpu, &images, options, Some(exchange))?;
+    let mut trainer = Trainer::with_processes(&engine, device, &images, options, Some(exchange))?;
     let start = Instant::now();
     for epoch in 0..epochs {
         if let (Some(recorder), true) = (&recorder, epoch + 1 == epochs) {
@@ -122,11 +134,23 @@ fn run(arguments: &Arguments, world: &mpi::topology::SimpleCommunicator) -> Resu
         }
     }
     let bits = trainer.bits()?;
+    // The exchange ends with the trainer. From then on, this thread may call MPI.
+    drop(trainer);
+    let mut hasher = DefaultHasher::new();
+    bits.hash(&mut hasher);
+    let mut hashes = vec![0u64; count];
+    let comparing = TimeLimit::start(rank, "the comparison of the parameters", limit)?;
+    world.all_gather_into(&hasher.finish(), &mut hashes[..]);
+    drop(comparing);
+    if hashes.iter().any(|hash| *hash != hashes[0]) {
+        return Err(Error::Use("the processes have different bits".into()));
+    }
     if is_first {
-        println!("{count} processes, {epochs} epochs in {:.1} s", start.elapsed().as_secs_f32());
+        let seconds = start.elapsed().as_secs_f32();
+        println!("{count} processes have the same bits after {epochs} epochs, in {seconds:.1} s");
     }
     if is_first && arguments.compare {
-        let mut alone = Trainer::new(&engine, Device::Cpu, &images, options)?;
+        let mut alone = Trainer::new(&engine, device, &images, options)?;
         for epoch in 0..epochs {
             alone.epoch(epoch, |_, _| {})?;
         }

@@ -29,7 +29,7 @@ use crate::{
     executor::{Arrays, Executor, Gradients, MemoryUse},
     net,
     runtime::Runtime,
-    task::{Prepared, Task},
+    task::{Prepared, Task, View},
 };
 
 /// The number of steps pushed before the trainer waits for the first of them. Not tuned.
@@ -59,6 +59,10 @@ pub struct Options {
     #[arg(long, default_value_t = Self::default().shards)]
     pub shards: usize,
 
+    /// Number of groups of parts: gradients are summed within groups first, as if each group were a process
+    #[arg(skip = Self::default().groups)]
+    pub groups: usize,
+
     /// Learning rate in the first epoch; it decreases from epoch to epoch
     #[arg(long, default_value_t = Self::default().rate)]
     pub rate: f32,
@@ -74,7 +78,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { epochs: 20, batch: 64, shards: 2, rate: 0.08, dropout: 0.2, seed: 1 }
+        Self { epochs: 20, batch: 64, shards: 2, groups: 1, rate: 0.08, dropout: 0.2, seed: 1 }
     }
 }
 
@@ -171,7 +175,7 @@ impl Trainer {
         options: Options,
         processes: Option<Arc<dyn Processes>>,
     ) -> Result<Self, Error> {
-        let Options { epochs, batch, shards, dropout, seed, .. } = options;
+        let Options { epochs, batch, shards, groups, dropout, seed, .. } = options;
         if epochs == 0 || batch == 0 {
             return Err(Error::Use(format!("{epochs} epochs with batches of {batch} train nothing")));
         }
@@ -179,7 +183,7 @@ impl Trainer {
             return Err(Error::Use(format!("a batch of {batch} cannot be split into {shards} equal parts")));
         }
         let (rank, count) = processes.as_ref().map_or((0, 1), |processes| (processes.rank(), processes.count()));
-        if shards % count != 0 {
+        if let Some(count) = [count, groups].into_iter().find(|&count| count == 0 || shards % count != 0) {
             return Err(Error::Use(format!("{shards} parts of a batch cannot be shared equally by {count} processes")));
         }
         let own = rank * shards / count..(rank + 1) * shards / count;
@@ -209,6 +213,7 @@ impl Trainer {
         let (sound, rate) = (engine.token().named("sound"), Array::full(&runtime, &[1], options.rate)?);
         let names = net::parameters(&net);
         let mut updates = Vec::new();
+        let group = if processes.is_some() { 1 } else { shards.len() / groups };
         // The backward pass ends with the first layer.
         for (layer, name) in names.iter().enumerate().rev() {
             let parameter = &parameters[name];
@@ -224,11 +229,12 @@ impl Trainer {
             let priority = (names.len() - layer) as i32;
             update.priority = priority;
             update.after = vec![&sound];
-            let operator = update.operator(&runtime, |mut views| {
+            let operator = update.operator(&runtime, move |mut views| {
                 let rate = views.ins[0].values[0];
                 let [parameter, momentum] = &mut views.outs[..] else { return };
                 for (i, (parameter, momentum)) in parameter.values.iter_mut().zip(&mut *momentum.values).enumerate() {
-                    let gradient: f32 = views.ins[1..].iter().map(|shard| shard.values[i]).sum();
+                    let sum = |group: &[View<'_>]| group.iter().map(|shard| shard.values[i]).sum::<f32>();
+                    let gradient: f32 = views.ins[1..].chunks(group).map(sum).sum();
                     *momentum = 0.9 * *momentum - rate * (gradient + 1e-4 * *parameter);
                     *parameter += *momentum;
                 }

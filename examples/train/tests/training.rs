@@ -3,17 +3,17 @@
 mod support;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::Path,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
 };
 
 use raddle::{Device, Engine, EngineKind, Recorder};
 use raddle_train::{
-    Error, Runtime,
+    Array, Error, Runtime,
     data::{Images, Loader},
     report,
-    training::{Options, Trainer},
+    training::{Options, Processes, Trainer},
 };
 use support::{PLACES, bits, engine};
 
@@ -162,9 +162,51 @@ fn invalid_options_are_refused() {
     let problem = |options| Trainer::new(&engine, Device::Cpu, &images(), options).unwrap_err().to_string();
     let options = Options::default();
     assert_eq!(problem(Options { batch: 65, ..options }), "a batch of 65 cannot be split into 2 equal parts");
+    let shared = "2 parts of a batch cannot be shared equally by 3 processes";
+    assert_eq!(problem(Options { groups: 3, ..options }), shared);
     assert_eq!(problem(Options { epochs: 0, ..options }), "0 epochs with batches of 64 train nothing");
     let problem = problem(Options { batch: 2000, ..options });
     assert_eq!(problem, "4 batches of 2000 cannot be made from 1438 images");
+}
+
+/// Notes the priorities of exchanges, and exchanges nothing.
+#[derive(Debug, Default)]
+struct Noted(Mutex<HashMap<String, i32>>);
+
+impl Processes for Noted {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn push(&self, key: &str, priority: i32, _: &[&Array]) -> Result<(), Error> {
+        self.0.lock().expect("no panic").insert(format!("push {key}"), priority);
+        Ok(())
+    }
+
+    fn pull(&self, key: &str, priority: i32, into: &Array) -> Result<(), Error> {
+        self.0.lock().expect("no panic").insert(format!("pull {key}"), priority);
+        into.fill(0.0)
+    }
+}
+
+#[test]
+fn the_first_layers_parameters_travel_first() {
+    let (engine, noted) = (engine(PLACES[0]), Arc::new(Noted::default()));
+    let processes: Option<Arc<dyn Processes>> = Some(Arc::<Noted>::clone(&noted));
+    let options = Options { epochs: 1, batch: 480, ..Options::default() };
+    let trainer = Trainer::with_processes(&engine, Device::Cpu, &images(), options, processes);
+    trainer.expect("the options are valid").epoch(0, |_, _| {}).expect("no operation fails");
+    let noted = noted.0.lock().expect("no panic");
+    for call in ["push", "pull"] {
+        let layers = ["conv1_weight", "conv1_bias", "conv2_weight", "full1_weight", "full2_bias"];
+        let priorities = layers.map(|layer| noted[&format!("{call} {layer}")]);
+        assert!(priorities.is_sorted_by(|a, b| a > b), "{priorities:?}");
+        assert!(noted[&format!("{call} loss")] > priorities[0]);
+    }
 }
 
 /// The recorder sees updates during the backward passes of other layers.
@@ -180,6 +222,8 @@ fn updates_overlap_with_the_backward_pass() {
         trace.check_order().expect("the engine keeps its rule");
         let overlap = report::overlap(&trace, |name| name.starts_with("update "));
         assert!(overlap.count > 0);
+        let priority = |name: &str| trace.ops().iter().find(|op| op.label() == name).expect("it ran").priority;
+        assert!(priority("update conv1_weight") > priority("update full2_weight"), "the first layer comes first");
         if let (Some((update, backward)), 1..) = (overlap.example, overlap.overlapping) {
             assert!(update.starts_with("update ") && backward.ends_with(" backward"), "{update}, {backward}");
             return;
