@@ -136,12 +136,15 @@ impl Array {
     /// Returns a slice along the first axis, which shares the array's memory and variable.
     ///
     /// # Errors
-    /// The range is not within the first axis.
+    /// The range is not within the first axis, or ends before it starts.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, Error> {
         let &[count, ref rest @ ..] = &self.shape[..] else {
             return Err(Error::shape("slice", "array", "one with an axis", &self.shape));
         };
-        if range.start > range.end || range.end > count {
+        if range.start > range.end {
+            return Err(Error::Use(format!("`slice`: the range {range:?} ends before it starts")));
+        }
+        if range.end > count {
             return Err(Error::shape("slice", "array", format!("[{} or more, ..]", range.end), &self.shape));
         }
         let shape = [&[range.len()], rest].concat();
@@ -154,7 +157,7 @@ impl Array {
     /// The shape has a different number of values.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, Error> {
         if volume(shape) != self.len() {
-            return Err(Error::shape("reshape", "array", format!("one with {} values", volume(shape)), &self.shape));
+            return Err(Error::shape("reshape", "array", format!("one that fits into {shape:?}"), &self.shape));
         }
         Ok(Self { shape: shape.into(), ..self.clone() })
     }
@@ -348,6 +351,9 @@ impl Array {
             return Ok(product);
         }
         task.push(&self.runtime, move |mut views| {
+            if inner == 0 {
+                return views.outs[0].values.fill(0.0);
+            }
             let matrix = |factor: usize| {
                 let matrix = Matrix::new(views.ins[factor].values, views.ins[factor].shape[1]);
                 if transposed[factor] { matrix.transposed() } else { matrix }

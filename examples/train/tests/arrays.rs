@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use raddle::{Device, Engine, EngineKind};
 use raddle_train::{
     Array, Error, Mode, Runtime,
-    operator::{Convolution, FullyConnected, Operator, invoke, invoke_into},
+    operator::{Convolution, FullyConnected, Operator, invoke, invoke_backward, invoke_into},
     simple,
     task::Task,
 };
@@ -34,6 +34,8 @@ fn elementwise_products_and_reductions() {
         let c = b.reshape(&[2, 3])?;
         assert_eq!(a.combine(&simple::MULTIPLY, &c)?.sum()?.to_vec()?, [5.0, 50.0]);
         assert_eq!(a.combine(&simple::SUBTRACT, &c)?.to_vec()?, [0.0; 6]);
+        let (none, nothing) = (Array::full(runtime, &[2, 0], 0.0)?, Array::full(runtime, &[0, 3], 0.0)?);
+        assert_eq!(none.matmul(&nothing)?.to_vec()?, [0.0; 6]);
         assert_eq!((a.max()?.to_vec()?, a.mean()?.to_vec()?), (vec![2.0, 5.0], vec![1.0, 4.0]));
         assert_eq!(a.map(&simple::SCALE, -1.0)?.argmax()?.to_vec()?, [0.0, 0.0]);
         Ok(())
@@ -202,7 +204,29 @@ fn errors_name_shapes_that_do_not_match() {
     assert_eq!(error.to_string(), "`add`: the shape of `right` must be [2], but is [3]");
     let error = array(&[2]).map(&simple::ADD, 0.0).unwrap_err();
     assert_eq!(error.to_string(), "`add` takes 2 inputs, not 1");
-    assert!(array(&[2]).slice(1..3).is_err() && array(&[2]).reshape(&[3]).is_err());
+    let error = array(&[2]).slice(1..3).unwrap_err();
+    assert_eq!(error.to_string(), "`slice`: the shape of `array` must be [3 or more, ..], but is [2]");
+    #[allow(clippy::reversed_empty_ranges, reason = "it is refused")]
+    let error = array(&[2]).slice(2..1).unwrap_err();
+    assert_eq!(error.to_string(), "`slice`: the range 2..1 ends before it starts");
+    let error = array(&[2]).reshape(&[3]).unwrap_err();
+    assert_eq!(error.to_string(), "`reshape`: the shape of `array` must be one that fits into [3], but is [2]");
+    // The backward pass: a gradient read, a gradient written, and one written in place of an array that is needed.
+    let (data, weight, bias, out) = (array(&[2, 3]), array(&[4, 3]), array(&[4]), array(&[2, 4]));
+    let backward = |gradient: &Array, of_data: &Array, mode| {
+        let places = [(Some(of_data), mode), (None, Mode::Null), (None, Mode::Null)];
+        invoke_backward(&layer, gradient, &[&data, &weight, &bias], &[&out], &places).unwrap_err().to_string()
+    };
+    let error = backward(&array(&[4, 2]), &array(&[2, 3]), Mode::Write);
+    assert_eq!(error, "`FullyConnected backward`: the shape of `gradient` must be [2, 4], but is [4, 2]");
+    let error = backward(&out, &array(&[3, 2]), Mode::Write);
+    assert_eq!(error, "`FullyConnected backward`: the shape of `output 0` must be [2, 3], but is [3, 2]");
+    let error = backward(&out, &data, Mode::InPlace);
+    assert_eq!(error, "`FullyConnected backward` cannot write output 0 in place of an input");
+    let error = invoke_backward(&layer, &out, &[&data, &weight, &bias], &[&out], &[]).unwrap_err();
+    assert_eq!(error.to_string(), "`FullyConnected backward` writes 3 arrays, not 0");
+    let error = invoke_backward(&layer, &out, &[&data, &weight, &bias], &[], &[]).unwrap_err();
+    assert_eq!(error.to_string(), "`FullyConnected backward` reads 1 outputs, not 0");
     assert!(Array::from_vec(&runtime, &[2], vec![1.0]).is_err());
     let error = Array::new(&runtime, &[2]).and_then(|array| array.to_vec()).unwrap_err();
     assert!(error.to_string().contains("an array without values is read"), "{error}");
