@@ -242,6 +242,12 @@ impl Array {
     /// The shapes differ; the GPU is out of memory; the engine refuses a push.
     #[track_caller]
     pub fn copy_from(&self, source: &Self) -> Result<(), Error> {
+        self.copy_after(source, &[])
+    }
+
+    /// Like [`copy_from`](Self::copy_from), but the copy also reads some tokens: if one has failed, nothing is copied.
+    #[track_caller]
+    pub(crate) fn copy_after(&self, source: &Self, after: &[&Token]) -> Result<(), Error> {
         if self.shape != source.shape {
             return Err(Error::shape("copy", "source", format!("{:?}", self.shape), &source.shape));
         }
@@ -249,37 +255,47 @@ impl Array {
         match (source.chunk.memory(), self.chunk.memory()) {
             // A copy by the device moves whole buffers.
             (Memory::Gpu(_), Memory::Host(_)) if !source.is_whole() => {
-                self.copy_from(&source.copy_to(&source.runtime)?)
+                self.copy_after(&source.copy_to(&source.runtime)?, after)
             }
-            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => self.copy_from(&source.copy_to(&self.runtime)?),
+            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => {
+                self.copy_after(&source.copy_to(&self.runtime)?, after)
+            }
             (Memory::Gpu(from), Memory::Host(to)) => {
                 let (gpu, range) = (source.runtime.device(), self.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
                 engine.op("copy from device").on(gpu).copy_from_device(from, &stage)?;
-                engine.op("unstage").push((stage.read(), to.write()), move |(from, to)| {
-                    to.values_mut()[range].copy_from_slice(from);
-                })?;
+                engine.op("unstage").reads(after.iter().copied()).push(
+                    (stage.read(), to.write()),
+                    move |(from, to)| {
+                        to.values_mut()[range].copy_from_slice(from);
+                    },
+                )?;
                 Ok(())
             }
             (Memory::Host(from), Memory::Gpu(to)) => {
                 let (gpu, range) = (self.runtime.device(), source.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
-                engine.op("stage").try_push((from.read(), stage.write()), move |(from, to)| {
-                    to.copy_from_slice(&from.values()?[range]);
-                    Ok(())
-                })?;
+                engine.op("stage").reads(after.iter().copied()).try_push(
+                    (from.read(), stage.write()),
+                    move |(from, to)| {
+                        to.copy_from_slice(&from.values()?[range]);
+                        Ok(())
+                    },
+                )?;
                 engine.op("copy to device").on(gpu).copy_to_device(&stage, to)?;
                 Ok(())
             }
             #[cfg(feature = "cuda")]
             _ if self.runtime.is_cuda() => {
                 check_device(&"copy".into(), source, &self.runtime)?;
-                crate::cuda::copy(source, self)
+                crate::cuda::copy(source, self, after)
             }
-            _ => Task::new("copy", vec![source]).out(self, Mode::Write).push(&self.runtime, |mut views| {
-                let Some((out, from)) = views.outs.first_mut().zip(views.ins.first()) else { return };
-                out.values.copy_from_slice(from.values);
-            }),
+            _ => {
+                let task = Task { after: after.to_vec(), ..Task::new("copy", vec![source]) };
+                task.out(self, Mode::Write).push(&self.runtime, |mut views| {
+                    views.outs[0].values.copy_from_slice(views.ins[0].values);
+                })
+            }
         }
     }
 

@@ -2,7 +2,15 @@
 
 mod support;
 
-use std::sync::{Arc, mpsc};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use raddle::{Device, Engine, EngineKind};
 use raddle_train::{
@@ -126,7 +134,8 @@ fn memory_is_freed_in_order_and_used_again() {
         if runtime.device() == Device::Cpu {
             assert_eq!(statistics.allocated + statistics.reused, 201, "{statistics:?}");
             // If operations run when pushed, three pieces are in use at a time.
-            assert!(runtime.engine().kind() != EngineKind::Naive || statistics.allocated == 3, "{statistics:?}");
+            let found = (statistics.allocated, statistics.peak);
+            assert!(runtime.engine().kind() != EngineKind::Naive || found == (3, 3 * 4096), "{statistics:?}");
             assert_eq!(statistics.kept, 4096 * statistics.allocated as usize);
         }
         Ok(())
@@ -145,6 +154,66 @@ fn random_numbers_depend_on_the_seed_alone() {
     everywhere(|runtime| assert_eq!(numbers(runtime), expected));
 }
 
+/// Two operations that draw numbers can run at the same time: each waits for the other.
+#[test]
+fn operations_draw_from_several_generators() {
+    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let started = Arc::new(AtomicUsize::new(0));
+    let draw = |_| {
+        let (array, started) = (Array::new(&runtime, &[1]).expect("enough memory"), Arc::clone(&started));
+        let task = Task { random: true, ..Task::new("draw", vec![]) }.out(&array, Mode::Write);
+        let work = task.push(&runtime, move |mut views| {
+            started.fetch_add(1, SeqCst);
+            let start = Instant::now();
+            while started.load(SeqCst) < 2 && start.elapsed() < Duration::from_secs(10) {
+                thread::yield_now();
+            }
+            views.outs[0].values.fill(started.load(SeqCst) as f32);
+        });
+        work.expect("the push succeeds");
+        array
+    };
+    assert_eq!([0, 1].map(draw).map(|array| array.to_vec().expect("no operation fails")), [[2.0]; 2]);
+}
+
+#[test]
+fn wait_to_read_waits_and_returns_errors() {
+    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let array = Array::full(&Runtime::new(&engine, Device::Cpu, 0), &[1], 0.0).expect("enough memory");
+    let (go, wait) = mpsc::channel::<()>();
+    let held = engine.op("held").writes([array.chunk().token()]).try_push((), move |()| Ok(wait.recv()?));
+    held.expect("the push succeeds");
+    let sent = Arc::new(AtomicUsize::new(0));
+    let waiter = thread::spawn({
+        let (array, sent) = (array.clone(), Arc::clone(&sent));
+        move || (array.wait_to_read().is_ok(), sent.load(SeqCst))
+    });
+    thread::sleep(Duration::from_millis(50));
+    sent.store(1, SeqCst);
+    go.send(()).expect("the operation waits");
+    assert_eq!(waiter.join().expect("the thread does not panic"), (true, 1));
+    let failed = engine.op("fail").writes([array.chunk().token()]).try_push((), |()| Err("it is broken".into()));
+    failed.expect("the push succeeds");
+    let error = array.wait_to_read().unwrap_err().to_string();
+    assert!(error.contains("it is broken"), "{error}");
+    engine.clear_errors();
+}
+
+/// Runtimes created beside each other share memory.
+#[test]
+fn a_device_has_one_pool() {
+    let engine = support::engine(support::PLACES[6]);
+    let host = Runtime::new(&engine, Device::Cpu, 0);
+    let gpu = host.beside(Device::Gpu(0), 0);
+    let arrays = [&host, &gpu].map(|runtime| Array::full(runtime, &[1024], 0.0).expect("enough memory"));
+    engine.wait_for_all().expect("no operation fails");
+    for runtime in [&host, &gpu, &gpu.host(), &host.beside(Device::Gpu(0), 1)] {
+        assert_eq!(runtime.statistics().live, 4096);
+    }
+    drop(arrays);
+}
+
 /// Four convolutions use four temporary spaces. The fifth needs a larger space, which replaces the first; the sixth
 /// reuses the second.
 #[test]
@@ -158,9 +227,19 @@ fn temporary_space_is_shared_and_grows() {
             let bias = Array::full(runtime, &[1], 0.5)?;
             results.push((size, invoke(&operator, &[&data, &weight, &bias], false)?.swap_remove(0)));
         }
-        for (size, result) in results {
+        for (size, result) in results.drain(..) {
             let values = result.to_vec()?;
             assert_eq!((values[0], values[1], values[size + 1]), (4.5, 6.5, 9.5), "for size {size}");
+        }
+        // The temporary spaces of five operations, and of a sixth that needs more.
+        let array = Array::new(runtime, &[1])?;
+        for (operation, size) in [1024, 1024, 1024, 1024, 1024, 2048].into_iter().enumerate() {
+            let task = Task { temporary: size, ..Task::new("use", vec![]) }.out(&array, Mode::Write);
+            task.push(runtime, |mut views| views.outs[0].values.fill(views.temporary.len() as f32))?;
+            assert_eq!(array.to_vec()?, [size as f32]);
+            runtime.engine().wait_for_all()?;
+            let (live, expected) = (runtime.statistics().live, 4096 * (4 + operation / 5));
+            assert!(operation < 3 || (expected..expected + 1024).contains(&live), "{live} bytes after {operation}");
         }
         Ok(())
     });
