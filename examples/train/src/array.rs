@@ -178,14 +178,6 @@ impl Array {
         Ok(self.runtime.engine().wait_to_read(self.chunk.token())?)
     }
 
-    /// Waits for all operations on the array's chunk.
-    ///
-    /// # Errors
-    /// One of them has failed.
-    pub fn wait_to_write(&self) -> Result<(), Error> {
-        Ok(self.runtime.engine().wait_for_var(self.chunk.token())?)
-    }
-
     /// Waits for the values and returns a copy.
     ///
     /// # Errors
@@ -401,15 +393,6 @@ impl Array {
     #[track_caller]
     pub fn sum(&self) -> Result<Self, Error> {
         self.reduce("sum", |row| row.iter().sum())
-    }
-
-    /// Returns the means along the last axis.
-    ///
-    /// # Errors
-    /// The last axis is missing or empty; the engine refuses the push.
-    #[track_caller]
-    pub fn mean(&self) -> Result<Self, Error> {
-        self.reduce("mean", |row| row.iter().sum::<f32>() / row.len() as f32)
     }
 
     /// Returns the largest values along the last axis.

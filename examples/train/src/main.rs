@@ -38,9 +38,9 @@ struct Arguments {
     #[arg(long)]
     workers: Option<usize>,
 
-    /// Kind of engine
-    #[arg(long, value_enum, default_value_t = Kind::PerDevice)]
-    engine: Kind,
+    /// Kind of engine: `Naive`, `Pooled` or `PerDevice`
+    #[arg(long, default_value_t = EngineKind::PerDevice)]
+    engine: EngineKind,
 
     /// Device on which the net is trained
     #[arg(long, value_enum, default_value_t = Place::Cpu)]
@@ -69,26 +69,6 @@ struct Arguments {
     /// Skip the comparison with other engines
     #[arg(long)]
     no_compare: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Kind {
-    /// No workers: an operation normally runs on the thread that pushes it
-    Naive,
-    /// One pool of workers
-    Pooled,
-    /// Separate workers for each device
-    PerDevice,
-}
-
-impl From<Kind> for EngineKind {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Naive => Self::Naive,
-            Kind::Pooled => Self::Pooled,
-            Kind::PerDevice => Self::PerDevice,
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -134,7 +114,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     let (options, epochs) = (arguments.options, arguments.options.epochs);
     let images = Arc::new(Images::open(&arguments.data)?);
     let recorder = Recorder::with_capacity(16 << 20);
-    let (engine, device) = engine(arguments.engine.into(), arguments.workers, arguments.device, Some(&recorder))?;
+    let (engine, device) = engine(arguments.engine, arguments.workers, arguments.device, Some(&recorder))?;
     let mut trainer = Trainer::new(&engine, device, &images, options)?;
     println!("{} steps per epoch, on {device} with the {} engine", trainer.steps(), engine.kind());
     println!("memory of each shard: {}", trainer.memory());

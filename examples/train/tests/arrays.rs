@@ -44,7 +44,7 @@ fn elementwise_products_and_reductions() {
         assert_eq!(a.combine(&simple::SUBTRACT, &c)?.to_vec()?, [0.0; 6]);
         let (none, nothing) = (Array::full(runtime, &[2, 0], 0.0)?, Array::full(runtime, &[0, 3], 0.0)?);
         assert_eq!(none.matmul(&nothing)?.to_vec()?, [0.0; 6]);
-        assert_eq!((a.max()?.to_vec()?, a.mean()?.to_vec()?), (vec![2.0, 5.0], vec![1.0, 4.0]));
+        assert_eq!(a.max()?.to_vec()?, [2.0, 5.0]);
         assert_eq!(a.map(&simple::SCALE, -1.0)?.argmax()?.to_vec()?, [0.0, 0.0]);
         Ok(())
     });
@@ -126,7 +126,6 @@ fn memory_is_freed_in_order_and_used_again() {
             sum = sum.combine(&simple::ADD, &Array::full(runtime, &[1000], i as f32)?)?;
         }
         assert_eq!(sum.to_vec()?, [4950.0; 1000]);
-        sum.wait_to_write()?;
         drop(sum);
         runtime.engine().wait_for_all()?;
         let statistics = runtime.statistics();
