@@ -136,12 +136,15 @@ impl Array {
     /// Returns a slice along the first axis, which shares the array's memory and variable.
     ///
     /// # Errors
-    /// The range is not within the first axis.
+    /// The range is not within the first axis, or ends before it starts.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, Error> {
         let &[count, ref rest @ ..] = &self.shape[..] else {
             return Err(Error::shape("slice", "array", "one with an axis", &self.shape));
         };
-        if range.start > range.end || range.end > count {
+        if range.start > range.end {
+            return Err(Error::Use(format!("`slice`: the range {range:?} ends before it starts")));
+        }
+        if range.end > count {
             return Err(Error::shape("slice", "array", format!("[{} or more, ..]", range.end), &self.shape));
         }
         let shape = [&[range.len()], rest].concat();
@@ -154,7 +157,7 @@ impl Array {
     /// The shape has a different number of values.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, Error> {
         if volume(shape) != self.len() {
-            return Err(Error::shape("reshape", "array", format!("one with {} values", volume(shape)), &self.shape));
+            return Err(Error::shape("reshape", "array", format!("one that fits into {shape:?}"), &self.shape));
         }
         Ok(Self { shape: shape.into(), ..self.clone() })
     }
@@ -173,14 +176,6 @@ impl Array {
     /// One of them has failed.
     pub fn wait_to_read(&self) -> Result<(), Error> {
         Ok(self.runtime.engine().wait_to_read(self.chunk.token())?)
-    }
-
-    /// Waits for all operations on the array's chunk.
-    ///
-    /// # Errors
-    /// One of them has failed.
-    pub fn wait_to_write(&self) -> Result<(), Error> {
-        Ok(self.runtime.engine().wait_for_var(self.chunk.token())?)
     }
 
     /// Waits for the values and returns a copy.
@@ -239,6 +234,12 @@ impl Array {
     /// The shapes differ; the GPU is out of memory; the engine refuses a push.
     #[track_caller]
     pub fn copy_from(&self, source: &Self) -> Result<(), Error> {
+        self.copy_after(source, &[])
+    }
+
+    /// Like [`copy_from`](Self::copy_from), but the copy also reads some tokens: if one has failed, nothing is copied.
+    #[track_caller]
+    pub(crate) fn copy_after(&self, source: &Self, after: &[&Token]) -> Result<(), Error> {
         if self.shape != source.shape {
             return Err(Error::shape("copy", "source", format!("{:?}", self.shape), &source.shape));
         }
@@ -246,37 +247,47 @@ impl Array {
         match (source.chunk.memory(), self.chunk.memory()) {
             // A copy by the device moves whole buffers.
             (Memory::Gpu(_), Memory::Host(_)) if !source.is_whole() => {
-                self.copy_from(&source.copy_to(&source.runtime)?)
+                self.copy_after(&source.copy_to(&source.runtime)?, after)
             }
-            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => self.copy_from(&source.copy_to(&self.runtime)?),
+            (Memory::Host(_), Memory::Gpu(_)) if !self.is_whole() => {
+                self.copy_after(&source.copy_to(&self.runtime)?, after)
+            }
             (Memory::Gpu(from), Memory::Host(to)) => {
                 let (gpu, range) = (source.runtime.device(), self.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
                 engine.op("copy from device").on(gpu).copy_from_device(from, &stage)?;
-                engine.op("unstage").push((stage.read(), to.write()), move |(from, to)| {
-                    to.values_mut()[range].copy_from_slice(from);
-                })?;
+                engine.op("unstage").reads(after.iter().copied()).push(
+                    (stage.read(), to.write()),
+                    move |(from, to)| {
+                        to.values_mut()[range].copy_from_slice(from);
+                    },
+                )?;
                 Ok(())
             }
             (Memory::Host(from), Memory::Gpu(to)) => {
                 let (gpu, range) = (self.runtime.device(), source.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
-                engine.op("stage").try_push((from.read(), stage.write()), move |(from, to)| {
-                    to.copy_from_slice(&from.values()?[range]);
-                    Ok(())
-                })?;
+                engine.op("stage").reads(after.iter().copied()).try_push(
+                    (from.read(), stage.write()),
+                    move |(from, to)| {
+                        to.copy_from_slice(&from.values()?[range]);
+                        Ok(())
+                    },
+                )?;
                 engine.op("copy to device").on(gpu).copy_to_device(&stage, to)?;
                 Ok(())
             }
             #[cfg(feature = "cuda")]
             _ if self.runtime.is_cuda() => {
                 check_device(&"copy".into(), source, &self.runtime)?;
-                crate::cuda::copy(source, self)
+                crate::cuda::copy(source, self, after)
             }
-            _ => Task::new("copy", vec![source]).out(self, Mode::Write).push(&self.runtime, |mut views| {
-                let Some((out, from)) = views.outs.first_mut().zip(views.ins.first()) else { return };
-                out.values.copy_from_slice(from.values);
-            }),
+            _ => {
+                let task = Task { after: after.to_vec(), ..Task::new("copy", vec![source]) };
+                task.out(self, Mode::Write).push(&self.runtime, |mut views| {
+                    views.outs[0].values.copy_from_slice(views.ins[0].values);
+                })
+            }
         }
     }
 
@@ -348,6 +359,9 @@ impl Array {
             return Ok(product);
         }
         task.push(&self.runtime, move |mut views| {
+            if inner == 0 {
+                return views.outs[0].values.fill(0.0);
+            }
             let matrix = |factor: usize| {
                 let matrix = Matrix::new(views.ins[factor].values, views.ins[factor].shape[1]);
                 if transposed[factor] { matrix.transposed() } else { matrix }
@@ -379,15 +393,6 @@ impl Array {
     #[track_caller]
     pub fn sum(&self) -> Result<Self, Error> {
         self.reduce("sum", |row| row.iter().sum())
-    }
-
-    /// Returns the means along the last axis.
-    ///
-    /// # Errors
-    /// The last axis is missing or empty; the engine refuses the push.
-    #[track_caller]
-    pub fn mean(&self) -> Result<Self, Error> {
-        self.reduce("mean", |row| row.iter().sum::<f32>() / row.len() as f32)
     }
 
     /// Returns the largest values along the last axis.

@@ -28,7 +28,7 @@ use cudarc::{
     },
     driver::{CudaContext, CudaStream, result as driver, sys::CUdeviceptr},
 };
-use raddle::{BoxError, Device, DeviceVec, Engine, GpuStream};
+use raddle::{BoxError, Device, DeviceVec, Engine, GpuStream, Token};
 
 use crate::{array::Array, error::Error};
 
@@ -129,21 +129,21 @@ fn address(values: &DeviceVec<f32>, range: &Range<usize>) -> Result<CUdeviceptr,
     }
 }
 
-/// Pushes the copy of an array to another one on the same device.
+/// Pushes the copy of an array to another one on the same device. The operation also reads some tokens.
 ///
 /// # Panics
 /// If the arrays have different sizes.
 #[track_caller]
-pub(crate) fn copy(from: &Array, to: &Array) -> Result<(), Error> {
+pub(crate) fn copy(from: &Array, to: &Array, after: &[&Token]) -> Result<(), Error> {
     assert_eq!(from.len(), to.len(), "the arrays of a copy have different sizes");
     if Arc::ptr_eq(from.chunk(), to.chunk()) {
         // The driver does not copy between ranges that overlap.
-        return copy(&from.copy_to(from.runtime())?, to);
+        return copy(&from.copy_to(from.runtime())?, to, after);
     }
     let (source, target) = (from.chunk().gpu()?, to.chunk().gpu()?);
     let (source_range, target_range) = (from.range(), to.range());
     let runtime = to.runtime();
-    let op = runtime.engine().op("copy").on(runtime.device());
+    let op = runtime.engine().op("copy").on(runtime.device()).reads(after.iter().copied());
     let target = if to.is_whole() { target.overwrite() } else { target.write() };
     op.try_launch((source.read(), target), move |stream, (source, target)| {
         let (stream, bytes) = (stream_of(stream)?, 4 * source_range.len());

@@ -14,7 +14,7 @@ pub struct Misfit {
     /// The expected shape.
     pub expected: String,
     /// The actual shape.
-    pub found: Shape,
+    pub found: String,
 }
 
 /// An error of this library.
@@ -60,7 +60,12 @@ pub enum Error {
 impl Misfit {
     /// Returns the error for an argument with the wrong shape.
     pub fn new(argument: &str, expected: impl Into<String>, found: &[usize]) -> Self {
-        Self { argument: argument.into(), expected: expected.into(), found: found.into() }
+        Self { argument: argument.into(), expected: expected.into(), found: format!("{found:?}") }
+    }
+
+    /// Returns the error for an argument whose shape does not follow from those of others.
+    pub fn unknown(argument: &str) -> Self {
+        Self { argument: argument.into(), expected: "known".into(), found: "unknown".into() }
     }
 
     /// Adds the operator.
@@ -85,7 +90,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shape { operator, misfit: Misfit { argument, expected, found } } => {
-                write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, but is {found:?}")
+                write!(f, "`{operator}`: the shape of `{argument}` must be {expected}, but is {found}")
             }
             Self::Key { problem, key, known } => write!(f, "{problem}: `{key}`; known names: {}", known.join(", ")),
             Self::Use(text) | Self::Unavailable(text) | Self::Data(text) | Self::Loss(text) => f.write_str(text),
@@ -115,7 +120,7 @@ from!(PushError Push, WaitError Wait, DeviceError Device, BuildError Build, IoEr
 
 /// Returns the shape of an input, which must be known.
 pub fn known(inputs: &[Option<Shape>], index: usize, argument: &str) -> Result<Shape, Misfit> {
-    inputs[index].clone().ok_or_else(|| Misfit::new(argument, "known", &[]))
+    inputs[index].clone().ok_or_else(|| Misfit::unknown(argument))
 }
 
 /// Records that an argument has the shape `expected`, or returns an error if a different shape is already known.

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    collections::HashMap,
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
@@ -37,9 +38,9 @@ struct Arguments {
     #[arg(long)]
     workers: Option<usize>,
 
-    /// Kind of engine
-    #[arg(long, value_enum, default_value_t = Kind::PerDevice)]
-    engine: Kind,
+    /// Kind of engine: `Naive`, `Pooled` or `PerDevice`
+    #[arg(long, default_value_t = EngineKind::PerDevice)]
+    engine: EngineKind,
 
     /// Device on which the net is trained
     #[arg(long, value_enum, default_value_t = Place::Cpu)]
@@ -54,36 +55,20 @@ struct Arguments {
     picture: PathBuf,
 
     /// Where to write a trace of the last epoch, for ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", default_value = "out/train.pftrace")]
+    trace: PathBuf,
 
     /// Percentage of correct answers below which the program fails
     #[arg(long, default_value_t = 97.5)]
     require: f32,
 
+    /// Seconds of training after which the program fails
+    #[arg(long, value_name = "SECONDS")]
+    within: Option<f32>,
+
     /// Skip the comparison with other engines
     #[arg(long)]
     no_compare: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Kind {
-    /// No workers: an operation normally runs on the thread that pushes it
-    Naive,
-    /// One pool of workers
-    Pooled,
-    /// Separate workers for each device
-    PerDevice,
-}
-
-impl From<Kind> for EngineKind {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Naive => Self::Naive,
-            Kind::Pooled => Self::Pooled,
-            Kind::PerDevice => Self::PerDevice,
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -128,8 +113,8 @@ fn engine(
 fn run(arguments: &Arguments) -> Result<(), Error> {
     let (options, epochs) = (arguments.options, arguments.options.epochs);
     let images = Arc::new(Images::open(&arguments.data)?);
-    let recorder = arguments.trace.as_ref().map(|_| Recorder::with_capacity(16 << 20));
-    let (engine, device) = engine(arguments.engine.into(), arguments.workers, arguments.device, recorder.as_ref())?;
+    let recorder = Recorder::with_capacity(16 << 20);
+    let (engine, device) = engine(arguments.engine, arguments.workers, arguments.device, Some(&recorder))?;
     let mut trainer = Trainer::new(&engine, device, &images, options)?;
     println!("{} steps per epoch, on {device} with the {} engine", trainer.steps(), engine.kind());
     println!("memory of each shard: {}", trainer.memory());
@@ -138,19 +123,17 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     let style = ProgressStyle::with_template("epoch {prefix} {bar:30} {pos}/{len}, loss {msg}, {eta} left");
     let progress = ProgressBar::new((epochs * trainer.steps()) as u64);
     progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let (mut first_loss, mut answers) = (f32::NAN, trainer.test()?);
+    let (mut first_loss, mut answers, mut trace) = (f32::NAN, trainer.test()?, None);
     for epoch in 0..epochs {
-        if let (Some(recorder), true) = (&recorder, epoch + 1 == epochs) {
-            drop(recorder.take());
-        }
+        // The trace contains only the last epoch.
+        drop(recorder.take());
         progress.set_prefix((epoch + 1).to_string());
         let loss = trainer.epoch(epoch, |_, loss| {
             progress.set_message(format!("{loss:.4}"));
             progress.inc(1);
         })?;
-        if let (Some(recorder), Some(path), true) = (&recorder, &arguments.trace, epoch + 1 == epochs) {
-            let overlap = report::write_trace(&recorder.take(), path, |name| name.starts_with("update "))?;
-            println!("{}", overlap.sentence("updates ran during the backward pass of another layer"));
+        if epoch + 1 == epochs {
+            trace = Some(recorder.take());
         }
         answers = trainer.test()?;
         first_loss = if epoch == 0 { loss } else { first_loss };
@@ -164,6 +147,8 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         });
     }
     progress.finish_and_clear();
+    // The comparison of steps changes the parameters.
+    let bits = trainer.bits()?;
     let (seconds, accuracy) = (start.elapsed().as_secs_f32(), 100.0 * report::accuracy(&answers));
     println!("\n{}\n", report::confusion(&answers, images.classes));
     println!("{accuracy:.2} % correct on {} unseen images, after {seconds:.1} s", answers.len());
@@ -174,13 +159,23 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         wrong.len(),
         arguments.picture.display()
     );
-    for (runtime, what) in trainer.runtimes().into_iter().zip(["parameters", "batches"]) {
-        println!("memory for {what}: {:?}", runtime.statistics());
+    if let Some(trace) = trace {
+        let overlap = report::write_trace(&trace, &arguments.trace, |name| name.starts_with("update "))?;
+        println!("{}", overlap.sentence("updates of the last epoch ran during the backward pass of another layer"));
+        println!("the trace of the last epoch, for ui.perfetto.dev: {}", arguments.trace.display());
+    }
+    let mut runtimes = trainer.runtimes().to_vec();
+    runtimes.dedup_by_key(|runtime| runtime.device());
+    for runtime in runtimes {
+        println!("memory of {}: {}", runtime.device(), runtime.statistics());
     }
     let [bound, imperative] = trainer.compare(20)?.map(|seconds| 1e3 * seconds);
     println!("a step takes {bound:.2} ms with executors, and {imperative:.2} ms with arrays and a tape");
     if !arguments.no_compare {
-        compare_engines(&images, Options { epochs: 1, ..options })?;
+        compare_engines(&images, options, bits)?;
+    }
+    if let Some(limit) = arguments.within.filter(|&limit| seconds > limit) {
+        return Err(Error::Use(format!("training took {seconds:.1} s, and thus more than {limit} s")));
     }
     if accuracy < arguments.require {
         return Err(Error::Use(format!("{accuracy:.2} % correct is less than the required {} %", arguments.require)));
@@ -188,25 +183,30 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// Trains for one epoch on each kind of engine and on the simulated GPU, and compares the parameters' bits.
-fn compare_engines(images: &Arc<Images>, options: Options) -> Result<(), Error> {
+/// Trains for two epochs on each kind of engine and on the simulated GPU, and for all epochs on the naive engine.
+/// Compares the parameters' bits: of all short trainings, and of the long one with those that this program has trained.
+fn compare_engines(images: &Arc<Images>, options: Options, trained: Vec<u32>) -> Result<(), Error> {
+    let short = Options { epochs: 2, ..options };
     let places = [
-        ("naive", EngineKind::Naive, 1, Place::Cpu),
-        ("1 worker", EngineKind::PerDevice, 1, Place::Cpu),
-        ("2 workers", EngineKind::PerDevice, 2, Place::Cpu),
-        ("4 workers", EngineKind::PerDevice, 4, Place::Cpu),
-        ("simulated GPU", EngineKind::PerDevice, 2, Place::Gpu),
+        ("naive", EngineKind::Naive, 1, Place::Cpu, options),
+        ("naive", EngineKind::Naive, 1, Place::Cpu, short),
+        ("1 worker", EngineKind::PerDevice, 1, Place::Cpu, short),
+        ("2 workers", EngineKind::PerDevice, 2, Place::Cpu, short),
+        ("4 workers", EngineKind::PerDevice, 4, Place::Cpu, short),
+        ("simulated GPU", EngineKind::PerDevice, 2, Place::Gpu, short),
     ];
-    let mut first = None;
-    for (name, kind, workers, place) in places {
+    let mut expected = HashMap::from([(options.epochs, trained)]);
+    for (name, kind, workers, place, options) in places {
         let (engine, device) = engine(kind, Some(workers), place, None)?;
-        let start = Instant::now();
+        let (start, epochs) = (Instant::now(), options.epochs);
         let mut trainer = Trainer::new(&engine, device, images, options)?;
-        trainer.epoch(0, |_, _| {})?;
+        for epoch in 0..epochs {
+            trainer.epoch(epoch, |_, _| {})?;
+        }
         let bits = trainer.bits()?;
         let time = Duration::from_millis(start.elapsed().as_millis() as u64);
-        let is_same = *first.get_or_insert_with(|| bits.clone()) == bits;
-        println!("{name:>14}: one epoch in {time:?}, {} bits", if is_same { "the same" } else { "DIFFERENT" });
+        let is_same = *expected.entry(epochs).or_insert_with(|| bits.clone()) == bits;
+        println!("{name:>14}: {epochs} epochs in {time:?}, {} bits", if is_same { "the same" } else { "DIFFERENT" });
         if !is_same {
             return Err(Error::Use(format!("the parameters depend on the engine: {name}")));
         }

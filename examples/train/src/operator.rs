@@ -110,21 +110,47 @@ pub trait Operator: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Returns the output shapes of an operator applied to arrays.
-fn infer(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, Error> {
-    let Signature { name, arguments, .. } = operator.signature();
-    if ins.len() != arguments.len() {
-        return Err(Error::Use(format!("`{name}` takes {} inputs, not {}", arguments.len(), ins.len())));
+/// Fills in input shapes, and returns the output shapes of an operator that errors call `name`.
+pub(crate) fn infer(operator: &dyn Operator, name: &str, inputs: &mut [Option<Shape>]) -> Result<Vec<Shape>, Error> {
+    let count = operator.signature().arguments.len();
+    if inputs.len() != count {
+        return Err(Error::Use(format!("`{name}` takes {count} inputs, not {}", inputs.len())));
     }
-    let mut shapes: Vec<_> = ins.iter().map(|array| Some(array.shape().to_vec())).collect();
-    operator.infer(&mut shapes).map_err(|misfit| misfit.of(name))
+    operator.infer(inputs).map_err(|misfit| misfit.of(name))
 }
 
-/// Pushes a pass of an operator applied to `ins`. The task is without the temporary space and the random numbers.
+/// Returns the output shapes of an operator applied to arrays.
+fn infer_outputs(operator: &dyn Operator, ins: &[&Array]) -> Result<Vec<Shape>, Error> {
+    let mut shapes: Vec<_> = ins.iter().map(|array| Some(array.shape().to_vec())).collect();
+    infer(operator, operator.signature().name, &mut shapes)
+}
+
+/// Pushes a pass of an operator applied to `ins`, which writes arrays of the shapes `written`. The task is without the
+/// temporary space and the random numbers.
 #[track_caller]
-fn push(operator: &Arc<dyn Operator>, pass: Pass, ins: &[&Array], task: Task<'_>) -> Result<(), Error> {
+fn push(
+    operator: &Arc<dyn Operator>,
+    pass: Pass,
+    ins: &[&Array],
+    written: &[Shape],
+    task: Task<'_>,
+) -> Result<(), Error> {
+    let (name, signature) = (task.name.to_string(), operator.signature());
+    if task.outs.len() != written.len() {
+        return Err(Error::Use(format!("`{name}` writes {} arrays, not {}", written.len(), task.outs.len())));
+    }
+    for (place, (shape, &(array, mode))) in written.iter().zip(&task.outs).enumerate() {
+        let Some(array) = array else { continue };
+        if array.shape() != shape {
+            return Err(Error::shape(&name, &format!("output {place}"), format!("{shape:?}"), array.shape()));
+        }
+        let may_replace = |&(read, out): &(usize, usize)| out == place && array.is_same(task.ins[read]);
+        if mode == Mode::InPlace && !signature.in_place[pass as usize].iter().any(may_replace) {
+            return Err(Error::Use(format!("`{name}` cannot write output {place} in place of an input")));
+        }
+    }
     let shapes: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
-    let (temporary, random) = (operator.temporary(&shapes), operator.signature().random[pass as usize]);
+    let (temporary, random) = (operator.temporary(&shapes), signature.random[pass as usize]);
     let run = Arc::clone(operator);
     Task { temporary, random, ..task }.push(ins[0].runtime(), move |views| run.run(pass, views))
 }
@@ -135,7 +161,7 @@ fn push(operator: &Arc<dyn Operator>, pass: Pass, ins: &[&Array], task: Task<'_>
 /// The shapes do not match; the engine refuses the push.
 #[track_caller]
 pub fn invoke(operator: &Arc<dyn Operator>, ins: &[&Array], training: bool) -> Result<Vec<Array>, Error> {
-    let shapes = infer(&**operator, ins)?;
+    let shapes = infer_outputs(&**operator, ins)?;
     let outs = shapes.iter().map(|shape| Array::new(ins[0].runtime(), shape)).collect::<Result<Vec<_>, _>>()?;
     let places: Vec<_> = outs.iter().map(|out| (Some(out), Mode::Write)).collect();
     invoke_into(operator, ins, &places, training)?;
@@ -155,25 +181,17 @@ pub fn invoke_into(
     outs: &[(Option<&Array>, Mode)],
     training: bool,
 ) -> Result<(), Error> {
-    let Signature { name, in_place: [in_place, _], .. } = operator.signature();
-    for ((out, shape), &(array, mode)) in infer(&**operator, ins)?.iter().enumerate().zip(outs) {
-        let Some(array) = array else { continue };
-        if array.shape() != shape {
-            return Err(Error::shape(name, "output", format!("{shape:?}"), array.shape()));
-        }
-        let may_replace = |&(input, place): &(usize, usize)| place == out && array.is_same(ins[input]);
-        if mode == Mode::InPlace && !in_place.iter().any(may_replace) {
-            return Err(Error::Use(format!("`{name}` cannot write output {out} in place of an input")));
-        }
-    }
-    let task = Task { outs: outs.to_vec(), training, ..Task::new(name, ins.to_vec()) };
-    push(operator, Pass::Forward, ins, task)
+    let written = infer_outputs(&**operator, ins)?;
+    let task = Task { outs: outs.to_vec(), training, ..Task::new(operator.signature().name, ins.to_vec()) };
+    push(operator, Pass::Forward, ins, &written, task)
 }
 
-/// Pushes the backward pass of an operator applied to arrays.
+/// Pushes the backward pass of an operator applied to arrays: from the gradient of the first output to the gradients of
+/// the inputs.
 ///
 /// # Errors
-/// The engine refuses the push.
+/// The shapes do not match; a gradient with [`Mode::InPlace`] is not an array that it may replace; the engine refuses
+/// the push.
 #[track_caller]
 pub fn invoke_backward(
     operator: &Arc<dyn Operator>,
@@ -183,6 +201,18 @@ pub fn invoke_backward(
     gradients: &[(Option<&Array>, Mode)],
 ) -> Result<(), Error> {
     let signature = operator.signature();
-    let task = Task::new(format!("{} backward", signature.name), signature.backward_reads(gradient, ins, outs));
-    push(operator, Pass::Backward, ins, Task { outs: gradients.to_vec(), training: true, ..task })
+    let name = format!("{} backward", signature.name);
+    let expected = infer_outputs(&**operator, ins)?;
+    if outs.len() != expected.len() {
+        return Err(Error::Use(format!("`{name}` reads {} outputs, not {}", expected.len(), outs.len())));
+    }
+    let read = [("gradient", gradient, &expected[0])].into_iter();
+    for (argument, array, shape) in read.chain(outs.iter().zip(&expected).map(|(out, shape)| ("output", *out, shape))) {
+        if array.shape() != shape {
+            return Err(Error::shape(&name, argument, format!("{shape:?}"), array.shape()));
+        }
+    }
+    let written: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
+    let task = Task::new(name, signature.backward_reads(gradient, ins, outs));
+    push(operator, Pass::Backward, ins, &written, Task { outs: gradients.to_vec(), training: true, ..task })
 }

@@ -5,9 +5,12 @@
 //! and push order decides which numbers each operation draws: results do not depend on the number of workers. Several
 //! of each kind are handed out in turn, so that operations need not wait for each other.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use raddle::{Device, Engine, Var};
@@ -21,15 +24,20 @@ use crate::{
 /// The number of a runtime's generators, and of its temporary spaces. Not tuned.
 const COPIES: usize = 4;
 
+/// The pools of an engine's devices.
+type Pools = Arc<Mutex<HashMap<Device, Arc<Pool>>>>;
+
 /// An engine's device, with its memory, random generators and temporary space.
 ///
-/// A device may have several runtimes, each with its own generators.
+/// A device may have several runtimes, each with its own generators. They share memory if one was created
+/// [beside](Self::beside) the other.
 #[derive(Debug)]
 pub struct Runtime {
     engine: Engine,
     device: Device,
     is_cuda: bool,
     pool: Arc<Pool>,
+    pools: Pools,
     generators: Vec<Var<Random>>,
     next_generator: AtomicUsize,
     temporary: Mutex<(usize, [Option<Arc<Chunk>>; COPIES])>,
@@ -41,20 +49,31 @@ impl Runtime {
     /// Creates a runtime for one of the engine's devices, with generators seeded from `seed`. With the feature `cuda`,
     /// it waits for an operation that asks a GPU whether it is a CUDA device.
     pub fn new(engine: &Engine, device: Device, seed: u64) -> Arc<Self> {
+        Self::with_pools(engine, device, seed, &Pools::default())
+    }
+
+    /// Creates another runtime for one of the engine's devices. Both use the same memory pool for each device.
+    pub fn beside(&self, device: Device, seed: u64) -> Arc<Self> {
+        Self::with_pools(&self.engine, device, seed, &self.pools)
+    }
+
+    fn with_pools(engine: &Engine, device: Device, seed: u64, pools: &Pools) -> Arc<Self> {
         #[cfg(feature = "cuda")]
         let is_cuda = crate::cuda::is_cuda(engine, device);
         #[cfg(not(feature = "cuda"))]
         let is_cuda = false;
+        let pool = Arc::clone(pools.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default());
         let mut seeds = Random::new(seed);
         Arc::new(Self {
             engine: engine.clone(),
             device,
             is_cuda,
-            pool: Arc::default(),
+            pool,
+            pools: Arc::clone(pools),
             generators: (0..COPIES).map(|_| engine.var(seeds.fork()).named("random")).collect(),
             next_generator: AtomicUsize::new(0),
             temporary: Mutex::default(),
-            host: (device != Device::Cpu).then(|| Self::new(engine, Device::Cpu, seed)),
+            host: (device != Device::Cpu).then(|| Self::with_pools(engine, Device::Cpu, seed, pools)),
         })
     }
 

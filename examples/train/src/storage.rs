@@ -27,10 +27,19 @@ pub struct Statistics {
     pub peak: usize,
     /// Bytes kept for reuse.
     pub kept: usize,
-    /// The number of pieces of host memory allocated. A GPU's driver has its own counts.
+    /// The number of pieces of host memory allocated. A GPU's driver has its own pool and counts: there, this and the
+    /// two numbers beside it are 0.
     pub allocated: u64,
-    /// The number of pieces of host memory reused.
+    /// The number of times that a kept piece of host memory was used again.
     pub reused: u64,
+}
+
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [live, peak, kept] = [self.live, self.peak, self.kept].map(|bytes| bytes >> 10);
+        write!(f, "{live} KiB in use, at most {peak} KiB, {kept} KiB kept; ")?;
+        write!(f, "{} pieces allocated, {} reused", self.allocated, self.reused)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +48,7 @@ struct State {
     free: BTreeMap<usize, Vec<Box<[f32]>>>,
 }
 
-/// A runtime's memory pool.
+/// A device's memory pool.
 #[derive(Debug, Default)]
 pub struct Pool(Mutex<State>);
 

@@ -15,11 +15,15 @@
 //! ```
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
-use crate::{Shape, error::Error, operator::Operator};
+use crate::{
+    Shape,
+    error::{Error, Misfit},
+    operator::{self, Operator},
+};
 
 #[derive(Debug)]
 struct Node {
@@ -63,7 +67,7 @@ impl Symbol {
     /// Infers the shapes of all variables from the shapes of some.
     ///
     /// # Errors
-    /// A name is not a variable; shapes do not match; the shapes of some variables cannot be inferred.
+    /// A name is not a variable, or is that of two nodes; an operator has too many inputs; shapes do not match; the shapes of some variables cannot be inferred.
     pub fn infer_shapes(&self, known: &BTreeMap<String, Shape>) -> Result<BTreeMap<String, Shape>, Error> {
         let graph = Graph::of(&[self]);
         let shapes = graph.infer(known)?;
@@ -128,15 +132,18 @@ impl Graph {
     /// Returns the shapes of all nodes' outputs.
     pub(crate) fn infer(&self, known: &BTreeMap<String, Shape>) -> Result<Vec<Vec<Shape>>, Error> {
         self.check_names(known.keys())?;
-        let mut shapes: Vec<Vec<Option<Shape>>> = Vec::new();
+        let (mut shapes, mut names) = (Vec::<Vec<Option<Shape>>>::new(), HashSet::new());
         for node in &self.nodes {
+            if !names.insert(&node.name) {
+                return Err(Error::Use(format!("the graph has two nodes called `{}`", node.name)));
+            }
             let Some(operator) = &node.operator else {
                 shapes.push(vec![known.get(&node.name).cloned()]);
                 continue;
             };
             let mut ins: Vec<_> = node.ins.iter().map(|entry| shapes[entry.node][entry.output].clone()).collect();
-            let name = || format!("{} ({})", node.name, operator.signature().name);
-            let outs = operator.infer(&mut ins).map_err(|misfit| misfit.of(name()))?;
+            let name = format!("{} ({})", node.name, operator.signature().name);
+            let outs = operator::infer(&**operator, &name, &mut ins)?;
             // The operator may have inferred the shapes of variables.
             for (entry, shape) in node.ins.iter().zip(ins) {
                 shapes[entry.node][entry.output] = shape;
@@ -144,7 +151,7 @@ impl Graph {
             shapes.push(outs.into_iter().map(Some).collect());
         }
         let complete = |(node, shapes): (&GraphNode, Vec<Option<Shape>>)| {
-            let unknown = || Error::shape("graph", &node.name, "known", &[]);
+            let unknown = || Misfit::unknown(&node.name).of("graph");
             shapes.into_iter().map(|shape| shape.ok_or_else(unknown)).collect()
         };
         self.nodes.iter().zip(shapes).map(complete).collect()

@@ -31,8 +31,8 @@ struct Record {
 pub struct Tape(Vec<Record>);
 
 /// Returns a key that identifies an array.
-fn key(array: &Array) -> (*const Chunk, usize) {
-    (Arc::as_ptr(array.chunk()), array.range().start)
+fn key(array: &Array) -> (*const Chunk, usize, usize) {
+    (Arc::as_ptr(array.chunk()), array.range().start, array.range().end)
 }
 
 impl Tape {
@@ -77,15 +77,29 @@ impl Tape {
     /// gradient.
     ///
     /// # Errors
-    /// The engine refuses a push.
+    /// A gradient has another shape than its array; an operator's input is a part of an array with a gradient, or
+    /// contains one; the engine refuses a push.
     #[track_caller]
     pub fn backward(&self, gradients: &[(&Array, &Array)]) -> Result<(), Error> {
         let Some(last) = self.0.last() else { return Ok(()) };
+        if let Some((array, gradient)) = gradients.iter().find(|(array, gradient)| array.shape() != gradient.shape()) {
+            return Err(Error::shape("backward", "gradient", format!("{:?}", array.shape()), gradient.shape()));
+        }
         let targets: BTreeMap<_, _> = gradients.iter().map(|(array, gradient)| (key(array), *gradient)).collect();
         let mut needed: HashSet<_> = targets.keys().copied().collect();
         for record in &self.0 {
-            let ins = &record.ins[..record.operator.signature().differentiable];
-            if ins.iter().any(|array| needed.contains(&key(array))) {
+            let ins: Vec<_> = record.ins[..record.operator.signature().differentiable].iter().map(key).collect();
+            let overlaps = |&(chunk, from, to): &(_, usize, usize)| {
+                ins.iter()
+                    .any(|&(of, start, end)| of == chunk && from < end && start < to && (from, to) != (start, end))
+            };
+            if needed.iter().any(overlaps) {
+                let name = &record.name;
+                return Err(Error::Use(format!(
+                    "`{name}`: an input is not an array with a gradient, but overlaps one"
+                )));
+            }
+            if ins.iter().any(|array| needed.contains(array)) {
                 needed.insert(key(&record.outs[0]));
             }
         }
@@ -105,19 +119,21 @@ impl Tape {
                 match known.get(&key) {
                     Some(sum) if twice => {
                         let other = new()?;
-                        sums.push((sum.clone(), other.clone()));
+                        sums.push((sum.reshape(array.shape())?, other.clone()));
                         places.push((Some(other), Mode::Write));
                     }
-                    Some(sum) => places.push((Some(sum.clone()), Mode::Add)),
+                    Some(sum) => places.push((Some(sum.reshape(array.shape())?), Mode::Add)),
                     None => {
                         let gradient = targets.get(&key).map_or_else(new, |target| Ok((*target).clone()))?;
                         known.insert(key, gradient.clone());
-                        places.push((Some(gradient), Mode::Write));
+                        places.push((Some(gradient.reshape(array.shape())?), Mode::Write));
                     }
                 }
             }
             let places: Vec<_> = places.iter().map(|(array, mode)| (array.as_ref(), *mode)).collect();
             let (ins, outs): (Vec<_>, Vec<_>) = (record.ins.iter().collect(), record.outs.iter().collect());
+            // An array may have been reshaped between two operators.
+            let gradient = gradient.reshape(record.outs[0].shape())?;
             invoke_backward(&record.operator, &gradient, &ins, &outs, &places)?;
             sums.iter().try_for_each(|(sum, other)| sum.add_assign(other))?;
         }

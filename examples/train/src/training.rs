@@ -189,7 +189,7 @@ impl Trainer {
         let own = rank * shards / count..(rank + 1) * shards / count;
         let (learn, test) = images.split();
         let host = Runtime::new(engine, Device::Cpu, seed);
-        let runtime = Runtime::new(engine, device, seed.wrapping_add(1));
+        let runtime = host.beside(device, seed.wrapping_add(1));
         let loader = Loader::new(images, &host, learn, batch, epochs, AHEAD)?;
         let [rows, columns] = images.size;
         let part = [batch / shards, 1, rows, columns];
@@ -198,7 +198,7 @@ impl Trainer {
 
         let shard = |index: usize| {
             // Each shard has its own generators, so that part of a batch gets the same numbers wherever it is computed.
-            let own = Runtime::new(engine, device, seed.wrapping_add(2 + index as u64));
+            let own = host.beside(device, seed.wrapping_add(2 + index as u64));
             let mut arguments = parameters.clone();
             arguments.insert("data".into(), Array::new(&own, &part)?);
             arguments.insert("label".into(), Array::new(&own, &part[..1])?);
@@ -278,7 +278,7 @@ impl Trainer {
         self.shards[0].executor.memory()
     }
 
-    /// Returns the parameters' runtime and the one in which batches are made.
+    /// Returns the parameters' runtime and the host's, in which batches are made.
     pub fn runtimes(&self) -> [&Arc<Runtime>; 2] {
         [&self.runtime, self.losses.runtime()]
     }
@@ -289,8 +289,9 @@ impl Trainer {
         let first = self.processes.as_ref().map_or(0, |(processes, _)| processes.rank() * self.shards.len());
         for (index, shard) in (first..).zip(&self.shards) {
             let range = index * part..(index + 1) * part;
-            shard.arguments["data"].copy_from(&batch.images.slice(range.clone())?)?;
-            shard.arguments["label"].copy_from(&batch.classes.slice(range)?)?;
+            // A batch whose loss is not finite stays, so that the layer can be found.
+            shard.arguments["data"].copy_after(&batch.images.slice(range.clone())?, &[&self.sound])?;
+            shard.arguments["label"].copy_after(&batch.classes.slice(range)?, &[&self.sound])?;
         }
         Ok(())
     }
@@ -358,7 +359,8 @@ impl Trainer {
     }
 
     /// Returns the error for a failed step. For a non-finite loss, finds the first layer with a non-finite result. The
-    /// step's updates did not run, so the loss was computed from the current parameters.
+    /// step's updates and the copies of later batches did not run, so the parameters and the batch are those of the
+    /// loss. But dropout draws new numbers.
     fn explain(&self, epoch: usize, step: usize, error: WaitError) -> Error {
         if !matches!(&error, WaitError::Failed(failed) if failed.name() == CHECK) {
             return Error::Wait(error);
@@ -377,11 +379,11 @@ impl Trainer {
                     return Ok::<_, Error>(format!("that of `{name}`"));
                 }
             }
-            Ok("unknown, since a later batch has none".into())
+            Ok("unknown, since dropout now draws other numbers".into())
         };
         let first = look().unwrap_or_else(|error| format!("unknown ({error})"));
         Error::Loss(format!(
-            "epoch {}, step {}: {error}; the first result that is not finite is {first}",
+            "epoch {}, step {}: {error}; computed again, the first result that is not finite is {first}",
             epoch + 1,
             step + 1
         ))

@@ -2,12 +2,20 @@
 
 mod support;
 
-use std::sync::{Arc, mpsc};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use raddle::{Device, Engine, EngineKind};
 use raddle_train::{
     Array, Error, Mode, Runtime,
-    operator::{Convolution, FullyConnected, Operator, invoke, invoke_into},
+    operator::{Convolution, FullyConnected, Operator, invoke, invoke_backward, invoke_into},
     simple,
     task::Task,
 };
@@ -34,7 +42,9 @@ fn elementwise_products_and_reductions() {
         let c = b.reshape(&[2, 3])?;
         assert_eq!(a.combine(&simple::MULTIPLY, &c)?.sum()?.to_vec()?, [5.0, 50.0]);
         assert_eq!(a.combine(&simple::SUBTRACT, &c)?.to_vec()?, [0.0; 6]);
-        assert_eq!((a.max()?.to_vec()?, a.mean()?.to_vec()?), (vec![2.0, 5.0], vec![1.0, 4.0]));
+        let (none, nothing) = (Array::full(runtime, &[2, 0], 0.0)?, Array::full(runtime, &[0, 3], 0.0)?);
+        assert_eq!(none.matmul(&nothing)?.to_vec()?, [0.0; 6]);
+        assert_eq!(a.max()?.to_vec()?, [2.0, 5.0]);
         assert_eq!(a.map(&simple::SCALE, -1.0)?.argmax()?.to_vec()?, [0.0, 0.0]);
         Ok(())
     });
@@ -116,7 +126,6 @@ fn memory_is_freed_in_order_and_used_again() {
             sum = sum.combine(&simple::ADD, &Array::full(runtime, &[1000], i as f32)?)?;
         }
         assert_eq!(sum.to_vec()?, [4950.0; 1000]);
-        sum.wait_to_write()?;
         drop(sum);
         runtime.engine().wait_for_all()?;
         let statistics = runtime.statistics();
@@ -124,7 +133,8 @@ fn memory_is_freed_in_order_and_used_again() {
         if runtime.device() == Device::Cpu {
             assert_eq!(statistics.allocated + statistics.reused, 201, "{statistics:?}");
             // If operations run when pushed, three pieces are in use at a time.
-            assert!(runtime.engine().kind() != EngineKind::Naive || statistics.allocated == 3, "{statistics:?}");
+            let found = (statistics.allocated, statistics.peak);
+            assert!(runtime.engine().kind() != EngineKind::Naive || found == (3, 3 * 4096), "{statistics:?}");
             assert_eq!(statistics.kept, 4096 * statistics.allocated as usize);
         }
         Ok(())
@@ -143,6 +153,66 @@ fn random_numbers_depend_on_the_seed_alone() {
     everywhere(|runtime| assert_eq!(numbers(runtime), expected));
 }
 
+/// Two operations that draw numbers can run at the same time: each waits for the other.
+#[test]
+fn operations_draw_from_several_generators() {
+    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let started = Arc::new(AtomicUsize::new(0));
+    let draw = |_| {
+        let (array, started) = (Array::new(&runtime, &[1]).expect("enough memory"), Arc::clone(&started));
+        let task = Task { random: true, ..Task::new("draw", vec![]) }.out(&array, Mode::Write);
+        let work = task.push(&runtime, move |mut views| {
+            started.fetch_add(1, SeqCst);
+            let start = Instant::now();
+            while started.load(SeqCst) < 2 && start.elapsed() < Duration::from_secs(10) {
+                thread::yield_now();
+            }
+            views.outs[0].values.fill(started.load(SeqCst) as f32);
+        });
+        work.expect("the push succeeds");
+        array
+    };
+    assert_eq!([0, 1].map(draw).map(|array| array.to_vec().expect("no operation fails")), [[2.0]; 2]);
+}
+
+#[test]
+fn wait_to_read_waits_and_returns_errors() {
+    let engine = Engine::builder().workers(2).build().expect("the engine is built");
+    let array = Array::full(&Runtime::new(&engine, Device::Cpu, 0), &[1], 0.0).expect("enough memory");
+    let (go, wait) = mpsc::channel::<()>();
+    let held = engine.op("held").writes([array.chunk().token()]).try_push((), move |()| Ok(wait.recv()?));
+    held.expect("the push succeeds");
+    let sent = Arc::new(AtomicUsize::new(0));
+    let waiter = thread::spawn({
+        let (array, sent) = (array.clone(), Arc::clone(&sent));
+        move || (array.wait_to_read().is_ok(), sent.load(SeqCst))
+    });
+    thread::sleep(Duration::from_millis(50));
+    sent.store(1, SeqCst);
+    go.send(()).expect("the operation waits");
+    assert_eq!(waiter.join().expect("the thread does not panic"), (true, 1));
+    let failed = engine.op("fail").writes([array.chunk().token()]).try_push((), |()| Err("it is broken".into()));
+    failed.expect("the push succeeds");
+    let error = array.wait_to_read().unwrap_err().to_string();
+    assert!(error.contains("it is broken"), "{error}");
+    engine.clear_errors();
+}
+
+/// Runtimes created beside each other share memory.
+#[test]
+fn a_device_has_one_pool() {
+    let engine = support::engine(support::PLACES[6]);
+    let host = Runtime::new(&engine, Device::Cpu, 0);
+    let gpu = host.beside(Device::Gpu(0), 0);
+    let arrays = [&host, &gpu].map(|runtime| Array::full(runtime, &[1024], 0.0).expect("enough memory"));
+    engine.wait_for_all().expect("no operation fails");
+    for runtime in [&host, &gpu, &gpu.host(), &host.beside(Device::Gpu(0), 1)] {
+        assert_eq!(runtime.statistics().live, 4096);
+    }
+    drop(arrays);
+}
+
 /// Four convolutions use four temporary spaces. The fifth needs a larger space, which replaces the first; the sixth
 /// reuses the second.
 #[test]
@@ -156,9 +226,19 @@ fn temporary_space_is_shared_and_grows() {
             let bias = Array::full(runtime, &[1], 0.5)?;
             results.push((size, invoke(&operator, &[&data, &weight, &bias], false)?.swap_remove(0)));
         }
-        for (size, result) in results {
+        for (size, result) in results.drain(..) {
             let values = result.to_vec()?;
             assert_eq!((values[0], values[1], values[size + 1]), (4.5, 6.5, 9.5), "for size {size}");
+        }
+        // The temporary spaces of five operations, and of a sixth that needs more.
+        let array = Array::new(runtime, &[1])?;
+        for (operation, size) in [1024, 1024, 1024, 1024, 1024, 2048].into_iter().enumerate() {
+            let task = Task { temporary: size, ..Task::new("use", vec![]) }.out(&array, Mode::Write);
+            task.push(runtime, |mut views| views.outs[0].values.fill(views.temporary.len() as f32))?;
+            assert_eq!(array.to_vec()?, [size as f32]);
+            runtime.engine().wait_for_all()?;
+            let (live, expected) = (runtime.statistics().live, 4096 * (4 + operation / 5));
+            assert!(operation < 3 || (expected..expected + 1024).contains(&live), "{live} bytes after {operation}");
         }
         Ok(())
     });
@@ -202,7 +282,29 @@ fn errors_name_shapes_that_do_not_match() {
     assert_eq!(error.to_string(), "`add`: the shape of `right` must be [2], but is [3]");
     let error = array(&[2]).map(&simple::ADD, 0.0).unwrap_err();
     assert_eq!(error.to_string(), "`add` takes 2 inputs, not 1");
-    assert!(array(&[2]).slice(1..3).is_err() && array(&[2]).reshape(&[3]).is_err());
+    let error = array(&[2]).slice(1..3).unwrap_err();
+    assert_eq!(error.to_string(), "`slice`: the shape of `array` must be [3 or more, ..], but is [2]");
+    #[allow(clippy::reversed_empty_ranges, reason = "it is refused")]
+    let error = array(&[2]).slice(2..1).unwrap_err();
+    assert_eq!(error.to_string(), "`slice`: the range 2..1 ends before it starts");
+    let error = array(&[2]).reshape(&[3]).unwrap_err();
+    assert_eq!(error.to_string(), "`reshape`: the shape of `array` must be one that fits into [3], but is [2]");
+    // The backward pass: a gradient read, a gradient written, and one written in place of an array that is needed.
+    let (data, weight, bias, out) = (array(&[2, 3]), array(&[4, 3]), array(&[4]), array(&[2, 4]));
+    let backward = |gradient: &Array, of_data: &Array, mode| {
+        let places = [(Some(of_data), mode), (None, Mode::Null), (None, Mode::Null)];
+        invoke_backward(&layer, gradient, &[&data, &weight, &bias], &[&out], &places).unwrap_err().to_string()
+    };
+    let error = backward(&array(&[4, 2]), &array(&[2, 3]), Mode::Write);
+    assert_eq!(error, "`FullyConnected backward`: the shape of `gradient` must be [2, 4], but is [4, 2]");
+    let error = backward(&out, &array(&[3, 2]), Mode::Write);
+    assert_eq!(error, "`FullyConnected backward`: the shape of `output 0` must be [2, 3], but is [3, 2]");
+    let error = backward(&out, &data, Mode::InPlace);
+    assert_eq!(error, "`FullyConnected backward` cannot write output 0 in place of an input");
+    let error = invoke_backward(&layer, &out, &[&data, &weight, &bias], &[&out], &[]).unwrap_err();
+    assert_eq!(error.to_string(), "`FullyConnected backward` writes 3 arrays, not 0");
+    let error = invoke_backward(&layer, &out, &[&data, &weight, &bias], &[], &[]).unwrap_err();
+    assert_eq!(error.to_string(), "`FullyConnected backward` reads 1 outputs, not 0");
     assert!(Array::from_vec(&runtime, &[2], vec![1.0]).is_err());
     let error = Array::new(&runtime, &[2]).and_then(|array| array.to_vec()).unwrap_err();
     assert!(error.to_string().contains("an array without values is read"), "{error}");

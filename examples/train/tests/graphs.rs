@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use raddle::{Device, Engine};
 use raddle_train::{
     Array, Arrays, Error, Executor, Gradients, Mode, Runtime, Symbol, Tape,
-    operator::{Convolution, Dropout, FullyConnected, Pooling, PoolingKind, SoftmaxCrossEntropy},
+    operator::{Convolution, Dropout, FullyConnected, Operator, Pooling, PoolingKind, SoftmaxCrossEntropy},
     simple, volume,
 };
 use support::{bits, everywhere, numbers};
@@ -17,7 +17,7 @@ fn net() -> Symbol {
     let data = Symbol::variable("data");
     let conv = Symbol::apply(Convolution { filters: 3, size: 3, pad: 1 }, "conv", &[&data]);
     let active = Symbol::apply(simple::RELU.with(0.0), "relu", &[&conv]);
-    let curved = Symbol::apply(simple::SMOOTH_L1.with(1.5), "smooth", &[&active]);
+    let curved = Symbol::apply(simple::SMOOTH_L1.with(4.0), "smooth", &[&active]);
     let product = Symbol::apply(simple::MULTIPLY.operator(), "product", &[&active, &active]);
     let sum = Symbol::apply(simple::ADD.operator(), "sum", &[&curved, &product]);
     let pool = Symbol::apply(Pooling { size: 2, kind: PoolingKind::Max }, "pool", &[&sum]);
@@ -163,11 +163,45 @@ fn errors_name_what_does_not_match() {
     let error = net.infer_shapes(&[("data".into(), vec![2, 2, 4, 5])].into()).unwrap_err();
     assert!(error.to_string().starts_with("`pool (Pooling)`: the shape of `data` must be [_, _, a mul"), "{error}");
     let error = net.infer_shapes(&BTreeMap::new()).unwrap_err();
-    assert!(error.to_string().contains("`conv (Convolution)`: the shape of `data` must be known"), "{error}");
+    assert!(error.to_string().contains("`conv (Convolution)`: the shape of `data` must be known, but is unknown"));
     let error = net.infer_shapes(&[("dat".into(), vec![1])].into()).unwrap_err();
     assert!(error.to_string().starts_with("no such argument: `dat`; known names: data, conv_weight"), "{error}");
+    // Two layers of one name would have the same parameters.
+    let layer = |name, x: &Symbol| Symbol::apply(FullyConnected { outputs: 2 }, name, &[x]);
+    let shapes = [("data".into(), vec![1, 2])];
+    let twice = layer("fc", &Symbol::apply(simple::RELU.with(0.0), "relu", &[&layer("fc", &Symbol::variable("data"))]));
+    let error = twice.infer_shapes(&shapes.clone().into()).unwrap_err();
+    assert_eq!(error.to_string(), "the graph has two nodes called `fc_weight`");
+    let data = Symbol::variable("data");
+    let surplus = Symbol::apply(simple::RELU.with(0.0), "relu", &[&data, &data]);
+    let error = surplus.infer_shapes(&shapes.into()).unwrap_err();
+    assert_eq!(error.to_string(), "`relu (relu)` takes 1 inputs, not 2");
     let (mut arguments, gradients) = arrays(&net, &runtime).expect("the shapes match");
     arguments.remove("conv_bias");
     let error = Executor::bind(&[&net], &runtime, &arguments, &gradients).unwrap_err();
     assert!(error.to_string().starts_with("argument without an array: `conv_bias`"), "{error}");
+}
+
+/// The tape follows reshaped arrays, and refuses slices instead of losing parts of a gradient.
+#[test]
+fn a_tape_follows_whole_arrays() {
+    let engine = Engine::builder().workers(1).build().expect("the engine is built");
+    let runtime = Runtime::new(&engine, Device::Cpu, 0);
+    let array = |shape: &[usize]| Array::full(&runtime, shape, 3.0).expect("enough memory");
+    let (x, gradient) = (array(&[4]), array(&[4]));
+    let square: Arc<dyn Operator> = Arc::new(simple::SQUARE.with(0.0));
+    let mut tape = Tape::new();
+    let y = tape.apply("first", &square, &[&x]).expect("the shapes match")[0].reshape(&[2, 2]).expect("it fits");
+    tape.apply("second", &square, &[&y]).expect("the shapes match");
+    tape.backward(&[(&x, &gradient)]).expect("the pushes succeed");
+    assert_eq!(gradient.to_vec().expect("no operation fails"), [4.0 * 27.0; 4]);
+    let error = tape.backward(&[(&x, &array(&[2, 2]))]).unwrap_err();
+    assert_eq!(error.to_string(), "`backward`: the shape of `gradient` must be [4], but is [2, 2]");
+    let part = x.slice(0..2).expect("the range is valid");
+    let error = tape.backward(&[(&part, &array(&[2]))]).unwrap_err();
+    assert_eq!(error.to_string(), "`first`: an input is not an array with a gradient, but overlaps one");
+    let row = y.slice(0..1).expect("the range is valid");
+    tape.apply("third", &square, &[&row]).expect("the shapes match");
+    let error = tape.backward(&[(&x, &gradient)]).unwrap_err().to_string();
+    assert!(error.starts_with("`third`: an input is not"), "{error}");
 }

@@ -5,17 +5,18 @@ mod support;
 use std::{
     collections::{HashMap, HashSet},
     path::Path,
+    process::Command,
     sync::{Arc, Mutex, mpsc},
 };
 
-use raddle::{Device, Engine, EngineKind, Recorder};
+use raddle::{Device, Engine, EngineKind, Outcome, Recorder, TracedOp};
 use raddle_train::{
     Array, Error, Runtime,
     data::{Images, Loader},
     report,
     training::{Options, Processes, Trainer},
 };
-use support::{PLACES, bits, engine};
+use support::{PLACES, bits, builder, engine};
 
 fn bytes() -> Vec<u8> {
     std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits.bin")).expect("the file exists")
@@ -111,12 +112,12 @@ fn batches_are_made_in_advance_up_to_the_bound() {
 #[test]
 fn the_bits_of_the_parameters_do_not_depend_on_the_engine() {
     let images = images();
-    let options = Options { epochs: 1, batch: 96, shards: 3, ..Options::default() };
+    let options = Options { epochs: 2, batch: 192, shards: 3, ..Options::default() };
     let train = |place: (EngineKind, usize, Device)| {
         let engine = engine(place);
         let mut trainer = Trainer::new(&engine, place.2, &images, options).expect("the options are valid");
-        let loss = trainer.epoch(0, |_, _| {}).expect("no operation fails");
-        (loss.to_bits(), trainer.bits().expect("no operation fails"))
+        let loss = [0, 1].map(|epoch| trainer.epoch(epoch, |_, _| {}).expect("no operation fails").to_bits());
+        (loss, trainer.bits().expect("no operation fails"))
     };
     let expected = train(PLACES[0]);
     for place in &PLACES[1..] {
@@ -142,14 +143,24 @@ fn the_bits_do_not_depend_on_the_order_of_ready_operations() {
 #[test]
 fn a_loss_that_is_not_finite_ends_the_training_and_changes_nothing() {
     for place in PLACES {
-        let engine = engine(place);
+        let recorder = Recorder::with_capacity(16 << 20);
+        let engine = builder(place).recorder(&recorder).build().expect("the engine is built");
         let options = Options { epochs: 2, rate: 1e3, ..Options::default() };
         let mut trainer = Trainer::new(&engine, place.2, &images(), options).expect("the options are valid");
         let error = trainer.epoch(0, |_, _| {}).unwrap_err();
         assert!(matches!(error, Error::Loss(_)), "{error}");
+        // No copy of a later batch replaces the one that is searched for the layer.
+        let trace = recorder.take();
+        let failed = trace.ops().iter().find(|op| op.label() == "check" && op.outcome == Some(Outcome::Failed));
+        let failed = failed.expect("the check fails").ended;
+        let is_copy = |op: &&TracedOp| ["copy", "stage"].contains(&op.label().as_str());
+        assert!(trace.ops().iter().filter(is_copy).all(|op| op.started.is_none_or(|start| Some(start) < failed)));
         let text = error.to_string();
         assert!(text.starts_with("epoch 1, step ") && text.contains("`check`"), "{text}");
-        assert!(text.contains("the loss is NaN; the first result that is not finite is that of `"), "{text}");
+        assert!(
+            text.contains("the loss is NaN; computed again, the first result that is not finite is that of `"),
+            "{text}"
+        );
         // That step's gradients are NaN and were not applied.
         let bits = trainer.bits().expect("the errors were cleared");
         assert!(bits.iter().all(|bits| !f32::from_bits(*bits).is_nan()), "{text}");
@@ -250,4 +261,24 @@ fn the_net_learns() {
     let picture = std::fs::read(&path).expect("the picture exists");
     std::fs::remove_file(&path).expect("the picture exists");
     assert!(picture.starts_with(b"\x89PNG"));
+}
+
+/// The program compares the bits, writes a trace, reports the overlap, and judges the time.
+#[test]
+fn the_program_reports_and_judges() {
+    let path = |name| std::env::temp_dir().join(format!("raddle-train-{}.{name}", std::process::id()));
+    let (picture, trace) = (path("mistakes.png"), path("pftrace"));
+    let run = Command::new(env!("CARGO_BIN_EXE_raddle-train"))
+        .args(["--epochs", "3", "--batch", "240", "--require", "10", "--within", "0.001"])
+        .args(["--picture".as_ref(), picture.as_os_str(), "--trace".as_ref(), trace.as_os_str()])
+        .output()
+        .expect("the program starts");
+    let (text, problem) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(std::fs::read(&trace).is_ok_and(|bytes| bytes.len() > 10_000), "{text}{problem}");
+    [picture, trace].iter().for_each(|path| std::fs::remove_file(path).expect("the program has written it"));
+    // Five steps of eight updates.
+    assert!(text.contains(" of 40 updates of the last epoch ran during the backward pass of another layer"), "{text}");
+    assert!(text.contains("memory of cpu: ") && text.contains("naive: 3 epochs in "), "{text}");
+    assert_eq!(text.matches(", the same bits").count(), 6, "{text}");
+    assert!(!run.status.success() && problem.contains("s, and thus more than 0.001 s"), "{problem}");
 }

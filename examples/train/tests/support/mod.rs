@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use raddle::{Device, Engine, EngineKind, SimulatedGpu, simulated::Clock};
+use raddle::{Device, Engine, EngineBuilder, EngineKind, SimulatedGpu, simulated::Clock};
 use raddle_train::{Runtime, random::Random};
 
 /// The places where tests run: the kind of engine, the number of workers and the device.
@@ -19,9 +19,13 @@ pub const PLACES: [(EngineKind, usize, Device); 7] = [
 ];
 
 /// Returns an engine for a place.
-pub fn engine((kind, workers, _): (EngineKind, usize, Device)) -> Engine {
+pub fn engine(place: (EngineKind, usize, Device)) -> Engine {
+    builder(place).build().expect("the engine is built")
+}
+
+pub fn builder((kind, workers, _): (EngineKind, usize, Device)) -> EngineBuilder {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(3).build();
-    Engine::builder().kind(kind).workers(workers).gpu(gpu).build().expect("the engine is built")
+    Engine::builder().kind(kind).workers(workers).gpu(gpu)
 }
 
 /// Calls a test at each place.
