@@ -172,6 +172,23 @@ fn an_asynchronous_operation_may_end_before_it_returns() {
 }
 
 #[test]
+fn a_parent_that_loses_its_completion_is_over() {
+    recorded(&KINDS, |engine, recorder| {
+        let lose = |(), completion: raddle::Completion| drop(completion);
+        engine.op("parent").with_children().push_async((), lose).unwrap();
+        engine.wait_for_all().unwrap_err();
+        engine.op("parent").with_children().push_async((), |(), _| panic!("planned")).unwrap();
+        engine.wait_for_all().unwrap_err();
+        eventually("both functions have returned", || {
+            engine.stats().operations.iter().any(|stats| stats.name == "parent" && stats.count == 2)
+        });
+        let trace = recorder.take();
+        assert!(trace.ops().iter().all(|op| op.ended.is_some() && op.returned.is_some()), "{:?}", trace.ops());
+        assert!(recorder.take().ops().is_empty(), "an operation is over, but its history is open");
+    });
+}
+
+#[test]
 fn a_parent_ends_after_its_children() {
     recorded(&KINDS, |engine, recorder| {
         let value = engine.var(0);

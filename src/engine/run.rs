@@ -230,7 +230,8 @@ impl Core {
             std::mem::forget((hold, failure, family, kin));
             return Epilogue::Nothing;
         }
-        if lost.is_none() {
+        // Without children, an operation whose completion was lost ends here, which records the return as well.
+        if lost.is_none() || family.is_some() {
             self.record_return(&hold);
         }
         if let Some(family) = family {
