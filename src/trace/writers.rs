@@ -205,7 +205,8 @@ impl Writer {
     }
 }
 
-/// The writers of a thread.
+/// The writers of a thread, each in its own allocation, so that adding or removing one moves no other.
+#[expect(clippy::vec_box)]
 struct Writers(RefCell<Vec<Box<Writer>>>);
 
 impl Drop for Writers {
