@@ -168,7 +168,7 @@ impl Core {
     pub(crate) fn record_start(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             if recording.is_kept {
-                recording.recorder.note(id, Short::Started(self.place(recording, op.task().lane)));
+                recording.recorder.start(id, self.place(recording, op.task().lane));
             }
             self.tell(recording, op, id, |observer, op| observer.started(op));
         }
@@ -190,8 +190,10 @@ impl Core {
     pub(crate) fn record_end(&self, op: &Op<Task>, outcome: Outcome, function: FnState) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
             if recording.is_kept {
-                let ended = if function == FnState::MayRun { Short::EndedEarly } else { Short::Ended };
-                recording.recorder.note(id, ended(outcome));
+                match function {
+                    FnState::MayRun => recording.recorder.end_early(id, outcome),
+                    FnState::Called | FnState::NotCalled => recording.recorder.end(id, outcome),
+                }
             }
             self.tell(recording, op, id, |observer, op| observer.ended(op, outcome));
         }
@@ -231,6 +233,7 @@ impl Core {
     }
 
     /// Returns where an operation of `lane` runs on this thread.
+    #[inline]
     fn place(&self, recording: &Recording, lane: u8) -> Place {
         match worker_thread::runner_of(self) {
             Runner::Worker(lane, worker) => Place::Worker { engine: recording.engine, lane, worker: worker as u16 },

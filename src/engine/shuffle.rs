@@ -80,6 +80,7 @@ impl Core {
     }
 
     /// Records that the calling thread is pushing.
+    #[inline]
     pub(super) fn note_shuffled_push(&self) {
         if let Some(shuffler) = self.shuffler().filter(|_| !frame::in_program()) {
             shuffler.note_active();
@@ -87,7 +88,14 @@ impl Core {
     }
 
     /// Adds a ready operation to those to be drawn. Returns the operation if it must not be shuffled.
+    #[inline]
     pub(super) fn shuffle(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
+        if self.shuffler.is_none() { Some(op) } else { self.shuffle_slowly(op) }
+    }
+
+    /// [`shuffle`](Self::shuffle) on an engine that may shuffle.
+    #[cold]
+    fn shuffle_slowly(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
         let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };
         if op.task().has(flag::INTERNAL) && op.task().name().as_str() != POLL {
             return Some(op);

@@ -11,10 +11,10 @@ use std::{io, sync::Arc};
 use crate::{
     engine::{
         core::Core,
-        ending::{Epilogue, Epilogues, Unfinished},
+        ending::{Epilogues, Unfinished},
         frame,
         task::{Task, flag},
-        worker_thread::{Duty, WorkerThread, share_slot},
+        worker_thread::{self, Duty, WorkerThread, share_slot},
     },
     error::build::BuildError,
     sync::mpsc,
@@ -175,7 +175,12 @@ fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut 
         match thread.core.execute_recorded(op, ready) {
             Ok(ticket) if ready.is_empty() => return thread.core.count_out(ticket),
             Ok(ticket) => {
-                return thread.core.dispatch_ready(ready, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
+                // As in `run_operations`, into which `WorkerThread::schedule` is inlined as long as it has one caller.
+                let here = thread.core.schedule_ready(ready, |op| worker_thread::schedule(&thread.core, op));
+                if here.is_empty() {
+                    return thread.core.count_out(ticket);
+                }
+                return thread.core.run_here_after(here, ticket);
             }
             Err(unfinished) => Unfinished { op, called } = unfinished,
         }

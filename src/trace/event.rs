@@ -4,10 +4,13 @@
 //!
 //! | event | slots | words, four in each slot |
 //! |---|---|---|
-//! | a push | 2 or more | head, time, operation, location; two words of the name, the first two accesses; in each further slot, four accesses |
+//! | a push without a name, of at most one access | 1 | head, operation, location, the access |
+//! | any other push | 2 or more | head, time, operation, location; two words of the name, the first two accesses; in each further slot, four accesses |
+//! | a call that ended its operation | 1 | head, time of the end, operation, time of the start |
 //! | any other | 1 | head, time, operation, data specific to the kind |
 //!
-//! The head holds the kind in its lowest byte and data specific to the kind above it.
+//! The head holds the kind in its lowest byte and data specific to the kind above it. That of a push in one slot holds
+//! the time as a distance from the time in the operation's number.
 
 use std::{fmt, panic::Location};
 
@@ -107,11 +110,13 @@ pub enum Place {
     Thread(u16),
 }
 
-const ON_WORKER: u64 = 1 << 62;
-const ON_GPU: u64 = 1 << 63;
+/// A place takes 42 bits of its word.
+const ON_WORKER: u64 = 1 << 40;
+const ON_GPU: u64 = 1 << 41;
 
 impl Place {
-    fn to_word(self) -> u64 {
+    #[inline]
+    pub(super) fn to_word(self) -> u64 {
         match self {
             Self::Worker { engine, lane, worker } => {
                 ON_WORKER | u64::from(engine) << 24 | u64::from(lane) << 16 | u64::from(worker)
@@ -121,7 +126,7 @@ impl Place {
         }
     }
 
-    fn from_word(word: u64) -> Self {
+    pub(super) fn from_word(word: u64) -> Self {
         let (engine, lane, low) = ((word >> 24) as u16, (word >> 16) as u8, word as u16);
         if word & ON_WORKER != 0 {
             Self::Worker { engine, lane, worker: low }
@@ -177,6 +182,14 @@ pub(super) enum What {
     /// The operation's function has returned. Recorded only if this does not end the operation.
     Returned,
     Ended(Outcome),
+    /// The operation's function was called at the time `from`, and has returned, which ended the operation.
+    Ran {
+        place: Place,
+        from: u64,
+        outcome: Outcome,
+    },
+    /// The operation's function was found running: it was called at this time. Not read from a ring.
+    Runs(Place),
     /// The operation has ended, but its function may still run on some thread. If so, [`Returned`](Self::Returned)
     /// follows.
     EndedEarly(Outcome),
@@ -209,6 +222,13 @@ pub(crate) enum Short {
     GoesOn(Place),
 }
 
+/// The position, in the head of a push in one slot, of the lowest bit of its time; the bit below is the number of
+/// accesses.
+const DISTANCE_AT: u32 = COUNT_AT + 1;
+
+/// The position, in the head of a [`What::Ran`], of the lowest bit of the place.
+const PLACE_AT: u32 = 16;
+
 /// The position, in a push's head, of the lowest bit of the number of accesses.
 const COUNT_AT: u32 = 41;
 
@@ -224,6 +244,8 @@ mod kind {
     pub(super) const WAITS: u8 = 6;
     pub(super) const GOES_ON: u8 = 7;
     pub(super) const ENDED_EARLY: u8 = 8;
+    pub(super) const PUSHED_BRIEFLY: u8 = 9;
+    pub(super) const RAN: u8 = 10;
 }
 
 /// Returns the slot of an event.
@@ -239,6 +261,44 @@ pub(super) fn short(ticks: u64, op: OpId, event: Short) -> Slot {
         Short::GoesOn(place) => (kind::GOES_ON, place.to_word()),
     };
     [u64::from(kind), ticks, op.0, word]
+}
+
+/// Returns the slot of a call that ended its operation. `place` is the word of a place.
+#[inline]
+pub(super) fn ran(ticks: u64, op: OpId, outcome: Outcome, from: u64, place: u64) -> Slot {
+    [u64::from(kind::RAN) | (outcome as u64) << 8 | place << PLACE_AT, ticks, op.0, from]
+}
+
+/// Returns the slot of a push without a name, if one slot suffices. `op_ticks` is the time in the operation's number.
+#[inline]
+pub(super) fn brief_push(
+    ticks: u64,
+    (op, op_ticks): (OpId, u64),
+    head: &PushHead,
+    accesses: &mut impl ExactSizeIterator<Item = AccessWord>,
+) -> Option<Slot> {
+    let (count, distance) = (accesses.len(), ticks.wrapping_sub(op_ticks) as i64);
+    let fits = distance << DISTANCE_AT >> DISTANCE_AT == distance;
+    if count > 1 || !fits {
+        return None;
+    }
+    let packed = head.packed(kind::PUSHED_BRIEFLY) | (count as u64) << COUNT_AT | (distance as u64) << DISTANCE_AT;
+    Some([packed, op.0, address_of(head.location), accesses.next().map_or(0, |word| word.0)])
+}
+
+fn address_of(location: &'static Location<'static>) -> u64 {
+    std::ptr::from_ref(location).expose_provenance() as u64
+}
+
+impl PushHead {
+    #[inline]
+    fn packed(&self, kind: u8) -> u64 {
+        u64::from(kind)
+            | u64::from(self.priority) << 8
+            | u64::from(self.engine) << 16
+            | u64::from(self.lane) << 32
+            | u64::from(self.internal) << 40
+    }
 }
 
 /// Returns the number of slots of a push with `accesses` accesses.
@@ -257,13 +317,8 @@ pub(super) fn push(
     mut accesses: impl ExactSizeIterator<Item = AccessWord>,
 ) -> impl Iterator<Item = Slot> {
     let count = accesses.len();
-    let packed = u64::from(kind::PUSHED)
-        | u64::from(head.priority) << 8
-        | u64::from(head.engine) << 16
-        | u64::from(head.lane) << 32
-        | u64::from(head.internal) << 40
-        | (count as u64) << COUNT_AT;
-    let first = [packed, ticks, op.0, std::ptr::from_ref(head.location).expose_provenance() as u64];
+    let packed = head.packed(kind::PUSHED) | (count as u64) << COUNT_AT;
+    let first = [packed, ticks, op.0, address_of(head.location)];
     let mut next = move || accesses.next().map_or(0, |word| word.0);
     let [start, len] = name.into_words();
     let second = [start as u64, len as u64, next(), next()];
@@ -271,13 +326,14 @@ pub(super) fn push(
     [first, second].into_iter().chain(more)
 }
 
-/// Reads the next event from the slots of a ring.
+/// Reads the next event from the slots of a ring. `ticks_of` returns the time in an operation's number.
 ///
 /// # Safety
-/// 1. `next` yields the slots made by [`push`] and [`short`], in order, each only once.
-pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>) -> Option<Event> {
-    let [head, ticks, op, word] = next()?;
-    let outcome = || match word {
+/// 1. `next` yields the slots made by [`push`], [`brief_push`], [`ran`] and [`short`], in order, each only once.
+pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>, ticks_of: impl Fn(OpId) -> u64) -> Option<Event> {
+    let slot = next()?;
+    let [head, ticks, op, word] = slot;
+    let outcome = |word: u64| match word {
         0 => Outcome::Succeeded,
         1 => Outcome::Failed,
         _ => Outcome::Skipped,
@@ -286,12 +342,24 @@ pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>) -> Option<Even
         kind::READY => What::Ready,
         kind::STARTED => What::Started(Place::from_word(word)),
         kind::RETURNED => What::Returned,
-        kind::ENDED => What::Ended(outcome()),
-        kind::ENDED_EARLY => What::EndedEarly(outcome()),
+        kind::ENDED => What::Ended(outcome(word)),
+        kind::ENDED_EARLY => What::EndedEarly(outcome(word)),
         kind::WAITS => What::Waits,
         kind::GOES_ON => What::GoesOn(Place::from_word(word)),
+        kind::RAN => {
+            let place = Place::from_word(head >> PLACE_AT);
+            What::Ran { place, from: word, outcome: outcome(head >> 8 & 0xff) }
+        }
+        kind::PUSHED_BRIEFLY => {
+            let [_, op, location, access] = slot;
+            let op = OpId(op);
+            let ticks = ticks_of(op).wrapping_add_signed(head as i64 >> DISTANCE_AT);
+            let accesses = [access].into_iter().take((head >> COUNT_AT & 1) as usize);
+            // SAFETY: by (1), `brief_push` has stored the address of a static location.
+            let pushed = unsafe { Pushed::read(head, location, Name::EMPTY, accesses) };
+            return Some(Event { ticks, op, what: What::Pushed(Box::new(pushed)) });
+        }
         _ => {
-            let location: *const Location<'static> = std::ptr::with_exposed_provenance(word as usize);
             let second = next()?;
             let count = (head >> COUNT_AT) as usize;
             let mut words = Vec::with_capacity(4 * slots_of_push(count));
@@ -300,20 +368,34 @@ pub(super) unsafe fn read(mut next: impl FnMut() -> Option<Slot>) -> Option<Even
                 words.extend(next()?);
             }
             words.truncate(count);
-            What::Pushed(Box::new(Pushed {
-                // SAFETY: by (1), `push` has stored the address of a static location.
-                location: unsafe { &*location },
-                // SAFETY: (1): `push` has stored the words of a name, which are read once.
-                name: unsafe { Name::from_words([second[0] as usize, second[1] as usize]) },
-                priority: (head >> 8) as u8,
-                engine: (head >> 16) as u16,
-                lane: (head >> 32) as u8,
-                internal: head >> 40 & 1 != 0,
-                accesses: words.into_iter().map(|word| AccessWord(word).parts()).collect(),
-            }))
+            // SAFETY: (1): `push` has stored the words of a name, which are read once.
+            let name = unsafe { Name::from_words([second[0] as usize, second[1] as usize]) };
+            // SAFETY: by (1), `push` has stored the address of a static location.
+            let pushed = unsafe { Pushed::read(head, word, name, words.into_iter()) };
+            What::Pushed(Box::new(pushed))
         }
     };
     Some(Event { ticks, op: OpId(op), what })
+}
+
+impl Pushed {
+    /// Reads the data of a push from its words.
+    ///
+    /// # Safety
+    /// 1. `location` is the address of a static location, from [`address_of`].
+    unsafe fn read(head: u64, location: u64, name: Name, accesses: impl Iterator<Item = u64>) -> Self {
+        let location: *const Location<'static> = std::ptr::with_exposed_provenance(location as usize);
+        Self {
+            // SAFETY: (1).
+            location: unsafe { &*location },
+            name,
+            priority: (head >> 8) as u8,
+            engine: (head >> 16) as u16,
+            lane: (head >> 32) as u8,
+            internal: head >> 40 & 1 != 0,
+            accesses: accesses.map(|word| AccessWord(word).parts()).collect(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -340,17 +422,33 @@ mod tests {
                 let words = accesses.iter().map(|&(variable, mode)| AccessWord::new(variable, mode));
                 let mut slots: Vec<Slot> = push(123, OpId(u64::MAX), &head, name.clone(), words).collect();
                 assert_eq!(slots.len(), slots_of_push(accesses.len()));
+                if name.is_empty() {
+                    // Before, at and after the time in the number, and too far from it for one slot.
+                    for (ticks, fits) in [(4_000, true), (5_000, true), (5_015, true), (5_000 + (1 << 21), false)] {
+                        let mut words = accesses.iter().map(|&(variable, mode)| AccessWord::new(variable, mode));
+                        let slot = brief_push(ticks, (OpId(77), 5_000), &head, &mut words);
+                        assert_eq!(slot.is_some(), fits && count < 2);
+                        let Some(slot) = slot else { continue };
+                        // SAFETY: (1): it is the slot of a push.
+                        let event = unsafe { read(|| Some(slot), |_| 5_000) }.expect("there is an event");
+                        assert_eq!((event.ticks, event.op), (ticks, OpId(77)));
+                        let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
+                        assert_eq!((pushed.name, pushed.location), (Name::EMPTY, head.location));
+                        assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
+                        assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses.clone()));
+                    }
+                }
                 slots.push(short(124, OpId(1), Short::Ready));
                 let mut slots = slots.into_iter();
                 // SAFETY: (1): they are the slots of a push and of another event.
-                let event = unsafe { read(|| slots.next()) }.expect("there is an event");
+                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is an event");
                 assert_eq!((event.ticks, event.op), (123, OpId(u64::MAX)));
                 let What::Pushed(pushed) = event.what else { panic!("not a push: {event:?}") };
                 assert_eq!((pushed.name, pushed.location), (name, head.location));
                 assert_eq!((pushed.priority, pushed.engine, pushed.lane), (33, 500, 9));
                 assert_eq!((pushed.internal, pushed.accesses), (head.internal, accesses));
                 // SAFETY: (1): the remaining slots belong to the other event.
-                let event = unsafe { read(|| slots.next()) }.expect("there is another event");
+                let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is another event");
                 assert!(matches!(event.what, What::Ready) && slots.next().is_none());
             }
         }
@@ -366,8 +464,16 @@ mod tests {
         for place in places {
             let mut slots = [short(1, OpId(2), Short::Started(place))].into_iter();
             // SAFETY: (1): it is the slot of an event.
-            let event = unsafe { read(|| slots.next()) }.expect("there is an event");
+            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is an event");
             assert!(matches!(event.what, What::Started(read) if read == place), "{event:?}");
+            let mut slots = [ran(9, OpId(2), Outcome::Skipped, 5, place.to_word())].into_iter();
+            // SAFETY: (1): it is the slot of an event.
+            let event = unsafe { read(|| slots.next(), |_| 0) }.expect("there is an event");
+            assert_eq!((event.ticks, event.op), (9, OpId(2)));
+            let What::Ran { place: read, from: 5, outcome: Outcome::Skipped } = event.what else {
+                panic!("another event: {event:?}")
+            };
+            assert_eq!(read, place);
         }
     }
 }

@@ -290,9 +290,10 @@ impl History {
         Arc::make_mut(&mut self.names).entry(variable).or_insert(name);
     }
 
-    /// Adds an event of `thread`. Events must be added in the order of their times.
+    /// Adds an event of `thread`. Events must be added in the order of their times, except that the start of a function
+    /// may come late: after other events of its time, but before the events that the function caused.
     pub(super) fn add(&mut self, thread: u16, time: Duration, event: Event) {
-        self.last = time;
+        self.last = self.last.max(time);
         let Some(on) = self.threads.get_mut(usize::from(thread)) else { return };
         match event.what {
             What::Pushed(pushed) => {
@@ -318,12 +319,17 @@ impl History {
             _ => {}
         }
         let Some(op) = self.open.get_mut(&event.op) else {
-            self.lose(1);
+            // What was found running has ended since, or its push was lost, as its other events will show.
+            if !matches!(event.what, What::Runs(_)) {
+                self.lose(1);
+            }
             return;
         };
         match event.what {
             What::Ready => op.ready = Some(time.max(op.pushed)),
-            What::Started(place) => {
+            // The function was found running before the event of its start was read.
+            What::Started(_) | What::Runs(_) if op.started.is_some() => {}
+            What::Started(place) | What::Runs(place) => {
                 op.started = Some(time);
                 // Operations that were ready when pushed have no `Ready` event.
                 op.ready.get_or_insert(op.pushed);
@@ -354,6 +360,7 @@ impl History {
                     self.close(event.op);
                 }
             }
+            What::Ran { .. } => unreachable!("calls are divided into their starts and ends before"),
             What::Pushed(_) | What::Waits | What::GoesOn(_) => unreachable!("pushes and waits are handled before"),
         }
     }

@@ -21,3 +21,4 @@ pub(crate) mod to_metrics;
 #[cfg(feature = "tracing")]
 pub(crate) mod to_tracing;
 pub(crate) mod watchdog;
+mod writers;

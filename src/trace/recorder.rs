@@ -2,14 +2,16 @@
 //!
 //! # Who may touch what
 //!
-//! * The writing end of a ring: its owning thread, in a thread-local.
+//! * The writing end of a ring: its owning thread, in a thread-local; see [`writers`].
 //! * The reading ends and the histories not yet taken: the holder of the lock.
 //!
 //! A writing thread takes no lock and allocates nothing, except that its first event creates its ring. If the ring is
 //! full, the event is only counted.
+//!
+//! The start of a function is not written by itself if the next event on its thread is the end of the operation: one
+//! event then holds both. Until then, a reader finds the start beside the ring.
 
 use std::{
-    cell::RefCell,
     collections::{HashMap, HashSet},
     fmt,
     sync::{
@@ -19,12 +21,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rtrb::{Consumer, Producer, RingBuffer};
+use rtrb::{Consumer, RingBuffer};
 
 use super::{
-    event::{self, AccessWord, Event, MAX_ACCESSES, OpId, PushHead, Short, Slot, VarId, What},
+    event::{self, AccessWord, Event, MAX_ACCESSES, OpId, Outcome, Place, PushHead, Short, Slot, VarId, What},
     history::{History, Trace},
     stats::OpStats,
+    writers::{self, RingShared, Writer},
 };
 use crate::{
     sync::{Mutex, fork::ProcessMark, lock},
@@ -32,7 +35,7 @@ use crate::{
     values::name::Name,
 };
 
-/// The default number of slots in a ring: 2 MiB per thread. Not tuned: enough for some 10,000 operations on each
+/// The default number of slots in a ring: 2 MiB per thread. Not tuned: enough for some 16,000 operations on each
 /// thread.
 const SLOTS: usize = 1 << 16;
 
@@ -126,23 +129,7 @@ struct State {
 struct Ring {
     slots: Consumer<Slot>,
     thread: u16,
-    lost: Arc<AtomicU64>,
-}
-
-/// The writing end of a ring.
-struct Writer {
-    recorder: u64,
-    slots: Producer<Slot>,
-    thread: u16,
-    /// The time of the last event.
-    last: u64,
-    /// The number of the last operation pushed by this thread.
-    last_op: u64,
-    lost: Arc<AtomicU64>,
-}
-
-thread_local! {
-    static WRITERS: RefCell<Vec<Writer>> = const { RefCell::new(Vec::new()) };
+    shared: Arc<RingShared>,
 }
 
 /// A description of an engine in a trace.
@@ -164,15 +151,17 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Returns a recorder with 2 MiB for each thread: enough for some 10,000 operations pushed and run by the thread.
+    /// Returns a recorder with 2 MiB for each thread: enough for some 16,000 operations pushed and run by the thread.
     #[must_use]
     pub fn new() -> Self {
         Self::with_slots(SLOTS)
     }
 
-    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 64 bytes and 32 more for every
-    /// four accesses beyond the first two; the other events of an operation take 32 bytes each, and most operations
-    /// have three.
+    /// Returns a recorder with room for `bytes` of events on each thread. A push takes 32 bytes if the operation has no
+    /// name and at most one access, and otherwise 64 bytes, and 32 more for every four accesses beyond the first two.
+    /// The other events of an operation take 32 bytes each. Most operations have one or two: one if they become ready
+    /// after their push, and one for the run, from the call of the function until the end. A function that pushes, or
+    /// that ends before its operation, adds one, and each wait adds two.
     ///
     /// ```
     /// let recorder = raddle::Recorder::with_capacity(64 << 20); // for long runs
@@ -312,17 +301,21 @@ impl Recorder {
         &self,
         head: &PushHead,
         name: &Name,
-        accesses: impl ExactSizeIterator<Item = AccessWord>,
+        mut accesses: impl ExactSizeIterator<Item = AccessWord>,
     ) -> OpId {
         let pushed = self.write(|writer, now| {
             let op = writer.next_op(&self.shared, now);
-            let count = event::slots_of_push(accesses.len());
-            match writer.slots.write_chunk_uninit(count) {
-                Ok(chunk) if accesses.len() <= MAX_ACCESSES => {
-                    chunk.fill_from_iter(event::push(now, op, head, name.clone(), accesses));
-                }
-                // Relaxed: only a count.
-                _ => _ = writer.lost.fetch_add(1, Relaxed),
+            // What the function pushes comes after its start, even if the clock shows the same time.
+            writer.flush();
+            let brief =
+                if name.is_empty() { event::brief_push(now, (op, ticks_of(op)), head, &mut accesses) } else { None };
+            if let Some(slot) = brief {
+                writer.put_slot(slot);
+            } else if accesses.len() <= MAX_ACCESSES {
+                let count = event::slots_of_push(accesses.len());
+                writer.put_slots(count, || event::push(now, op, head, name.clone(), accesses));
+            } else {
+                writer.lose(1);
             }
             op
         });
@@ -340,62 +333,75 @@ impl Recorder {
         self.shared.next_op(self.shared.clock.now())
     }
 
-    /// Records an event other than a push, at the current time.
+    /// Records that the function of an operation is called on this thread.
+    #[inline]
+    pub(crate) fn start(&self, op: OpId, place: Place) {
+        self.write(|writer, now| writer.start(now, op, place));
+    }
+
+    /// Records that an operation ends on this thread, after its function has returned if it was called.
+    #[inline]
+    pub(crate) fn end(&self, op: OpId, outcome: Outcome) {
+        self.write(|writer, now| writer.end(now, op, outcome));
+    }
+
+    /// Records that an operation ends, whose function may still run on some thread.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_early(&self, op: OpId, outcome: Outcome) {
+        self.note(op, Short::EndedEarly(outcome));
+    }
+
+    /// Records another event, at the current time.
     #[inline]
     pub(crate) fn note(&self, op: OpId, event: Short) {
         self.write(|writer, now| writer.put(now, op, event));
     }
 
-    /// Records an event other than a push that the last event on this thread caused, at the time of that event.
+    /// Records an event that the last event on this thread caused, at the time of that event.
     #[inline]
     pub(crate) fn note_with_last(&self, op: OpId, event: Short) {
-        self.write_last(|writer, last| writer.put(last, op, event));
+        self.with_writer(|writer| writer.put(writer.last.get(), op, event));
     }
 
     /// Returns the number of the calling thread.
     #[inline]
     pub(crate) fn thread(&self) -> u16 {
-        self.write_last(|writer, _| writer.thread).unwrap_or(0)
+        self.with_writer(|writer| writer.thread).unwrap_or(0)
     }
 
     /// Calls `f` with the writer of the calling thread and the current time, which the writer keeps.
-    #[inline]
-    fn write<R>(&self, f: impl FnOnce(&mut Writer, u64) -> R) -> Option<R> {
-        self.write_last(|writer, _| {
-            writer.last = self.shared.clock.now();
-            f(writer, writer.last)
+    #[inline(always)]
+    fn write<R>(&self, f: impl FnOnce(&Writer, u64) -> R) -> Option<R> {
+        self.with_writer(|writer| {
+            let now = self.shared.clock.now();
+            writer.last.set(now);
+            f(writer, now)
         })
     }
 
-    /// Calls `f` with the writer of the calling thread and the time that the writer has kept.
-    #[inline]
-    fn write_last<R>(&self, f: impl FnOnce(&mut Writer, u64) -> R) -> Option<R> {
-        // The writers are gone if the thread is ending.
-        let written = WRITERS.try_with(|writers| {
-            let mut writers = writers.borrow_mut();
-            let index = match &**writers {
-                [first, ..] if first.recorder == self.shared.number => 0,
-                _ => self.find_writer(&mut writers),
-            };
-            let writer = &mut writers[index];
-            f(writer, writer.last)
-        });
-        if written.is_err() {
-            // Relaxed: only a count.
-            self.shared.unheard.fetch_add(1, Relaxed);
+    /// Calls `f` with the writer of the calling thread.
+    #[inline(always)]
+    fn with_writer<R>(&self, f: impl FnOnce(&Writer) -> R) -> Option<R> {
+        // SAFETY: (1): this recorder's rings are dropped with it, except those whose writers are gone.
+        let written = unsafe { writers::with(self.shared.number, || self.new_writer(), f) };
+        if written.is_none() {
+            self.lose_unheard();
         }
-        written.ok()
+        written
     }
 
-    /// Returns the index of the thread's writer, creating the writer if necessary.
+    /// Counts an event of a thread that is ending.
     #[cold]
-    fn find_writer(&self, writers: &mut Vec<Writer>) -> usize {
-        if let Some(known) = writers.iter().position(|writer| writer.recorder == self.shared.number) {
-            // The most recently used recorder is found first.
-            writers.swap(0, known);
-            return 0;
-        }
-        writers.retain(|writer| !writer.slots.is_abandoned());
+    fn lose_unheard(&self) {
+        // Relaxed: only a count.
+        self.shared.unheard.fetch_add(1, Relaxed);
+    }
+
+    /// Makes the calling thread's writer.
+    #[cold]
+    #[inline(never)]
+    fn new_writer(&self) -> Writer {
         let current = std::thread::current();
         let mut state = lock(&self.shared.state);
         let thread = state.history.add_thread(current.name()).or_else(|| {
@@ -406,10 +412,9 @@ impl Recorder {
         // A thread without a number gets a ring without slots, so all its events are counted as lost.
         let (slots, consumer) = RingBuffer::new(thread.map_or(0, |_| self.shared.slots));
         let thread = thread.unwrap_or(NO_NUMBER);
-        let lost = Arc::new(AtomicU64::new(0));
-        state.rings.push(Ring { slots: consumer, thread, lost: Arc::clone(&lost) });
-        writers.insert(0, Writer { recorder: self.shared.number, slots, thread, last: 0, last_op: 0, lost });
-        0
+        let shared = Arc::new(RingShared::default());
+        state.rings.push(Ring { slots: consumer, thread, shared: Arc::clone(&shared) });
+        Writer::new(self.shared.number, thread, slots, shared)
     }
 }
 
@@ -443,22 +448,15 @@ impl Shared {
 impl Writer {
     /// Returns a number for the next operation, with the time of its push.
     #[inline]
-    fn next_op(&mut self, shared: &Shared, now: u64) -> OpId {
+    fn next_op(&self, shared: &Shared, now: u64) -> OpId {
         if self.thread == NO_NUMBER {
             return shared.next_op(now);
         }
         let time = first_op_at(now);
-        let next = (self.last_op & !(MAX_THREADS as u64 - 1)) + MAX_THREADS as u64;
-        self.last_op = time.max(next) | u64::from(self.thread);
-        OpId(self.last_op)
-    }
-
-    #[inline]
-    fn put(&mut self, ticks: u64, op: OpId, event: Short) {
-        if self.slots.push(event::short(ticks, op, event)).is_err() {
-            // Relaxed: only a count.
-            self.lost.fetch_add(1, Relaxed);
-        }
+        let next = (self.last_op.get() & !(MAX_THREADS as u64 - 1)) + MAX_THREADS as u64;
+        let op = time.max(next) | u64::from(self.thread);
+        self.last_op.set(op);
+        OpId(op)
     }
 }
 
@@ -477,15 +475,26 @@ impl State {
             // Checked before the ring is read: a thread that has ended writes no more.
             let is_over = ring.slots.is_abandoned();
             let thread = ring.thread;
+            // Looked at before the ring is read: if the call has ended by now, the ring holds it, or held it before.
+            let running = ring.shared.running().filter(|&(_, ticks, _)| ticks <= until);
             ring.read(|mut event| {
-                if let What::Ready = event.what {
+                match event.what {
                     // An operation may have been pushed after the end of the operation that made it ready was recorded.
-                    event.ticks = event.ticks.max(ticks_of(event.op) + (1 << TICKS_BITS));
+                    What::Ready => event.ticks = event.ticks.max(ticks_of(event.op) + (1 << TICKS_BITS)),
+                    What::Ran { place, from, outcome } => {
+                        events.push((thread, Event { ticks: from, op: event.op, what: What::Started(place) }));
+                        event.what = What::Ended(outcome);
+                    }
+                    _ => {}
                 }
                 events.push((thread, event));
             });
+            // After the events of the ring, of which those with the same time came earlier.
+            if let Some((op, ticks, place)) = running {
+                events.push((thread, Event { ticks, op, what: What::Runs(place) }));
+            }
             // Relaxed: only a count.
-            lost += ring.lost.swap(0, Relaxed);
+            lost += ring.shared.lost.swap(0, Relaxed);
             if is_over {
                 ended.push(thread);
             }
@@ -520,7 +529,7 @@ impl Ring {
         let Ok(chunk) = self.slots.read_chunk(available) else { return };
         let mut slots = chunk.into_iter();
         // SAFETY: (1): the writer puts only whole events into the ring, and each slot is read once.
-        while let Some(event) = unsafe { event::read(|| slots.next()) } {
+        while let Some(event) = unsafe { event::read(|| slots.next(), ticks_of) } {
             f(event);
         }
     }
@@ -536,3 +545,32 @@ impl Drop for Shared {
 
 /// The names of variables.
 pub(super) type Names = HashMap<VarId, Name>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the numbers of the operations in the ring of this thread, with whether the event is a start.
+    fn starts(recorder: &Recorder) -> Vec<(OpId, bool)> {
+        let mut found = Vec::new();
+        for ring in &mut lock(&recorder.shared.state).rings {
+            ring.read(|event| found.push((event.op, matches!(event.what, What::Started(_)))));
+        }
+        found
+    }
+
+    fn push(recorder: &Recorder) -> OpId {
+        let location = std::panic::Location::caller();
+        let head = PushHead { location, priority: 128, engine: 0, lane: 0, internal: false };
+        recorder.push(&head, &Name::EMPTY, std::iter::empty())
+    }
+
+    #[test]
+    fn the_start_of_a_function_precedes_what_the_function_pushes() {
+        let recorder = Recorder::with_capacity(1 << 12);
+        let parent = push(&recorder);
+        recorder.start(parent, Place::Thread(0));
+        let child = push(&recorder);
+        assert_eq!(starts(&recorder), [(parent, false), (parent, true), (child, false)]);
+    }
+}

@@ -1,0 +1,293 @@
+//! The writing ends of rings, and how a thread finds its own.
+//!
+//! # Who may touch what
+//!
+//! * The list of a thread's writers, the pointer to the one used last, and a writer's cells: only the thread.
+//! * [`RingShared`]: the thread stores, and the reader of the ring loads. These are counts and snapshots for diagnostics,
+//!   which own nothing. A reader that finds a call reads the rings afterwards, and so finds the events that preceded the
+//!   call, such as the operation's push.
+
+use std::{
+    cell::{Cell, RefCell},
+    ptr,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+};
+
+use rtrb::{Producer, chunks::ChunkError};
+
+use super::event::{self, OpId, Outcome, Place, Short, Slot};
+
+/// What a ring's two ends share beside the ring.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct RingShared {
+    /// The number of events that did not fit since the reader last read it.
+    pub(super) lost: AtomicU64,
+    running: Running,
+}
+
+/// The function that the thread has called last, in case its start is not yet in the ring.
+///
+/// The words are stored and loaded one by one, so a reader may find words of two calls. The last word depends on all
+/// others, and shows this.
+#[derive(Debug, Default)]
+struct Running {
+    op: AtomicU64,
+    from: AtomicU64,
+    place: AtomicU64,
+    check: AtomicU64,
+}
+
+/// The number of times that a reader tries to find words of one call.
+const TRIES: usize = 100;
+
+impl Running {
+    /// Returns the last word of a call, which is not zero except by chance.
+    #[inline]
+    fn check(op: u64, from: u64, place: u64) -> u64 {
+        // The factors are odd and otherwise arbitrary, so that different words rarely have the same sum.
+        (op ^ 0x9e37_79b9_7f4a_7c15)
+            .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+            .wrapping_add(from.wrapping_mul(0x94d0_49bb_1331_11eb))
+            .wrapping_add(place.wrapping_mul(0xd6e8_feb8_6659_fd93))
+    }
+
+    #[inline]
+    fn set(&self, op: OpId, from: u64, place: u64) {
+        // Relaxed: published by the store below, and a reader detects words of different calls.
+        self.op.store(op.0, Relaxed);
+        self.from.store(from, Relaxed);
+        self.place.store(place, Relaxed);
+        // Release: publishes the words, and what precedes the call, to `RingShared::running`.
+        self.check.store(Self::check(op.0, from, place), Release);
+    }
+
+    /// Makes readers find no call.
+    fn clear(&self) {
+        // Relaxed: a snapshot for diagnostics.
+        self.check.store(0, Relaxed);
+    }
+
+    /// Returns the time and the place of the call, as the thread has stored them.
+    #[inline]
+    fn own(&self) -> (u64, u64) {
+        // Relaxed: only this thread stores these words.
+        (self.from.load(Relaxed), self.place.load(Relaxed))
+    }
+}
+
+impl RingShared {
+    /// Returns the operation whose function the thread has called last, when, and where. The function may have returned
+    /// since. Returns `None` if there is no such call, if the start is in the ring, or if the thread calls functions so
+    /// quickly that none is found.
+    pub(super) fn running(&self) -> Option<(OpId, u64, Place)> {
+        for _ in 0..TRIES {
+            // Acquire: pairs with the store in `Running::set`.
+            let check = self.running.check.load(Acquire);
+            if check == 0 {
+                return None;
+            }
+            // Relaxed: words of later calls are detected.
+            let [op, from, place] =
+                [&self.running.op, &self.running.from, &self.running.place].map(|word| word.load(Relaxed));
+            if check == Running::check(op, from, place) {
+                return Some((OpId(op), from, Place::from_word(place)));
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+/// The writing end of a ring.
+pub(super) struct Writer {
+    recorder: u64,
+    slots: RefCell<Producer<Slot>>,
+    pub(super) thread: u16,
+    /// The time of the last event.
+    pub(super) last: Cell<u64>,
+    /// The number of the last operation pushed by this thread.
+    pub(super) last_op: Cell<u64>,
+    /// The operation whose function was called last, if no event was written since.
+    open: Cell<OpId>,
+    shared: Arc<RingShared>,
+}
+
+/// In place of an operation: there is none.
+const NO_OP: OpId = OpId(0);
+
+impl Writer {
+    pub(super) fn new(recorder: u64, thread: u16, slots: Producer<Slot>, shared: Arc<RingShared>) -> Self {
+        let (last, last_op, open) = (Cell::new(0), Cell::new(0), Cell::new(NO_OP));
+        Self { recorder, slots: RefCell::new(slots), thread, last, last_op, open, shared }
+    }
+
+    /// Records that the function of `op` is called. The event is written when the thread records another one, together
+    /// with the end if that is the next.
+    #[inline(always)]
+    pub(super) fn start(&self, now: u64, op: OpId, place: Place) {
+        self.flush();
+        self.shared.running.set(op, now, place.to_word());
+        self.open.set(op);
+    }
+
+    /// Records that `op` ends, after its function has returned if it was called.
+    #[inline(always)]
+    pub(super) fn end(&self, now: u64, op: OpId, outcome: Outcome) {
+        if self.open.get() != op {
+            return self.put(now, op, Short::Ended(outcome));
+        }
+        self.open.set(NO_OP);
+        let (from, place) = self.shared.running.own();
+        if !self.write(event::ran(now, op, outcome, from, place)) {
+            self.shared.running.clear();
+            self.lose(2);
+        }
+    }
+
+    /// Writes an event.
+    #[inline(always)]
+    pub(super) fn put(&self, ticks: u64, op: OpId, event: Short) {
+        self.flush();
+        self.put_slot(event::short(ticks, op, event));
+    }
+
+    /// Writes an event that takes one slot.
+    #[inline(always)]
+    pub(super) fn put_slot(&self, slot: Slot) {
+        if !self.write(slot) {
+            self.lose(1);
+        }
+    }
+
+    /// Writes an event that takes two or more slots. `slots` is not called if they do not fit.
+    #[inline]
+    pub(super) fn put_slots<S: Iterator<Item = Slot>>(&self, count: usize, slots: impl FnOnce() -> S) {
+        let Ok(mut producer) = self.slots.try_borrow_mut() else { return self.lose(1) };
+        match producer.write_chunk_uninit(count) {
+            Ok(chunk) => _ = chunk.fill_from_iter(slots()),
+            Err(ChunkError::TooFewSlots(_)) => self.lose(1),
+        }
+    }
+
+    /// Writes the start of the last function if it is not yet written, before another event.
+    #[inline]
+    pub(super) fn flush(&self) {
+        if self.open.get() != NO_OP {
+            self.write_start();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_start(&self) {
+        let op = self.open.replace(NO_OP);
+        let (from, place) = self.shared.running.own();
+        self.put_slot(event::short(from, op, Short::Started(Place::from_word(place))));
+        self.shared.running.clear();
+    }
+
+    /// Returns whether the slot fits.
+    #[inline(always)]
+    fn write(&self, slot: Slot) -> bool {
+        self.slots.try_borrow_mut().is_ok_and(|mut slots| slots.push(slot).is_ok())
+    }
+
+    /// Counts events that are not written.
+    #[cold]
+    pub(super) fn lose(&self, events: u64) {
+        // Relaxed: only a count.
+        self.shared.lost.fetch_add(events, Relaxed);
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.slots.try_borrow().is_ok_and(|slots| slots.is_abandoned())
+    }
+}
+
+/// The writers of a thread, each in its own allocation, so that adding or removing one moves no other.
+#[expect(clippy::vec_box)]
+struct Writers(RefCell<Vec<Box<Writer>>>);
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        NEAREST.set((NO_RECORDER, ptr::null()));
+    }
+}
+
+/// In place of the number of a recorder: there is none.
+const NO_RECORDER: u64 = u64::MAX;
+
+thread_local! {
+    static WRITERS: Writers = const { Writers(RefCell::new(Vec::new())) };
+    /// The number of the recorder used last, and its writer, which is in `WRITERS`.
+    static NEAREST: Cell<(u64, *const Writer)> = const { Cell::new((NO_RECORDER, ptr::null())) };
+}
+
+/// Calls `f` with the calling thread's writer for the recorder with this number, made by `make` if necessary. Returns
+/// `None` if the thread is ending and has no writers any more.
+///
+/// # Safety
+/// 1. The recorder keeps the other end of the writer's ring until this returns.
+#[inline(always)]
+pub(super) unsafe fn with<R>(recorder: u64, make: impl FnOnce() -> Writer, f: impl FnOnce(&Writer) -> R) -> Option<R> {
+    let (nearest, mut writer) = NEAREST.get();
+    if nearest != recorder {
+        writer = find(recorder, make)?;
+    }
+    // SAFETY: the writer is in its own allocation, which `WRITERS` owns. A writer is removed only by `find`, if its
+    // ring's other end is gone, which is excluded (1), and by the drop of `WRITERS`, which is not dropped inside `f`
+    // and makes this function find nothing.
+    Some(f(unsafe { &*writer }))
+}
+
+/// Returns the thread's writer, made by `make` if necessary, and remembers it as the one used last.
+#[cold]
+#[inline(never)]
+fn find(recorder: u64, make: impl FnOnce() -> Writer) -> Option<*const Writer> {
+    let find = |writers: &Writers| {
+        let known = |writers: &[Box<Writer>]| {
+            let writer = writers.iter().find(|writer| writer.recorder == recorder)?;
+            Some(ptr::from_ref::<Writer>(writer))
+        };
+        let found = known(&writers.0.borrow());
+        let writer = found.unwrap_or_else(|| {
+            let writer = Box::new(make());
+            let mut writers = writers.0.borrow_mut();
+            writers.retain(|writer| !writer.is_abandoned());
+            writers.push(writer);
+            writers.last().map_or(ptr::null(), |writer| ptr::from_ref::<Writer>(writer))
+        });
+        NEAREST.set((recorder, writer));
+        writer
+    };
+    WRITERS.try_with(find).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_different_calls_are_detected() {
+        let shared = RingShared::default();
+        assert!(shared.running().is_none());
+        let place = Place::Worker { engine: 3, lane: 1, worker: 7 };
+        shared.running.set(OpId(5 << 12), 99, place.to_word());
+        assert_eq!(shared.running(), Some((OpId(5 << 12), 99, place)));
+        for (word, other) in [(&shared.running.op, 6 << 12), (&shared.running.from, 100), (&shared.running.place, 0)] {
+            let before = word.swap(other, Relaxed);
+            assert!(shared.running().is_none());
+            word.store(before, Relaxed);
+        }
+        assert!(shared.running().is_some());
+        shared.running.clear();
+        assert!(shared.running().is_none());
+    }
+}
