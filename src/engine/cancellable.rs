@@ -112,6 +112,12 @@ impl Place {
         &self.held_back_by
     }
 
+    /// Whether an operation keeps this one from entering a queue.
+    pub(super) fn is_held_back(&self) -> bool {
+        // Relaxed: see `is_held_back_by`.
+        !self.held_back_by.load(Relaxed).is_null()
+    }
+
     /// Whether the operation with the task `by` keeps this one from entering a queue.
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
         // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations

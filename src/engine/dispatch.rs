@@ -21,7 +21,7 @@ use crate::{
     device::gpus::FIRST_LANE,
     engine::{
         core::Core,
-        ending::{Epilogue, Epilogues},
+        ending::Epilogue,
         no_wait,
         ready_loop::{self, ReadyLoop},
         task::{Task, flag},
@@ -111,10 +111,10 @@ impl Core {
 
     // ------------------------------------------------------------------------------------ after a completion ----
 
-    /// Dispatches operations that a completion made ready, and then runs the epilogues of the completed operations.
-    pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogues: Epilogues) {
+    /// Dispatches operations that a completion made ready, and then runs the epilogue of the complete operation.
+    pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogue: Epilogue) {
         let here = self.schedule_ready(ready, |op| worker_thread::schedule(self, op));
-        self.run_here(here, epilogues);
+        self.run_here(here, epilogue);
     }
 
     /// Schedules the operations in `ready` and returns those that must [run here](Self::run_here). Plain operations of
@@ -152,20 +152,20 @@ impl Core {
     /// Runs operations that must run on this thread, after an operation that only has to be counted out.
     #[cold]
     pub(super) fn run_here_after(self: &Arc<Self>, here: ReadyList<Task>, ticket: Ticket) {
-        self.run_here(here, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
+        self.run_here(here, Epilogue::CountOut(ticket));
     }
 
-    /// Runs operations that must run on this thread, and the epilogues of the operations that made them ready.
+    /// Runs operations that must run on this thread, and the epilogue of the operation that made them ready.
     #[inline(never)]
-    pub(super) fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>, epilogues: Epilogues) {
+    pub(super) fn run_here(self: &Arc<Self>, mut here: ReadyList<Task>, epilogue: Epilogue) {
         if self.is_forked() {
-            return std::mem::forget(epilogues);
+            return std::mem::forget(epilogue);
         }
         if here.is_empty() {
-            return epilogues.into_iter().for_each(|epilogue| self.finish(epilogue));
+            return self.finish(epilogue);
         }
         worker_thread::share_slot();
-        self.run_nested(None, &mut here, &mut epilogues.into_iter());
+        self.run_nested(None, &mut here, &mut iter::once(epilogue));
     }
 
     // ---------------------------------------------------------------------------------------- on this thread ----

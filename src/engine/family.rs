@@ -43,7 +43,7 @@ use crate::{
     engine::{
         cancellable::Place,
         core::Core,
-        ending::{Epilogue, Epilogues, FnState},
+        ending::{Epilogue, FnState},
         frame::{Call, Frame},
         group::Group,
         kin::{Kin, KinShare},
@@ -455,7 +455,7 @@ impl Family {
         self.leave();
         // Operations that run inside this call may wait for the parent, so nothing here may delay the parent from now
         // on.
-        self.core.dispatch_ready(&mut ready, Epilogues::new());
+        self.core.dispatch_ready(&mut ready, Epilogue::Nothing);
     }
 
     /// Returns a failure of a child that no later child has cleared. If there are several, returns the failure of the
@@ -496,7 +496,7 @@ impl Family {
             completed.ended.extend(second);
         }
         let epilogue = self.core.defer_epilogue(epilogue);
-        self.core.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+        self.core.dispatch_ready(&mut ready, epilogue);
     }
 }
 

@@ -534,7 +534,8 @@ pub(crate) fn runs(claim: &Claim) -> bool {
 
 /// Whether the operation with this place is a child that waits for a function on this thread to return.
 pub(super) fn holds_back(place: &Place) -> bool {
-    any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
+    // Most operations are not held back, and the search grows with the frames.
+    place.is_held_back() && any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
 }
 
 /// Returns the name of an operation on this thread that belongs to `group` or to a group inside it, and where the

@@ -19,7 +19,6 @@ use crate::{
     engine::{
         cancellable::{Cancellable, Function, Handled},
         core::Core,
-        ending::Epilogues,
         ready_loop,
         task::{Task, flag},
         worker_thread,
@@ -89,7 +88,7 @@ impl Core {
             if !self.has_workers() {
                 ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
             }
-            self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+            self.dispatch_ready(&mut ready, epilogue);
         });
     }
 

@@ -10,7 +10,7 @@ use crate::{
     device::stream::{FunctionEnd, GpuStream},
     engine::{
         core::Core,
-        ending::{Disposition, Epilogue, Epilogues, FnState, Unfinished},
+        ending::{Disposition, Epilogue, FnState, Unfinished},
         family::Family,
         frame::{self, Call, Frame, Holds},
         kin::Kin,
@@ -347,7 +347,7 @@ impl Core {
             completed.ended.extend(second);
         }
         let epilogue = self.defer_epilogue(epilogue);
-        self.dispatch_ready(&mut ready, Epilogues::from_iter([epilogue]));
+        self.dispatch_ready(&mut ready, epilogue);
     }
 
     /// Completes an asynchronous operation whose guards were never taken. Its variables remain unchanged.
@@ -365,7 +365,7 @@ impl Core {
         let mut ready = ReadyList::default();
         self.record_end(&op, Outcome::Succeeded, FnState::MayRun);
         tracker::end(op, &mut ready);
-        self.dispatch_ready(&mut ready, Epilogues::from_iter([Epilogue::CountOut(ticket)]));
+        self.dispatch_ready(&mut ready, Epilogue::CountOut(ticket));
     }
 
     // ----------------------------------------------------------------------------- GPUs of the naive engine ----

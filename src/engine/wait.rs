@@ -153,7 +153,8 @@ impl Core {
     ) -> Result<R, WaitError> {
         self.check_wait()?;
         let beside = handled.beside();
-        if !handled.is_done() && frame::runs(beside.claim()) {
+        // An operation that is not claimed does not run. Checked first, since the search grows with the frames.
+        if !handled.is_done() && beside.claim().is_claimed() && frame::runs(beside.claim()) {
             return Err(Self::would_deadlock(Awaited::Operation(beside.pushed())));
         }
         Self::check_held_back(handled)?;

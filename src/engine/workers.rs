@@ -11,7 +11,7 @@ use std::{io, sync::Arc};
 use crate::{
     engine::{
         core::Core,
-        ending::{Epilogues, Unfinished},
+        ending::{Epilogue, Unfinished},
         frame,
         task::{Task, flag},
         worker_thread::{self, Duty, WorkerThread, share_slot},
@@ -127,13 +127,13 @@ fn run(thread: &WorkerThread, number: usize) {
         // code deferred by other crates in crossbeam's default collector: such a panic must not cause the worker and
         // the operations queued here to be lost.
         let result = panics::catch(|| {
-            thread.core.dispatch_ready(&mut ready, Epilogues::new());
+            thread.core.dispatch_ready(&mut ready, Epilogue::Nothing);
             run_operations(thread, &mut ready);
         });
         let Err(payload) = result else { return };
         // Other threads must find the operations left here, since the payload's drop and the logger may wait for them.
         let placed = panics::catch(|| {
-            thread.core.dispatch_ready(&mut ready, Epilogues::new());
+            thread.core.dispatch_ready(&mut ready, Epilogue::Nothing);
             share_slot();
         });
         frame::enter_after(&thread.core, || {
@@ -190,7 +190,7 @@ fn execute_otherwise(thread: &WorkerThread, unfinished: Unfinished, ready: &mut 
     let unfinished = Unfinished { op, called };
     let epilogue = thread.core.execute_otherwise(unfinished, ready);
     let epilogue = thread.core.defer_epilogue(epilogue);
-    thread.core.dispatch_ready(ready, Epilogues::from_iter([epilogue]));
+    thread.core.dispatch_ready(ready, epilogue);
 }
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]

@@ -33,7 +33,7 @@ use crate::{
     },
     engine::{
         core::Core,
-        ending::{Disposition, Epilogue, Epilogues, FnState},
+        ending::{Disposition, Epilogue, FnState},
         frame,
         task::{Task, flag},
         variable::VarCell,
@@ -201,7 +201,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
         });
         if let Err(payload) = run {
             // Before program code runs, other threads must be able to find the operations left here.
-            let placed = panics::catch(|| issuer.place_ready(Epilogues::new()));
+            let placed = panics::catch(|| issuer.place_ready(Epilogue::Nothing));
             frame::enter_after(core, || {
                 for payload in [Some(payload), placed.err()].into_iter().flatten() {
                     panics::discard(payload);
@@ -228,7 +228,7 @@ impl Issuer<'_> {
 
     /// Serves the lane until it ends, or until the worker is recalled and nothing is in flight.
     fn run(&mut self) -> Left {
-        self.place_ready(Epilogues::new());
+        self.place_ready(Epilogue::Nothing);
         // Operations left unreported by a panic are reported now.
         self.conclude();
         while !self.core.is_forked() {
@@ -291,12 +291,12 @@ impl Issuer<'_> {
                 None => self.core.execute(op, &mut self.ready),
             }
         };
-        self.place_ready(Epilogues::from_iter([epilogue]));
+        self.place_ready(epilogue);
     }
 
     /// Dispatches the operations that became ready. Those of this lane come before arrivals from elsewhere, so a chain
     /// is issued as a whole, and streams that wait for its end do not wait for the beginnings of other chains.
-    fn place_ready(&mut self, epilogues: Epilogues) {
+    fn place_ready(&mut self, epilogue: Epilogue) {
         let mut others = ReadyList::default();
         while let Some(op) = self.ready.pop() {
             if self.is_own(&op) {
@@ -305,7 +305,7 @@ impl Issuer<'_> {
                 others.push(op);
             }
         }
-        self.core.dispatch_ready(&mut others, epilogues);
+        self.core.dispatch_ready(&mut others, epilogue);
     }
 
     /// Returns whether `op` is an operation of this lane rather than a cross-lane waiter.
@@ -584,7 +584,7 @@ impl Issuer<'_> {
                 self.watched.push_back((wanted, op));
             }
         }
-        self.place_ready(Epilogues::new());
+        self.place_ready(Epilogue::Nothing);
         self.conclude();
     }
 

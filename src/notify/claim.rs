@@ -110,6 +110,12 @@ impl Claim {
         }
     }
 
+    /// Whether the operation has started or was cancelled. Always true inside the operation.
+    pub fn is_claimed(&self) -> bool {
+        // Relaxed: the answer is exact on the thread that has started the operation, and otherwise a hint.
+        self.0.load(Relaxed) != PENDING
+    }
+
     /// Whether the operation was cancelled and still awaits its turn.
     pub fn awaits_turn(&self) -> bool {
         // Relaxed: the answer is a hint, and hands over nothing.
