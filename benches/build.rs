@@ -1,4 +1,4 @@
-//! Records the compiler that builds the benchmarks, to be shown in their tables.
+//! Records the compiler that builds the benchmarks, to be named in their reports.
 
 use std::{env, process::Command};
 

@@ -1,5 +1,6 @@
 //! A dependency engine: a program pushes operations and names the variables that each one reads and mutates. The engine
-//! runs conflicting operations in push order and all others in parallel, on pinned work-stealing workers.
+//! runs conflicting operations in push order. All others may run in parallel, on work-stealing workers, which are
+//! pinned to cores by default.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -8,7 +9,7 @@
 //! let (bright, sum) = (engine.var(Vec::new()), engine.var(0u32));
 //!
 //! engine.op("load").push(image.write(), |image| image.extend([5, 6]))?;
-//! // These two read what `load` wrote; they run side by side.
+//! // These two read what `load` wrote, and may run in parallel.
 //! engine.op("brighten").push((image.read(), bright.write()), |(image, bright)| {
 //!     *bright = image.iter().map(|pixel| pixel * 10).collect();
 //! })?;
@@ -26,7 +27,8 @@
 //!
 //! # Guarantees
 //!
-//! * Two operations that name the same variable run one after the other, in push order, if at least one mutates it.
+//! * Two operations that name the same variable run one after the other, in push order, if at least one of them mutates
+//!   it.
 //! * Any number of threads may push concurrently, even inside operations. A push is atomic over all its variables: all
 //!   variables agree on a single order of pushes, consistent with real time and with each thread's own push order. No
 //!   set of pushes can deadlock. The push algorithm is lock-free; the [guide](guide::promises) lists the exceptions.
@@ -34,17 +36,18 @@
 //!   for it.
 //! * An operation that fails, for example with an error, a panic or a lost [`Completion`], marks the variables that it
 //!   mutates as *failed*. Later operations that name a failed variable are skipped by default and propagate the same
-//!   [`OpError`], until [`Engine::clear_error`] clears the variable or an operation overwrites it. Every wait for such
-//!   a variable returns the error.
+//!   [`OpError`], until [`Engine::clear_error`] clears the failure or an operation overwrites the variable. Every wait
+//!   for a failed variable returns the error.
 //! * Each pushed function either runs once or is dropped once without running.
 //!
 //! # Overview
 //!
-//! With [`Var`]s, operations receive references to values, and the compiler checks how these are used. [`Token`]s order
-//! operations on things outside the engine. An operation may name both. If an operation declares [`cx()`], its function
-//! receives the operation's [`OpContext`]. [`OpBuilder`] has a table of all push methods. [`Operator`]s are created
-//! once and pushed often. [`OpBuilder::on`] and [`OpBuilder::launch`] push GPU operations over [`DeviceVec`] and
-//! [`PinnedVec`]; the guide has a [chapter](guide::gpus) on them.
+//! With [`Var`]s, operations receive references to values, and the compiler checks how the references are used.
+//! [`Token`]s order operations on things outside the engine. An operation may name variables of both kinds. If an
+//! operation declares [`cx()`], its function receives the operation's [`OpContext`]. The documentation of [`OpBuilder`]
+//! has a table of all push methods. An [`Operator`] is created once and may be pushed any number of times.
+//! [`OpBuilder::on`] selects a GPU, and [`OpBuilder::launch`] pushes a GPU operation, which may use [`DeviceVec`]s and
+//! [`PinnedVec`]s. The guide has a [chapter](guide::gpus) on GPUs.
 
 mod api;
 mod device;
@@ -84,8 +87,9 @@ pub use api::{
 };
 /// The version of cudarc that [`CudaGpu`] is built on.
 ///
-/// cudarc is a 0.x crate: a new minor version can break programs that use this re-export, so adopting one is a breaking
-/// change of this crate too. A program that needs another version must depend on cudarc itself.
+/// cudarc is a 0.x crate, so a new minor version can break programs that use this re-export. Adopting such a version is
+/// therefore a breaking change of this crate too. A program that needs another version of cudarc must depend on it
+/// directly.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[cfg(feature = "cuda")]

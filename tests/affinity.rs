@@ -114,7 +114,7 @@ fn a_thread_moves_to_the_core_of_the_worker_that_it_runs() {
 
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
-fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
+fn an_engine_built_inside_an_operation_may_use_the_same_cores_as_one_built_outside() {
     watched(|| {
         let engine = Engine::builder().workers(1).build().expect("the engine is built");
         let build = || {
@@ -133,8 +133,8 @@ fn an_engine_built_inside_an_operation_may_use_the_cores_of_the_outer_engine() {
     });
 }
 
-/// All threads of an engine stay on the cores of the thread that built the engine, including threads started later by
-/// other threads.
+/// All threads of an engine, including those that other threads start later, stay on the cores of the thread that built
+/// the engine.
 #[test]
 #[cfg_attr(miri, ignore = "pins threads")]
 fn an_engine_stays_on_the_cores_of_the_thread_that_built_it() {

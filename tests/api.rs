@@ -146,9 +146,9 @@ fn handles_to_one_variable_are_equal() {
     assert!(matches!(engine.wait_for_var_timeout(token, Duration::from_secs(10)), Ok(()) | Err(WaitError::TimedOut)));
 }
 
-/// The program returns from `main` immediately after dropping the only handle.
+/// The process exits immediately after dropping the only handle.
 #[test]
-fn operations_pushed_through_the_context_run_before_main_ends() {
+fn operations_pushed_through_the_context_run_before_the_process_exits() {
     for kind in KINDS {
         let (success, text) =
             child("in_a_child_operations_push_by_their_context", &[("RADDLE_ENGINE", &kind.to_string())]);
@@ -182,8 +182,8 @@ fn in_a_child_operations_push_by_their_context() {
     }
 }
 
-/// A wait inside the function runs the thread's deferred operations, but must not complete this operation before its
-/// function has returned.
+/// A wait inside a function runs the operations that the thread has deferred, but must not complete the function's own
+/// operation before the function has returned.
 #[test]
 fn a_completion_that_a_panic_drops_leaves_the_operation_to_its_function() {
     use std::panic::{AssertUnwindSafe, catch_unwind};

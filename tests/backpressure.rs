@@ -64,7 +64,7 @@ impl Wake for CountWakes {
     }
 }
 
-/// Pushes an asynchronous operation and returns its completion once it has started.
+/// Pushes an asynchronous operation. Returns its completion once the operation has started.
 fn open_ended(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
     engine.op("open-ended").push_async((), move |(), done| sender.send(done).unwrap()).unwrap();
@@ -122,7 +122,8 @@ fn several_producers_exceed_the_limit_by_at_most_what_is_documented() {
     for limit in [1u64, 50, 400] {
         on_limited(&THREADED, 2, limit as usize, move |engine| {
             let vars: Vec<_> = (0..8).map(|_| engine.var(0u64)).collect();
-            // `Engine::pending` overestimates if its thread is preempted while summing the counts.
+            // `Engine::pending` may overestimate if the calling thread is preempted while it sums the counts, so the
+            // test keeps a count of its own.
             let (most, pending) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
             thread::scope(|scope| {
                 for producer in 0..PRODUCERS as usize {
@@ -269,7 +270,7 @@ fn a_push_passes_if_the_running_operation_waits_for_the_pushing_thread() {
         let (inner, waited) = (engine.downgrade(), token.clone());
         let started = Gate::new();
         let begins = started.clone();
-        // The operation's function waits on a thread without a worker.
+        // While the operation's function waits, it occupies no worker.
         engine
             .op("waits")
             .push((), move |()| {
@@ -317,7 +318,7 @@ fn operations_that_block_count_as_running() {
             pushed.pass();
         });
         engine.wait_for_all().unwrap();
-        // The blocked operation no longer counts as running.
+        // The operation that was blocked has ended and no longer counts as running.
         let (done, token) = fill(&engine, 3);
         engine.op("passes").writes([&token]).push((), |()| {}).unwrap();
         done.complete();
@@ -499,7 +500,7 @@ fn reads_waits_and_acquisitions_are_not_held_back() {
         drop(guard);
         engine.wait_for_var(&value).unwrap();
         drop(value);
-        assert!(engine.pending() >= 2, "the ready operation has not run here");
+        assert!(engine.pending() >= 2, "the ready operation has run on this thread");
         gate.open();
         engine.wait_for_all().unwrap();
     });
@@ -543,7 +544,7 @@ fn room_in_one_engine_is_no_room_in_another() {
         let pushed = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
-                // This thread may push a few more operations on the first engine without counting them.
+                // The first push gives this thread credit for a few more pushes, but only on the first engine.
                 roomy.op("first").push((), |()| ()).unwrap();
                 full.op("held back").push((), |()| ()).unwrap();
                 pushed.store(true, SeqCst);
@@ -568,8 +569,8 @@ fn if_room_returns_full_and_loses_nothing() {
             for _ in 0..3 {
                 assert!(is_full(engine.op("late").if_room()));
             }
-            assert_eq!(engine.pending(), limit as u64, "nothing was enqueued");
-            assert_eq!(drops.dropped(), 0, "the function still belongs to the caller");
+            assert_eq!(engine.pending(), limit as u64, "a refused call enqueued an operation");
+            assert_eq!(drops.dropped(), 0, "the caller's value was dropped");
             done.complete();
             engine.wait_for_var(&token).unwrap();
             engine.wait_for_all().unwrap();
@@ -933,7 +934,7 @@ fn destructors_of_thread_locals_push() {
         };
         thread::spawn(pushes).join().unwrap();
         engine.wait_for_all().unwrap();
-        // On a worker, the destructor's push is not held back.
+        // On a worker, the destructor's pushes are not held back.
         let other = limited(engine.kind(), 1, 1);
         let inner = other.downgrade();
         engine.op("enters").push((), move |()| EXIT.with(|exit| exit.0.set(Some(inner)))).unwrap();
@@ -1067,7 +1068,7 @@ fn open_ended_in(group: &raddle::Group) -> Completion {
     receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-/// Pushes from inside an operation, so that the push is not held back.
+/// Pushes an open-ended operation from inside another one, so that the push is not held back.
 fn fill_without_room(engine: &Engine) -> Completion {
     let (sender, receiver) = mpsc::channel();
     let inner = engine.downgrade();
@@ -1111,7 +1112,7 @@ fn a_shutdown_ends_pushes_that_are_held_back() {
             });
             assert_eq!(block_on(room).map(drop), Err(PushError::ShutDown));
             assert_eq!(block_on(group_room).map(drop), Err(PushError::ShutDown));
-            assert_eq!(drops.dropped(), 1, "the function was dropped");
+            assert_eq!(drops.dropped(), 1, "the function was not dropped");
             assert_eq!(engine.op("late").if_room().map(drop), Err(PushError::ShutDown));
             gate.open();
             engine.shutdown(how, None).unwrap();
@@ -1126,7 +1127,7 @@ fn a_push_that_is_held_back_does_not_prolong_a_wait_for_all() {
         thread::scope(|scope| {
             let pusher = scope.spawn(|| engine.op("held back").push((), |()| {}).unwrap());
             thread::sleep(MOMENT);
-            assert_eq!(engine.pending(), 1, "a held-back push is not counted");
+            assert_eq!(engine.pending(), 1, "a held-back push is counted");
             gate.open();
             engine.wait_for_all().unwrap();
             pusher.join().unwrap();
@@ -1154,7 +1155,7 @@ fn an_operation_that_runs_in_a_push_may_end_the_engine() {
 
 // ------------------------------------------------------------------------------------------------------- memory ----
 
-/// Pushes an operation that works on its own 32 KiB for a millisecond.
+/// Pushes an operation that owns 32 KiB of memory and computes for a millisecond.
 fn push_work(op: OpBuilder<'_>, sum: &Var<usize>) {
     let data = vec![1u8; 32 << 10];
     op.push(sum.write(), move |sum| {
@@ -1183,8 +1184,8 @@ fn unlimited_rate(kind: EngineKind) -> f64 {
     (0..3).map(rate).fold(0.0, f64::max)
 }
 
-/// Pushes work for `time` from a thread that could push over ten times as fast as the work is processed. On a naive
-/// engine, which runs each operation inside its push, no producer outruns the consumer.
+/// Pushes work for `time` from a thread that could push over ten times as fast as the work is processed. Naive engines
+/// are left out: they run each operation inside its push, so no producer outruns them.
 fn overload(kind: EngineKind, is_group_limited: bool, time: Duration) {
     const LIMIT: usize = 500;
     let possible = unlimited_rate(kind);

@@ -120,7 +120,7 @@ fn tracing_has_a_span_for_each_function_and_an_event_for_each_end() {
     has(r#"INFO message=after in ["operation name=\"outer\" worker=\"cpu 0\" priority=0"]"#);
     has(r#"INFO message=asked in ["operation name=\"ask\" worker=\"cpu 0\" priority=0"]"#);
     has(r#"DEBUG message=succeeded name="ask" in []"#);
-    assert!(!lines.iter().any(|line| line.contains("wait")), "the engine's own operations: {lines:#?}");
+    assert!(!lines.iter().any(|line| line.contains("wait")), "the engine's operations are logged: {lines:#?}");
 }
 
 /// A recorder that stores every metric under its key.

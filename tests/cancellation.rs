@@ -1,4 +1,4 @@
-//! Cancellation by handles, deadlines, and groups.
+//! Cancellation by handles, deadlines, groups, and shutdowns.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -44,14 +44,14 @@ fn an_operation_cancelled_before_its_turn_never_runs_and_in_its_turn_fails_what_
         let _: &raddle::OpHandle<()> = &handle;
         let earlier = engine.op("").submit(output.read(), |output| *output);
         assert!(handle.cancel());
-        assert_eq!(drops.dropped(), 1, "the function is dropped by the call");
-        assert!(!handle.cancel() && !handle.cancel_quietly(), "the operation is cancelled only once");
+        assert_eq!(drops.dropped(), 1, "the call did not drop the function");
+        assert!(!handle.cancel() && !handle.cancel_quietly(), "the operation was cancelled twice");
         assert!(handle.is_done());
-        assert!(is_cancelled(&failure(handle.wait())), "the wait returns before the turn of the operation");
-        assert_eq!(engine.pending(), 3, "the operation keeps its place");
+        assert!(is_cancelled(&failure(handle.wait())), "the handle does not return the cancellation");
+        assert_eq!(engine.pending(), 3, "the operation has lost its place");
         gate.open();
         assert!(is_cancelled(&failure(engine.wait_for_var(&output))));
-        assert!(is_cancelled(&failure(earlier.unwrap().wait())), "a later operation is skipped");
+        assert!(is_cancelled(&failure(earlier.unwrap().wait())), "a later operation was not skipped");
         engine.wait_for_var(&input).unwrap();
         assert_eq!((input.version(), output.version()), (1, 0));
         engine.wait_for_all().expect("the failure was reported");
@@ -88,7 +88,7 @@ fn a_quietly_cancelled_operation_changes_nothing() {
         gate.open();
         assert_eq!(after.wait().unwrap(), 0);
         assert!(is_cancelled(&failure(cancelled.wait())));
-        assert_eq!(value.version(), 1, "only the gate has mutated");
+        assert_eq!(value.version(), 1, "a cancelled operation has mutated");
         engine.wait_for_all().unwrap();
     });
 }
@@ -149,8 +149,8 @@ fn a_running_operation_is_not_cancelled_but_can_ask_whether_it_should_be() {
     on_kinds(&KINDS, 2, test);
 }
 
-/// Reports that the operation is running, then returns once it is cancelled or a while has passed. Returns whether it
-/// was cancelled.
+/// Reports that the operation is running, then waits until its cancellation was requested or [`PATIENCE`] has passed.
+/// Returns whether the cancellation was requested.
 fn asks_until_cancelled(cx: &OpContext<'_>, runs: &mpsc::Sender<()>) -> bool {
     assert!(!cx.is_cancelled());
     runs.send(()).unwrap();
@@ -191,7 +191,7 @@ fn a_clean_up_cannot_be_cancelled() {
     });
 }
 
-/// In both cases, the function is dropped once, and the handle returns the corresponding result.
+/// Whichever of the two wins, the function is dropped once, and the handle returns the matching result.
 #[test]
 fn either_a_cancellation_or_the_start_of_the_operation_wins() {
     on_kinds(&THREADED, 2, |engine| {
@@ -331,7 +331,7 @@ fn the_handle_of_an_asynchronous_run_waits_for_its_completion() {
         next().fail("the disk is full");
         assert!(failure(runs[1].wait_timeout(PATIENCE)).to_string().ends_with("the disk is full"));
         let skipped = failure(runs[2].wait_timeout(PATIENCE));
-        assert!(skipped.to_string().ends_with("the disk is full"), "the third run is skipped");
+        assert!(skipped.to_string().ends_with("the disk is full"), "the third run was not skipped");
         engine.clear_error(&disk).unwrap();
         let lost = flush.submit().unwrap();
         drop(next());
@@ -440,7 +440,7 @@ fn a_wait_for_a_group_covers_its_operations_and_no_others() {
 }
 
 #[test]
-fn a_group_reports_the_failure_that_was_pushed_first_and_only_its_own() {
+fn a_group_reports_the_failure_of_the_member_that_was_pushed_first_and_none_from_outside() {
     on_kinds(&KINDS, 2, |engine| {
         let (first, second, outside) = (engine.var(0), engine.var(0), engine.var(0));
         engine.op("outside").try_push(outside.write(), |_| Err("not the group's".into())).unwrap();
@@ -631,7 +631,8 @@ fn asynchronous_members_are_counted_until_their_completion() {
     });
 }
 
-/// A wait for a group returns only after the captures and the results of its operations are dropped.
+/// A wait for a group returns only once the captures of its operations, and the results that no handle can return, have
+/// been dropped.
 #[test]
 fn a_member_is_counted_until_its_result_was_dropped() {
     on_kinds(&KINDS, 2, |engine| {
@@ -662,7 +663,7 @@ fn a_refused_push_leaves_the_group() {
     });
 }
 
-/// The push is refused after the operation has entered a queue.
+/// The push may be refused after the operation has entered a queue.
 #[test]
 fn a_member_that_is_refused_late_leaves_its_group_even_if_the_drop_of_its_function_panics() {
     on_kinds(&THREADED, 2, |engine| {

@@ -113,7 +113,8 @@ fn children_are_ordered_among_themselves_as_operations_are() {
 
 #[test]
 fn children_have_children() {
-    /// Sorts a range of parts. An operation's children sort the two halves of its range.
+    /// Sorts a range of parts through children: one child sorts a single part, and two children with children sort the
+    /// halves of a longer range.
     fn sort(cx: &OpContext<'_>, parts: Arc<[Var<Vec<u32>>]>, from: usize, to: usize) {
         if to - from == 1 {
             cx.child("sort").push(parts[from].write(), |part| part.sort_unstable()).unwrap();
@@ -135,7 +136,7 @@ fn children_have_children() {
         parent.push((cx(), writes), move |(cx, _)| sort(cx, inside, 0, 16)).unwrap();
         for part in &*parts {
             assert!(engine.get(part).unwrap().is_sorted());
-            assert_eq!(part.version(), 1, "the parent has mutated the variable once");
+            assert_eq!(part.version(), 1, "the parent does not count as one mutation");
         }
     });
 }
@@ -347,7 +348,7 @@ fn a_scope_in_a_grandchild_cannot_name_what_the_grandparent_holds() {
 // ---------------------------------------------------------------------------------------- variables of a family ----
 
 #[test]
-fn only_children_see_the_variables_of_their_family() {
+fn children_share_the_variables_of_their_family() {
     on_kinds(&KINDS, 2, |engine| {
         for round in 0..20_u32 {
             let total = engine.var(0);
@@ -396,7 +397,7 @@ fn the_value_of_a_variable_of_a_family_is_dropped_before_a_wait_for_the_parent_r
             });
             assert_eq!(parent.unwrap().wait().is_err(), fails);
             drops.assert_all_gone();
-            // The handle still exists but is refused.
+            // The handle still exists, but calls refuse it.
             let var = lock(&kept).take().unwrap();
             assert!(matches!(engine.wait_for_var(&var), Err(WaitError::Refused(PushError::FamilyVariable(_)))));
             let pushed = engine.op("late").push(var.write(), |_| unreachable!());
@@ -725,7 +726,7 @@ fn children_of_a_future_start_when_it_has_ended_and_its_guards_are_gone() {
                     yield_now().await;
                     *other += 1;
                 })?;
-                // The test's thread holds a guard for a while.
+                // The test's thread takes this guard and holds it for a while.
                 *lock(&out) = Some((cx.clone(), other));
                 Ok("the value")
             })
@@ -767,7 +768,7 @@ fn a_future_fails_if_its_child_fails_and_its_child_is_skipped_if_it_fails() {
                 .try_submit_future((cx(), value.overwrite()), move |(cx, mut guard)| async move {
                     *guard += 1;
                     cx.child("child").try_push(v.write(), move |_| {
-                        assert_eq!(case, "child", "the child is skipped");
+                        assert_eq!(case, "child", "the child was not skipped");
                         Err("planned".into())
                     })?;
                     yield_now().await;
@@ -854,11 +855,12 @@ fn each_run_of_an_operator_has_its_own_children() {
         double.submit().unwrap().wait().unwrap();
         slow.submit().unwrap().wait().unwrap();
         group.wait().unwrap();
-        // The value starts at 1. Each of five rounds turns n into 2n + 1; then it is doubled and incremented.
+        // The value starts at 1. Each of the five rounds turns n into 2n + 1, and so do the two submitted runs after
+        // them.
         assert_eq!((engine.get(&value).unwrap(), value.version()), (63 * 2 + 1, 12));
         fails.store(true, Relaxed);
         assert_eq!(failure(slow.submit().unwrap().wait()).name(), "add");
-        assert_eq!(failure(double.submit().unwrap().wait()).name(), "add", "the run is skipped");
+        assert_eq!(failure(double.submit().unwrap().wait()).name(), "add", "the run was not skipped");
         drop((double, slow));
         engine.wait_for_all().unwrap();
     });
@@ -1099,7 +1101,7 @@ fn children_may_be_operations_of_every_kind() {
 }
 
 #[test]
-fn children_inherit_priority_deadline_and_group() {
+fn children_inherit_group_and_deadline() {
     on_kinds(&THREADED, 1, |engine| {
         let group = engine.group();
         let (gate, passed) = (Gate::new(), Gate::new());
@@ -1153,7 +1155,7 @@ fn a_child_without_a_priority_has_that_of_its_parent() {
 }
 
 #[test]
-fn a_parent_may_be_waited_for_in_place_and_in_a_scope() {
+fn an_operation_may_wait_for_a_parent_that_it_pushed_on_a_single_worker() {
     on_kinds(&KINDS, 1, |engine| {
         let inner = engine.downgrade();
         let nested = engine.op("around").submit((), move |()| {
@@ -1263,7 +1265,7 @@ fn values_captured_by_parents_and_children_are_dropped_once() {
 }
 
 #[test]
-fn a_child_waits_for_what_holds_back_its_parent_only_once() {
+fn what_has_held_back_a_parent_does_not_hold_back_its_child_again() {
     on_kinds(&KINDS, 1, |engine| {
         let token = engine.token();
         let gate = hold(&engine, &token);

@@ -343,7 +343,7 @@ fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     });
 }
 
-/// The driver's own functions, and libraries that call them, use the thread's current context.
+/// The driver's own functions, and libraries that call them, use the calling thread's current context.
 #[test]
 fn functions_find_the_context_of_their_device_and_the_same_stream_after_a_stop_and_on_every_thread() {
     watched(|| {
@@ -361,7 +361,7 @@ fn functions_find_the_context_of_their_device_and_the_same_stream_after_a_stop_a
                     });
                     look.expect("pushed").wait().expect("the context is current")
                 };
-                // The naive engine runs the function on this thread, which has not used the device before.
+                // The naive engine runs the function on the new thread, which has not used the device before.
                 streams.push(thread::scope(|threads| threads.spawn(look).join().expect("the thread does not panic")));
                 engine.stop(None).expect("the engine stops");
                 engine.start().expect("the engine starts");
@@ -412,7 +412,7 @@ fn recorded(
     Ok(graph?.expect("the graph has nodes"))
 }
 
-/// Captures a graph that applies `factor` and `term` to the values three times, calling `during` midway through the
+/// Captures a graph that applies `factor` and `term` to the first value three times, calls `during` midway through the
 /// capture, and launches the graph twice.
 fn six_by_graph(
     kernels: &Kernels,
@@ -478,8 +478,8 @@ fn make_every_kind_of_driver_call(engine: &Engine, kernels: &Arc<Kernels>, len: 
     }
 }
 
-/// This runs in a child process, since such a capture forbids driver calls that other tests make in the same process.
-/// The capture lasts until the other lanes have completed their work.
+/// The test runs in a child process, since a capture in the global mode forbids driver calls that other tests would
+/// make in the same process. The capture lasts until the other lanes have completed their work.
 #[test]
 fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if has_gpu_for_a_child() {
@@ -490,7 +490,7 @@ fn a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lane
 }
 
 #[test]
-#[ignore = "records for the whole process; run by another test in a separate process"]
+#[ignore = "captures in the global mode; run by another test in a separate process"]
 fn in_a_child_a_graph_recorded_in_the_global_mode_on_a_lane_neither_disturbs_the_other_lanes_nor_is_disturbed() {
     if !is_child() {
         return;
@@ -530,7 +530,7 @@ fn a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_o
 }
 
 #[test]
-#[ignore = "records for the whole process; run by another test in a separate process"]
+#[ignore = "captures in the global mode; run by another test in a separate process"]
 fn in_a_child_a_program_that_records_in_the_global_mode_and_an_engine_do_not_disturb_each_other() {
     if !is_child() {
         return;
@@ -671,7 +671,7 @@ fn a_kernel_that_writes_to_an_invalid_address_fails_the_operations_on_its_gpu_an
         return;
     }
     for kind in ["naive", "pooled", "perdevice"] {
-        // This runs in a child process, since the fault makes the GPU unusable for its process.
+        // The kernel runs in a child process, since its fault makes the GPU unusable for the process.
         let (success, text) = child("in_a_child_a_kernel_writes_to_an_invalid_address", &[("RADDLE_ENGINE", kind)]);
         assert!(success, "{kind}: {text}");
     }

@@ -370,7 +370,7 @@ fn a_scope_whose_operations_stand_behind_its_opener_is_refused() {
             let (refused, dropped, took) = outer.unwrap().wait().unwrap();
             assert_eq!((deadlock(refused), dropped), (names("outer", "inside"), count + 1));
             assert!(took < FOUND, "{took:?}");
-            // Cancelled operations fail when their turn comes.
+            // The operations of the refused scope were cancelled, and fail when their turn comes.
             assert_eq!(common::failure(engine.get(&between)).name(), "inside");
             engine.clear_error(&between).unwrap();
             assert_eq!(engine.get(&between).unwrap(), 7);
@@ -484,7 +484,8 @@ fn random_waits_of_all_kinds_return() {
     });
 }
 
-/// Operations wait only for operations pushed before them, so no wait can last forever.
+/// Operations wait only for groups pushed before them and for scopes whose operation is ready, so no wait can last
+/// forever.
 #[test]
 fn random_waits_for_earlier_groups_and_scopes_are_never_refused() {
     on_kinds(&THREADED, 2, |engine| {

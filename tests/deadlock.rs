@@ -1,4 +1,4 @@
-//! Crossing pushes and waits inside operations do not deadlock.
+//! Neither crossing pushes nor waits inside operations deadlock: a wait that could never return is refused.
 
 #![forbid(unsafe_code)]
 
@@ -120,7 +120,7 @@ fn pushes_on_five_variables_in_every_order_do_not_deadlock() {
     });
 }
 
-/// Operations push on variables, some of which they hold.
+/// Each operation pushes others, on variables some of which it holds itself.
 #[test]
 fn operations_may_push_on_variables_that_they_hold() {
     on_kinds(&KINDS, 2, |engine| {
@@ -153,7 +153,7 @@ fn operations_may_push_on_variables_that_they_hold() {
     });
 }
 
-/// The threads also drop variables with pending operations, and push on deleted ones.
+/// The threads also drop variables that have pending operations, and push on deleted variables.
 #[test]
 fn variables_may_be_created_and_deleted_while_pushes_cross() {
     on_kinds(&KINDS, 2, |engine| {
@@ -267,7 +267,7 @@ fn waits_for_variables_may_nest_on_a_single_worker() {
     });
 }
 
-/// The awaited operations can run only on the waiting worker.
+/// With one worker, an awaited operation can run only if the waiting one runs it or gives up the worker.
 #[test]
 fn every_form_of_wait_works_inside_an_operation() {
     on_kinds(&KINDS, 1, |engine| {
@@ -345,7 +345,7 @@ fn operations_of_two_engines_may_wait_for_each_other() {
     }
 }
 
-/// More operations wait than there can be spare threads. Each wait succeeds or returns an error immediately.
+/// More operations wait than there can be spare threads. Each wait either succeeds or immediately returns an error.
 #[test]
 #[cfg_attr(miri, ignore = "starts 1,024 threads")]
 fn too_many_concurrent_waits_return_an_error() {
@@ -537,7 +537,8 @@ fn an_operation_may_wait_for_all_operations_of_another_engine() {
     });
 }
 
-/// While an operation shuts down another engine, its worker must run other operations, which the other engine may need.
+/// While an operation shuts down another engine, the operation's worker must run other operations, since the other
+/// engine's operations may wait for them.
 #[test]
 fn an_operation_that_shuts_down_another_engine_frees_its_worker() {
     watched(|| {
@@ -731,7 +732,8 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
                 engine.push_sync(|_| std::hint::spin_loop(), [], []).expect("the engine is open");
             }
             thread::sleep(Duration::from_micros(100));
-            // Each round checks this, since later pushes would wake a worker that overlooked an operation.
+            // Each round checks this, because the pushes of a later round would wake a worker that had overlooked an
+            // operation.
             eventually("all pushed operations have run", || ran.load(SeqCst) == pushed.load(SeqCst));
         }
         assert!(called.load(SeqCst) > 0, "no deferred function was called");
@@ -743,7 +745,7 @@ fn functions_deferred_by_other_crates_may_push_and_wait_on_any_thread() {
     });
 }
 
-/// The deferred function runs inside a push by an operation, while the worker's deque grows.
+/// The deferred function can run inside a push by an operation, while the worker's deque grows.
 #[test]
 fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
     const PUSHES: usize = 600;
@@ -779,7 +781,7 @@ fn functions_deferred_by_other_crates_may_push_while_a_deque_grows() {
 }
 
 /// A wait times out, and its variable's failure is cleared. The wait's operation then drops the last clone of the
-/// error, which runs program code inside an operation.
+/// error, whose drop is program code that now runs inside an operation.
 #[test]
 fn the_drop_of_an_error_in_the_operation_of_a_wait_cannot_wait_for_all() {
     #[derive(Debug)]
@@ -834,7 +836,7 @@ fn a_handle_in_a_thread_local_of_a_worker_does_not_block_a_shutdown() {
     });
 }
 
-/// An operation pushes more operations than fit in a deque, and none is lost.
+/// An operation pushes thousands of operations while deferred functions panic on workers. No operation is lost.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn functions_deferred_by_other_crates_may_panic_while_an_operation_pushes() {
@@ -842,7 +844,7 @@ fn functions_deferred_by_other_crates_may_panic_while_an_operation_pushes() {
 }
 
 #[test]
-#[ignore = "run by another test in a separate process, because other tests' operations that push or pin would panic"]
+#[ignore = "run by another test in a separate process, since its panics would also occur on the workers of other tests"]
 fn in_a_child_deferred_functions_panic_while_an_operation_pushes() {
     const PUSHES: usize = 3_000;
     if !is_child() {
@@ -885,7 +887,7 @@ fn functions_deferred_by_other_crates_may_panic_on_any_thread() {
 }
 
 #[test]
-#[ignore = "run by another test in a separate process, because other tests' operations that push or pin would panic"]
+#[ignore = "run by another test in a separate process, since its panics would also occur on the workers of other tests"]
 fn in_a_child_deferred_functions_panic() {
     const PANICS: usize = 20;
     if !is_child() {
@@ -1021,7 +1023,7 @@ fn a_lost_completion_ends_waits_through_another_engine() {
 /// The time within which a wait that would otherwise never return must fail with an error.
 const FOUND: Duration = Duration::from_secs(if cfg!(raddle_tsan) { 20 } else { 5 });
 
-/// Returns the names of the two operations, taken from the error of a wait that would never return.
+/// Returns the names of the waiting and the awaited operation, taken from the error of a wait that would never return.
 #[track_caller]
 fn deadlock<T: std::fmt::Debug>(result: Result<T, WaitError>) -> (String, String) {
     match result {

@@ -5,7 +5,7 @@
 
 use raddle::{Accesses, Cx, Engine, PushError, Read, Var, Write, cx};
 
-/// An optimiser step.
+/// The accesses of an optimiser step.
 #[derive(Accesses)]
 struct Step<'v> {
     weights: Write<'v, Vec<f32>>,

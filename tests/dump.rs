@@ -69,8 +69,8 @@ fn what_is_pending_and_what_it_waits_for_is_listed() {
     });
 }
 
-/// The number of operations: large enough that quadratic searches would exceed the limit. Sanitizers slow every search
-/// tenfold.
+/// The number of operations: large enough that quadratic searches would exceed the time limit. Sanitizers slow every
+/// search tenfold.
 const MANY: usize = if cfg!(any(raddle_tsan, raddle_unpooled)) { 10_000 } else { 20_000 };
 
 #[test]
@@ -154,7 +154,8 @@ fn push_ring(engine: &Engine, length: usize) {
         .iter()
         .map(|own| {
             let (sender, receiver) = mpsc::channel::<raddle::OpHandle<()>>();
-            // The wait has a time limit, since the engine refuses waits that would never return.
+            // All these waits have time limits. No search for a deadlock follows such a wait of another operation, so
+            // none is refused.
             let wait = move |_: &mut i32| _ = receiver.recv().unwrap().wait_timeout(Duration::from_secs(2));
             engine.op("holder").push(own.write(), wait).unwrap();
             sender
@@ -464,7 +465,7 @@ fn threads_that_wait_are_listed_with_what_they_wait_for() {
         assert_eq!(wait("for a handle").waits_for, [index(&dump, "handled")]);
         let [of_variable] = wait("for a variable").waits_for[..] else { panic!("{dump}") };
         let op = &dump.ops()[of_variable];
-        assert!(op.internal && op.location.file() == file!(), "the wait is an operation: {dump}");
+        assert!(op.internal && op.location.file() == file!(), "the wait is not listed as an operation: {dump}");
         let text = dump.to_string();
         assert!(text.contains("thread `for room` has been waiting for room"), "{text}");
         assert!(dump.to_dot().contains("for all\\nwaits for all operations"), "{}", dump.to_dot());

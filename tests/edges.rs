@@ -38,8 +38,9 @@ const WITHOUT_ENTRY: [(&str, &str, &str); 24] = [
 
 const MODEL: &str = "code of models and twins, which no other build contains";
 const CALLS: &str = "each call to `sync::acquire` has an entry";
-const GUESS: &str = "a snapshot for limits: pops release nothing, so a model finds that it may miss an operation even with \
-                     the fence, and an acquire would do on x86-64; a push then passes its limit";
+const GUESS: &str = "a snapshot for limits: pops release nothing, so a model finds that the snapshot may miss an \
+                     operation even with the fence, and on x86-64 an acquire would suffice; a push that misses an \
+                     operation exceeds its limit";
 const PROCESS: &str = "statics of the process: the atomics of models cannot be in statics; tests on x86-64 cannot show \
                        the need";
 const HANDLES: &str = "without the ordering, a push through another handle could load the phase of a later shutdown; \

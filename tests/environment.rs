@@ -109,7 +109,8 @@ fn in_a_child_a_value_that_is_not_unicode_is_an_error() {
     }
 }
 
-/// The program ends while the global engine, which is never dropped, has pending operations.
+/// In the first case, the program ends while the global engine, which is never dropped, has pending operations. In the
+/// second, a thread unwinds while it owns an engine.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_program_may_end_with_a_busy_global_engine() {

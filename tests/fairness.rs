@@ -1,5 +1,5 @@
-//! Operations of equal priority do not starve each other: even if some chains never end, a worker runs only a bounded
-//! number of operations before starting one pushed from outside.
+//! Operations of equal priority do not starve each other: even if some chains of operations never end, a worker runs
+//! only a bounded number of operations before starting one pushed from outside.
 
 use raddle_testkit as common;
 
@@ -15,8 +15,8 @@ use raddle::{Engine, OpContext, Token};
 /// The documented number of operations that a worker runs from its own queues before it checks the injector.
 const RUN: usize = 32;
 
-/// The maximum number of operations that a worker starts in one round: a run, one operation stolen from another worker,
-/// and one from the injector.
+/// The maximum number of operations that a worker starts in one round: [`RUN`] from its own queues, one stolen from
+/// another worker, and one from the injector.
 const ROUND: usize = RUN + 2;
 
 /// The number of a worker's rounds between two visits to another worker's deque.
@@ -105,10 +105,11 @@ impl Chains {
         pushed.expect("the engine is open");
     }
 
-    /// Pushes an operation from outside, with at most `others` operations ahead of it in the injector. The worker that
-    /// runs the operation may need one round for it and one for each operation ahead. If a preempted worker's deque
-    /// holds the operation, another worker must steal it, possibly after stealing operations of the chains. A worker
-    /// visits another deque only once in [`ROUNDS_PER_VISIT`] rounds.
+    /// Pushes an operation from outside, with at most `others` operations ahead of it in the injector, and asserts that
+    /// few operations of the chains start before it. The worker that runs the operation may need one round for it and
+    /// one for each operation ahead. If a preempted worker's deque holds the operation, another worker must steal it,
+    /// possibly after stealing operations of the chains. A worker visits another deque only once in
+    /// [`ROUNDS_PER_VISIT`] rounds.
     #[track_caller]
     fn assert_one_from_outside_starts(self: &Arc<Self>, engine: &Engine, others: usize) {
         let (ran, chains) = (Arc::new(Mutex::new(None)), Arc::clone(self));
@@ -216,8 +217,8 @@ fn an_operation_in_a_deque_starts_while_the_injector_is_never_empty() {
     });
 }
 
-/// A blocked operation occupies its worker, whose deque holds the operation that it pushed. The other workers never run
-/// out of operations, yet still steal the pushed one.
+/// A blocked operation occupies its worker, whose deque holds the operation that the blocked one pushed. The other
+/// workers never run out of operations, yet still steal the pushed one.
 #[test]
 fn an_operation_pushed_by_a_blocked_one_starts_on_another_worker() {
     for workers in [2, 4] {

@@ -1,8 +1,9 @@
-//! A thread stopped at any step of a protocol delays only dependent operations.
+//! A thread stopped at a step of a protocol delays only what the test of that step states: in most cases, only
+//! dependent operations.
 //!
-//! Each test uses a [`Stop`] to stop a thread at one [`Point`] after another, lets other threads continue, and compares
-//! the operations that ran with those that may be delayed. After the thread is released, all operations run in push
-//! order. The tests exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
+//! Most tests use a [`Stop`] to stop a thread at one [`Point`] after another, let other threads continue, and compare
+//! the operations that ran with those that may be delayed. After the thread is released, all operations must run, and
+//! conflicting ones in push order. The tests exist only under `--cfg raddle_pause`; `.ci/run faults` runs them.
 #![cfg(raddle_pause)]
 #![forbid(unsafe_code)]
 
@@ -22,7 +23,7 @@ use raddle::{
     internals::{Point, Stop, passings},
 };
 
-/// The number of variables accessed by the operations under test. A push enters their queues in index order.
+/// The number of variables accessed by the operations of stopped threads. A push enters their queues in index order.
 const VARIABLES: usize = 3;
 /// A variable accessed only by other operations.
 const OTHER: usize = 3;
@@ -43,7 +44,7 @@ impl Random {
     }
 }
 
-/// An operation's access to each variable: none, read, or mutate.
+/// An operation's access to each variable: `None`, `Some(false)` for a read, or `Some(true)` for a mutation.
 type Shape = [Option<bool>; TOKENS];
 
 const fn writes(variable: usize) -> Shape {
@@ -72,7 +73,8 @@ fn conflict(one: &Shape, other: &Shape) -> bool {
     one.iter().zip(other).any(|pair| matches!(pair, (Some(one), Some(other)) if *one || *other))
 }
 
-/// An operation under test. Push order is the order of phases and, within a phase and a thread, of numbers.
+/// An operation under test. Push order is the order of phases and, within a phase and a thread, of indices in
+/// [`World::made`].
 #[derive(Clone, Copy)]
 struct Made {
     phase: u8,
@@ -137,8 +139,8 @@ impl World {
         pushed.expect("the engine is open")
     }
 
-    /// Pushes an operation on the first three variables. It completes when the gate opens, needing no worker until
-    /// then.
+    /// Pushes an operation on the first three variables. It completes when the returned gate is opened, and needs no
+    /// worker until then.
     fn hold(&self) -> Gate {
         let (gate, started) = (Gate::new(), Gate::new());
         let (inside, begun) = (gate.clone(), started.clone());
@@ -155,8 +157,8 @@ impl World {
         gate
     }
 
-    /// Ends the world. Asserts that every operation ran once, and that conflicting operations ran without overlap and,
-    /// where push order is known, in push order.
+    /// Waits until all operations have ended. Asserts that every operation ran once, and that conflicting operations
+    /// ran without overlap and, where push order is known, in push order.
     #[track_caller]
     fn end(self: &Arc<Self>) {
         self.engine.wait_for_all_timeout(PATIENCE).expect("everything ends, and nothing fails");
@@ -293,10 +295,10 @@ fn run_apart(world: &Arc<World>, phase: u8) {
     pusher.join().expect("an operation on other variables was delayed");
 }
 
-/// When an earlier operation on the same variables completes.
+/// Whether there are earlier operations on the same variables, and when they complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Earlier {
-    /// Before the stopped push.
+    /// There is no earlier operation.
     Idle,
     /// While the thread is stopped, before others push.
     First,
@@ -509,7 +511,7 @@ fn assert_all_reached(reached: &HashSet<Point>, wanted: &[&[Point]]) {
 // ------------------------------------------------------------------------------------------------- completion ----
 
 /// Pushes eight random operations from another thread. Those that do not depend on the stopped operation must end.
-/// Returns the others.
+/// Returns the handles of the others.
 fn run_beside(world: &Arc<World>, mut oracle: Oracle, random: &mut Random) -> Vec<OpHandle<()>> {
     let pusher = thread::spawn({
         let (world, shapes) = (Arc::clone(world), [(); 8].map(|()| any_shape(random)));
@@ -632,7 +634,8 @@ fn assert_times_out(engine: &Engine) {
     assert!(matches!(waited, Err(WaitError::TimedOut)), "an operation is pending, but the wait returned {waited:?}");
 }
 
-/// An operation that is counted but not yet in any queue delays only waits for all.
+/// A thread stopped while it counts an operation delays only waits for all, and does so only once the operation is
+/// counted.
 #[test]
 fn a_thread_stopped_while_counting_in_delays_only_waits_for_all() {
     for point in [Point::PendingBeforeEnter, Point::PendingEntered] {
@@ -761,7 +764,7 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
         let armed = stop.clone();
         let thread = thread::spawn(move || {
             armed.arm(1);
-            // The loop ends once the worker has slept during a push.
+            // The loop ends once a push has found the worker asleep.
             while !armed.is_reached() {
                 let mut handle = pusher.op("wakes").submit((), |()| ()).expect("the engine is open");
                 if !armed.is_reached() {
@@ -780,8 +783,8 @@ fn a_thread_stopped_before_a_wake_up_does_not_hide_the_worker() {
 
 // ------------------------------------------------------------------------------------------ sleep and theft ----
 
-/// A worker stopped while parking or waking holds no operations: the awake worker runs them all. If that worker is also
-/// asleep when an operation is pushed, the operation may be delayed but is not lost.
+/// A worker stopped while parking or waking holds no operations: the other worker, while it is awake, runs them all. If
+/// both are asleep when an operation is pushed, the operation may be delayed but is not lost.
 #[test]
 fn a_worker_stopped_while_parking_or_waking_withholds_nothing() {
     for &point in Point::SLEEP {

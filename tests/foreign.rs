@@ -304,7 +304,7 @@ fn observer(engine: &Engine) -> Engine {
 type Deletes = fn(&Engine, Foreign);
 
 const DELETIONS: [(&str, Deletes); 4] = [
-    ("the closure of a deletion", |engine, foreign| {
+    ("the function of a deletion", |engine, foreign| {
         engine.delete_variable(engine.token(), move |_| drop(foreign)).unwrap();
     }),
     ("the value of a deleted variable", |engine, foreign| {
@@ -434,7 +434,7 @@ fn device_functions_and_kernels_may_not_wait() {
     });
 }
 
-/// Runs `f` in a device operation's function on a new engine, on the device's thread.
+/// Runs `f` in a device operation's function on a new engine, on the thread of the GPU's lane.
 fn on_another_device(f: impl FnOnce() + Send + 'static) {
     let engine = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).gpu(SimulatedGpu::default());
     let engine = engine.build().unwrap();
@@ -522,7 +522,7 @@ fn completion_of(engine: &Engine, var: &Var<i32>) -> raddle::Completion {
     receiver.recv_timeout(PATIENCE).expect("the operation starts")
 }
 
-/// Another thread takes over the waiting thread's remaining wakers.
+/// On a threaded engine, another thread takes over the waiting thread's remaining wakers.
 #[test]
 fn a_waker_that_waits_does_not_keep_other_wakers_from_running() {
     on_kinds(&KINDS, 1, |engine| {
@@ -587,7 +587,7 @@ fn with_a_kernel_pending() -> (Engine, SimulatedGpu, OpHandle<()>) {
     (engine, gpu, kernel)
 }
 
-/// The dropped value is freed by the device's own thread or by a worker.
+/// The dropped value is freed by the thread of the GPU's lane or by a worker.
 #[test]
 fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     watched(|| {
@@ -611,7 +611,7 @@ fn a_waker_triggered_by_a_device_may_drop_panicking_values_during_a_shutdown() {
     });
 }
 
-/// As long as there is a worker, the worker calls the waker, not the device's thread.
+/// As long as there is a worker, the waker is called by the worker and not by the thread of the GPU's lane.
 #[test]
 fn a_waker_triggered_by_a_device_may_wait_during_a_shutdown() {
     watched(|| {

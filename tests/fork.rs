@@ -107,9 +107,9 @@ fn hangs(child: libc::pid_t, what: &str) -> bool {
 
 /// Runs `f` in a forked process and waits for the process.
 ///
-/// A hang counts if a second process hangs too. At the moment of the fork, a thread that is not paused may hold a lock
-/// outside the engine, such as one of the C library, which stays locked in the child. The thread soon releases such a
-/// lock, while the locks of the paused thread are still held at the second fork.
+/// A hang counts only if a second process hangs too. At the moment of the fork, a thread that is not paused may hold a
+/// lock outside the engine, such as one of the C library, which stays locked in the child. The thread soon releases
+/// such a lock, while the locks of the paused thread are still held at the second fork.
 fn forked(what: &str, f: impl Fn()) {
     for _ in 0..2 {
         match fork() {
@@ -195,9 +195,9 @@ fn pause_after(skip: usize, sizes: RangeInclusive<usize>) {
     PAUSE_AT.set(Some((skip, *sizes.start(), *sizes.end())));
 }
 
-/// Runs `call` repeatedly on a thread that pauses at the call's first allocation, then at the second, and so on. `then`
-/// runs during each pause. `call` must call its argument on the thread that should pause, before the first allocation
-/// of interest. Returns the number of pauses.
+/// Runs `call` repeatedly: the first run pauses at its first allocation, the second run at its second, and so on, until
+/// a run ends without a pause. `then` runs during each pause. `call` must call its argument on the thread that should
+/// pause, before the first allocation of interest. Returns the number of pauses.
 fn at_each_allocation(call: impl Fn(&dyn Fn()) + Sync, mut then: impl FnMut(usize)) -> usize {
     for number in 0.. {
         reset_pause();
@@ -500,7 +500,7 @@ fn assert_new_engine_works(kind: EngineKind) {
     }
     let inner = engine.clone();
     let waits = engine.op("waits").submit(var.read(), move |var| {
-        // On a threaded engine, another thread runs the operation.
+        // On a threaded engine, the wait runs this operation in place, or another thread runs it.
         let other = inner.var(*var);
         inner.op("").push(other.write(), |other| *other += 1).unwrap();
         inner.get(&other).unwrap()
@@ -569,7 +569,7 @@ tests! {
         }
     }
 
-    /// No operation is pending, and the engine's threads are parked.
+    /// No operation is pending, and the engine's threads are idle.
     an_idle_engine_can_be_dropped_in_a_forked_child in in_a_child_an_idle_engine_is_dropped {
         for kind in KINDS {
             let engine = engine(kind);
@@ -605,8 +605,8 @@ tests! {
         assert_eq!(parents.get(&var).unwrap(), 1);
     }
 
-    /// At the moment of the fork, another thread holds a lock. Nearly every lock is held during some allocation, so
-    /// pausing at each allocation covers nearly all of them.
+    /// At the moment of the fork, another thread is paused and may hold a lock. Nearly every lock is held during some
+    /// allocation, so pausing at each allocation covers nearly all of them.
     a_forked_child_takes_no_lock_of_its_parent in in_a_child_no_lock_is_taken {
         for kind in KINDS {
             let mut pauses = 0;
@@ -636,7 +636,7 @@ tests! {
             let engine = builder.build().expect("the engine is built");
             let token = engine.token();
             let completion = hold(&engine, &token);
-            // Each of these calls makes its first allocation under the lock.
+            // Each of these calls makes its first allocation under one of the locks.
             let wait = || _ = engine.wait_for_all_timeout(Duration::from_millis(1));
             let take = || drop(recorder.take());
             let calls: [(&str, &(dyn Fn() + Sync)); 2] = [("wait_for_all_timeout", &wait), ("Recorder::take", &take)];
@@ -652,7 +652,7 @@ tests! {
                     let is_held = !stats.is_finished();
                     forked(&format!("{kind}, statistics beside {name}"), || {
                         assert_no_statistics(&engine);
-                        assert!(recorder.take().ops().is_empty(), "the parent's trace");
+                        assert!(recorder.take().ops().is_empty(), "the child takes its parent's trace");
                         let built = Engine::builder().recorder(&recorder).build();
                         assert!(matches!(built, Err(BuildError::ForkedRecorder)), "{built:?}");
                     });
@@ -678,7 +678,7 @@ tests! {
         assert!(pauses > 0, "building the global engine allocates nothing");
     }
 
-    /// Another thread is paused during a push, with the epoch pinned.
+    /// Another thread is paused during a push, while it pins the epoch.
     memory_stays_flat_in_a_child_forked_while_a_thread_is_pinned in in_a_child_memory_stays_flat {
         let engine = engine(EngineKind::Naive);
         let (stop, var) = (AtomicBool::new(false), engine.var(0_u64));
@@ -818,8 +818,8 @@ tests! {
 
 type Call = fn(&Fixture, &dyn Fn());
 
-/// Calls that take locks. Each of them invokes its argument on the locking thread, which then pauses at one of its next
-/// allocations.
+/// Calls that take locks. Each of them invokes its second argument on the locking thread, which then pauses at one of
+/// its next allocations.
 const CALLS: &[(&str, Call)] = &[
     ("wait_for_all_timeout", |fixture, arm| {
         arm();
@@ -888,7 +888,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-/// The argument of a call, which arms the pause, in a form usable by the engine's threads.
+/// The second argument of a call, which arms the pause, in a form that the engine's threads can use.
 #[derive(Clone, Copy)]
 struct Arm(&'static (dyn Fn() + 'static));
 

@@ -116,7 +116,7 @@ fn guards_are_send_and_sync_as_references_are() {
 }
 
 #[test]
-fn an_acquisition_takes_its_place_when_it_is_called() {
+fn acquire_takes_its_place_when_it_is_called() {
     on_kinds(&THREADED, 2, |engine| {
         let value = engine.var(0);
         let gate = hold(&engine, value.token());
@@ -184,8 +184,8 @@ fn an_operation_ends_with_its_last_guard() {
     });
 }
 
-/// The acquisition is dropped before its turn, while waiting with a waker, and while its guards exist but have not been
-/// taken.
+/// Three acquisitions are dropped: one that was never polled, one that waits with a waker, and one whose guard exists
+/// but has not been taken.
 #[test]
 fn a_dropped_acquisition_changes_nothing() {
     on_kinds(&KINDS, 1, |engine| {
@@ -325,7 +325,7 @@ fn a_pending_acquisition_keeps_the_engine_open_until_it_is_dropped() {
         eventually("the engine refuses pushes", || observer.op("").push((), |()| {}) == Err(PushError::ShutDown));
         gate.open();
         observer.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
-        assert_eq!(value.version(), 1, "only the earlier operation has mutated the variable");
+        assert_eq!(value.version(), 1, "a dropped acquisition has mutated the variable");
     });
 }
 
@@ -413,7 +413,7 @@ fn tasks_of_several_runtimes_share_variables() {
     });
 }
 
-/// The waker is called when the acquisition's turn comes, and may itself take and drop the guard.
+/// The waker is called when the acquisition's turn comes. The waker may take the guard and drop it.
 #[test]
 fn a_waker_may_use_and_release_the_guards() {
     struct TakesGuard(Mutex<Option<Acquire<WriteGuard<i32>>>>, Gate);
@@ -421,7 +421,7 @@ fn a_waker_may_use_and_release_the_guards() {
         fn wake(self: Arc<Self>) {
             let mut acquire = lock(&self.0).take().unwrap();
             let Poll::Ready(guard) = poll_once(&mut acquire) else {
-                panic!("the acquisition was woken when its turn came")
+                panic!("the acquisition is still pending although it was woken")
             };
             *guard.unwrap() += 1;
             self.1.open();
@@ -501,7 +501,7 @@ fn a_future_with_a_property_is_polled_in_its_lane_after_each_wake() {
         let thread_name = || thread::current().name().unwrap_or_default().to_owned();
         let urgent = engine.op("").property(Property::CpuPrioritized).submit((), move |()| thread_name());
         let urgent = urgent.unwrap();
-        // The test polls before waiting, since a wait might run the operation on this thread.
+        // The test calls `is_done` before it waits, since a wait might run the operation on this thread.
         eventually("the operation has run", || urgent.is_done());
         let urgent = urgent.wait().unwrap();
         let signal = Signal::default();
@@ -549,7 +549,7 @@ fn no_wake_is_lost_in_a_storm_of_wakes_and_polls_do_not_overlap() {
                 });
             }
         });
-        // The last wake may have preceded the first poll, which then sees its effects.
+        // The last wake may have preceded the first poll, which then sees the whole count.
         block_on(done).unwrap();
         assert!(polls.take().is_sorted());
         engine.wait_for_all().unwrap();
@@ -666,7 +666,8 @@ fn an_operation_ends_when_its_future_and_all_its_guards_are_gone() {
         thread::spawn(move || drop(guard)).join().unwrap();
         assert_eq!(handle.wait().unwrap(), 7);
         assert_eq!((engine.get(&value).unwrap(), value.version()), (5, 1));
-        // A panic on another thread drops the guard, failing the operation although the future has returned a value.
+        // A panic outside the future drops the guard. This fails the operation, although the future has returned a
+        // value.
         let (gives, drops) = (Arc::clone(&given), Drops::new());
         let result = drops.make();
         let handle = engine.op("").submit_future(value.write(), |guard| async move {
@@ -699,7 +700,8 @@ fn a_future_that_nothing_can_wake_fails() {
             .unwrap();
         assert!(matches!(failure(engine.wait_for_var(&value)).cause(), Cause::LostFuture));
         drops.assert_all_gone();
-        // The future's waker is dropped later, under a lock also taken by the future's drop.
+        // The future's waker is dropped later, under a lock that the future's drop also takes. On a naive engine, which
+        // drops the future on this thread, the waker is dropped without the lock.
         struct Leaves(Signal);
         impl Drop for Leaves {
             fn drop(&mut self) {
@@ -828,7 +830,7 @@ fn futures_on_a_device_are_refused() {
     assert_eq!(block_on(engine.acquire(there.write())).unwrap().len(), 16);
 }
 
-/// Many threads push futures that acquire the same few variables.
+/// Four threads push futures on the same three variables.
 #[test]
 fn many_futures_on_few_variables_lose_no_update() {
     on_kinds(&KINDS, 3, |engine| {
@@ -900,8 +902,8 @@ const EXECUTORS: [(&str, Executor); 4] = [
     ("a bare waker", |future| block_on(future)),
 ];
 
-/// Returns a future that is polled once before an executor runs it, so the second poll's waker must replace the
-/// first's.
+/// Polls a future once and returns it, still pending. The waker of the next poll, by an executor, must replace this
+/// poll's waker.
 fn polled<T>(future: impl Future<Output = T> + Send + 'static) -> BoxedFuture<T> {
     let mut future: BoxedFuture<T> = Box::pin(future);
     assert!(poll_once(&mut future).is_pending());
@@ -983,7 +985,8 @@ fn ready_waits_for_the_mutations_before_the_call() {
     });
 }
 
-/// The future holds no clone, its waker is dropped with it, and it leaves nothing behind once its turn has come.
+/// The future holds no clone of the value, its waker is dropped with it, and nothing of it remains once its turn has
+/// come.
 #[test]
 fn a_pending_get_async_that_is_dropped_leaks_nothing() {
     on_kinds(&KINDS, 1, |engine| {
@@ -1003,7 +1006,7 @@ fn a_pending_get_async_that_is_dropped_leaks_nothing() {
                 assert!(polled.is_pending());
             }
             drop(gets);
-            assert_eq!(Arc::strong_count(&waker), 1, "the waker is dropped with the future");
+            assert_eq!(Arc::strong_count(&waker), 1, "the waker outlives the dropped future");
         }
         // The turn of this future comes before it is dropped.
         let gets = polled(engine.get_async(&value));
@@ -1011,7 +1014,7 @@ fn a_pending_get_async_that_is_dropped_leaks_nothing() {
         eventually("only the last future is pending", || engine.pending() == 1);
         drop(gets);
         engine.wait_for_all().unwrap();
-        assert_eq!((drops.made(), value.version()), (1, 1), "no clone was made, and only the gate has mutated");
+        assert_eq!((drops.made(), value.version()), (1, 1), "a clone was made, or a read has mutated");
         drop(value);
         engine.wait_for_all().unwrap();
         drops.assert_all_gone();
@@ -1052,8 +1055,8 @@ fn an_asynchronous_shutdown_drains_and_resolves() {
 
 // --------------------------------------------------------------------------------------------------------- polls ----
 
-/// Pushes an operation of `group` that mutates `value` and runs until the gate is opened. On a naive engine, the
-/// pushing thread runs it. Returns once the operation is running.
+/// Pushes an operation of `group` on another thread. The operation mutates `value` and runs until the returned gate is
+/// opened. On a naive engine, the pushing thread runs it. Returns once the operation is running.
 fn run_until_opened(group: &Group, value: &Var<i32>) -> (Gate, thread::JoinHandle<()>) {
     let (started, gate) = (Gate::new(), Gate::new());
     let (starts, passes, group, value) = (started.clone(), gate.clone(), group.clone(), value.clone());
@@ -1069,10 +1072,11 @@ fn run_until_opened(group: &Group, value: &Var<i32>) -> (Gate, thread::JoinHandl
     (gate, pusher)
 }
 
-/// A call whose future must wait for the variable, which an operation of the engine and the group is mutating.
+/// A call whose future must wait for a running operation, which belongs to the engine and the group and mutates the
+/// variable.
 type AsyncCall = fn(Engine, Var<i32>, Group) -> BoxedFuture<()>;
 
-/// One call per future available to programs.
+/// Calls for all futures available to programs, except those that wait for room.
 const CALLS: [(&str, AsyncCall); 16] = [
     ("a handle", |engine, value, _| {
         let handle = engine.op("").submit(value.write(), |_| ()).unwrap();
@@ -1212,7 +1216,7 @@ fn a_handle_that_is_dropped_after_a_poll_cancels_nothing() {
 
 // -------------------------------------------------------------------------------------------------- cancellation ----
 
-/// The future stops at its next await even if nothing else wakes it.
+/// The cancelled future stops at the `await` at which it waits, although nothing else wakes it.
 #[test]
 fn a_started_future_that_is_cancelled_stops_and_fails_what_it_mutates() {
     on_kinds(&KINDS, 1, |engine| {
@@ -1259,7 +1263,7 @@ fn a_started_future_of_a_cancelled_group_stops_when_it_is_woken() {
         let late = group.op("").submit_future((), |()| async {}).unwrap();
         assert!(matches!(failure(late.wait()).cause(), Cause::Cancelled));
         let clean_up = group.op("").cleanup().submit_future(cx(), |_| async { 7 }).unwrap();
-        assert_eq!(clean_up.wait().unwrap(), 7, "a clean-up runs to its end");
+        assert_eq!(clean_up.wait().unwrap(), 7, "the clean-up did not run to its end");
         group.wait().unwrap_err();
         engine.wait_for_all().unwrap();
     });

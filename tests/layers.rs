@@ -15,7 +15,7 @@ const MAX_CIRCLE: usize = 3;
 /// The path of a module, such as `engine::push`. It is empty for the root of the crate.
 type Module = String;
 
-/// Returns each module's source, except for test modules.
+/// Returns the code of each module that is not a test module.
 fn sources() -> BTreeMap<Module, String> {
     fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
@@ -132,7 +132,7 @@ struct Names {
     exported: BTreeMap<String, String>,
 }
 
-/// Returns the names in the code of `module`.
+/// Returns the paths to which the code of `module` refers, and its re-exports.
 fn names(module: &str, code: &str, modules: &BTreeSet<Module>) -> Names {
     let (mut named, mut exported) = (BTreeSet::new(), BTreeMap::new());
     let mut rest = String::new();

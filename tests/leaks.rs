@@ -10,7 +10,7 @@ use common::shapes::*;
 use common::{Drops, Gate, KINDS, on_kinds, program::fewer, watched};
 use raddle::{BoxError, Engine, EngineKind, Shutdown};
 
-/// How a workload ends its engine.
+/// How a test ends its engine after the workload.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Wait,
@@ -19,7 +19,7 @@ enum End {
     Cancel,
 }
 
-/// Pushes operations of every kind, some of them failing, with values that count their drops.
+/// Pushes operations of many kinds, some of them failing, with values that count their drops.
 fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
     let vars: Vec<_> = (0..6).map(|_| engine.var(vec![drops.make()])).collect();
     let token = engine.token();
@@ -56,7 +56,7 @@ fn workload(engine: &Engine, drops: &Drops, rounds: usize) {
                 let inner = mine.clone();
                 thread::spawn(move || {
                     inner.touch();
-                    // Drop the handle before the completion: this thread may outlive the engine.
+                    // This clone is dropped before the completion is used, since this thread may outlive the engine.
                     drop(inner);
                     match round % 4 {
                         0 => drop(done),

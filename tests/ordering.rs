@@ -29,7 +29,7 @@ fn serial(engine: &Engine, label: &str, shape: &Shape, seed: u64, watch: Watch) 
     }
 }
 
-/// Runs a program on engines that record traces, and also checks the order of the recorded runs.
+/// Runs a program on an engine that records a trace, and checks the results and the order of the recorded runs.
 fn check_recorded(shape: &Shape, seed: u64, plan: EngineBuilder) {
     let recorder = Recorder::with_capacity(64 << 20);
     let engine = plan.pin(false).recorder(&recorder).build().expect("the engine is built");
@@ -203,7 +203,7 @@ fn a_large_program_of_eight_pushers_is_explained_by_some_order() {
     });
 }
 
-/// All operations access the same few variables, so nearly every push overlaps another.
+/// All operations access the same few variables, so nearly every push conflicts with concurrent ones.
 #[test]
 fn pushes_that_always_conflict_are_explained_by_some_order() {
     watched(|| {
@@ -218,7 +218,8 @@ fn pushes_that_always_conflict_are_explained_by_some_order() {
 
 // ------------------------------------------------------------------------------------------ tests of the checks ----
 
-/// Generated operations are pushed in every way, have every property, and access one to eight variables in all modes.
+/// Generated operations are pushed in every way, have every property, and access one to eight variables. Some have
+/// children, and each thread also waits for all operations.
 #[test]
 fn generated_programs_cover_every_kind_of_operation() {
     let shape = Shape { operations: 10_000, threads: 2, children: true, ..Shape::default() };

@@ -85,8 +85,8 @@ fn the_hook_does_not_panic_if_standard_error_cannot_be_written() {
     assert!(status.success(), "{status}");
 }
 
-/// Returns a backtrace's lines in the engine's code for running operations. They are matched by source file because,
-/// with line tables only, names have no paths.
+/// Returns the lines of a backtrace that lie in the engine's code for running operations. They are matched by source
+/// file because, with line tables only, names have no paths.
 fn places_that_run_operations(text: &str) -> Vec<&str> {
     let files = ["run", "frame", "ready_loop", "in_place", "workers"].map(|file| format!("/src/engine/{file}.rs:"));
     text.lines().filter(|line| files.iter().any(|file| line.contains(file))).collect()
@@ -100,7 +100,7 @@ fn a_short_backtrace_leaves_out_what_runs_operations() {
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "1")]);
         assert!(text.contains("function_of_the_program"), "{text}");
         assert_eq!(places_that_run_operations(&text), [""; 0], "{text}");
-        // The frames that called the push are again those of the program.
+        // On a naive engine, the backtrace goes on with the program's frames that called the push.
         let shows_the_push = text.lines().any(|line| line.ends_with("pushes_of_the_program"));
         assert_eq!(shows_the_push, kind == EngineKind::Naive, "{text}");
         let text = printed(&[("RADDLE_ENGINE", name.as_str()), ("RUST_BACKTRACE", "full")]);

@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-/// Builds the example `plugin` and returns its path.
+/// Builds the example `plugin`, unless it is already built, and returns its path.
 fn build() -> PathBuf {
     let mut target = std::env::current_exe().unwrap();
     // The test is in `PROFILE/deps`.
@@ -24,7 +24,7 @@ fn build() -> PathBuf {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--example", "plugin", "--target-dir"]).arg(target.parent().unwrap());
         cargo.args(["--profile", if profile == "debug" { "dev" } else { &profile }]);
-        assert!(cargo.status().unwrap().success(), "the example is built");
+        assert!(cargo.status().unwrap().success(), "the example could not be built");
     }
     path
 }
@@ -33,10 +33,10 @@ fn build() -> PathBuf {
 fn load_call_unload(path: &CStr, count: u32) -> i64 {
     // SAFETY: the library has no initialisers.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    assert!(!library.is_null(), "the library is loaded");
+    assert!(!library.is_null(), "the library could not be loaded");
     // SAFETY: the library is loaded.
     let symbol: *mut c_void = unsafe { libc::dlsym(library, c"plugin_sum".as_ptr()) };
-    assert!(!symbol.is_null(), "the library has the function");
+    assert!(!symbol.is_null(), "the library lacks the function");
     // SAFETY: the function has this type.
     let sum: extern "C" fn(u32) -> i64 = unsafe { mem::transmute(symbol) };
     // The call is made on a separate thread, since the thread-locals of a calling thread keep the library loaded.
@@ -59,7 +59,7 @@ fn in_a_child_a_library_is_unloaded_and_the_process_continues() {
     let mut memory = 0;
     for round in 0..30 {
         assert_eq!(load_call_unload(&path, 1000), 499_500);
-        assert!(!is_mapped(), "the library is gone");
+        assert!(!is_mapped(), "the library is still mapped");
         if round == 10 {
             memory = common::resident_bytes();
         }

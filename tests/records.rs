@@ -33,7 +33,7 @@ static ACCESSES: Count = Count(AtomicUsize::new(0), AtomicUsize::new(0));
 const fn layout(size: usize, align: usize) -> Layout {
     match Layout::from_size_align(size, align) {
         Ok(layout) => layout,
-        Err(_) => panic!("a power of two"),
+        Err(_) => panic!("the alignment is not a power of two"),
     }
 }
 

@@ -192,7 +192,7 @@ fn a_function_continues_without_a_worker_if_none_becomes_free() {
     });
 }
 
-/// The time limit of a wait includes the time in the queue for a worker.
+/// The time limit of a wait includes the time spent in the queue for a worker.
 #[test]
 fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     on_kinds(&THREADED, 1, |engine| {
@@ -220,7 +220,7 @@ fn a_wait_that_times_out_does_not_queue_for_a_worker() {
     });
 }
 
-/// A thread that has given up its worker takes the next worker given up.
+/// A thread that has given up its worker takes the next worker that is given up.
 #[test]
 fn consecutive_waits_need_no_further_threads() {
     watched(|| {
@@ -319,7 +319,7 @@ fn a_waker_does_not_compute_while_a_function_uses_its_worker() {
     }
 }
 
-/// A poll runs its thread's deferred operations. Here, little stack is left, so another thread runs them.
+/// A poll runs the operations that its thread has deferred. Here, little stack is left, so another thread runs them.
 #[test]
 fn after_a_poll_no_more_functions_compute_than_there_are_workers() {
     for kind in THREADED {

@@ -1,4 +1,4 @@
-//! Scopes: operations that borrow from the function that pushes them.
+//! Scopes: operations that borrow from the code around the scope.
 
 #![cfg(not(any(raddle_loom, raddle_shuttle)))]
 
@@ -551,8 +551,8 @@ fn a_scope_in_an_asynchronous_operation_names_its_variables_once_its_completion_
                 let seen = inner.scope(|s| {
                     let early = s.op("early").writes([token]).push((), |()| unreachable!());
                     let (waits, proceed) = mpsc::channel();
-                    // An operation of the scope that started before the completion was used may then also declare the
-                    // token, as may operations of a scope within that operation.
+                    // This operation of the scope starts before the completion is used. After the use, operations of a
+                    // scope inside it may declare the token, and its function may wait for the token.
                     if inner.kind() != EngineKind::Naive {
                         s.op("inner")
                             .push((), move |()| {
@@ -696,7 +696,7 @@ fn a_handle_of_a_scope_returns_the_failure_of_its_operation() {
             let parsed = s.op("parse").try_submit((), |()| Ok(text.parse::<i32>()?)).unwrap();
             failure(parsed.wait()).name().to_owned()
         });
-        assert_eq!(failure(result).name(), "parse", "the scope still returns the failure");
+        assert_eq!(failure(result).name(), "parse", "the scope does not return the failure");
     });
 }
 

@@ -109,7 +109,7 @@ fn on_one_worker_a_seed_always_produces_the_same_order() {
                 }
                 orders.insert(order);
             }
-            assert_eq!(orders.len(), fewer(8), "each seed produces another order");
+            assert_eq!(orders.len(), fewer(8), "two seeds produce the same order");
         }
     });
 }
@@ -147,7 +147,7 @@ fn some_seeds_repeatably_break_a_program_that_relies_on_an_undeclared_order() {
         let failing: Vec<_> = (0..40).filter(|&seed| reads_before_it_is_written(seed)).collect();
         assert!((5..=35).contains(&failing.len()), "{failing:?}");
         for &seed in &failing {
-            assert!(reads_before_it_is_written(seed), "seed {seed} fails again");
+            assert!(reads_before_it_is_written(seed), "seed {seed} does not fail again");
         }
     });
 }

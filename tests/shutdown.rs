@@ -27,7 +27,8 @@ use common::{
 use logger::log_to;
 use raddle::{Engine, OpContext, Shutdown, ShutdownError};
 
-/// Shuts the engine down repeatedly until only the threads in `names` remain. Each attempt must report all of these.
+/// Shuts the engine down repeatedly until only the threads in `names` remain. Each attempt that does not time out must
+/// report all of these.
 #[track_caller]
 fn assert_leaves<const N: usize>(engine: &Engine, how: Shutdown, names: [&str; N]) {
     // The first attempts do not wait; later ones give the other threads time to end.
@@ -84,7 +85,7 @@ fn a_deadline_holds_while_an_asynchronous_function_runs_past_its_completion() {
             assert_leaves(&engine, how, ["raddle-cpu-0"]);
         }
         gate.open();
-        // A second call waits for the function again.
+        // A later shutdown still waits for the function.
         engine.shutdown(Shutdown::Drain, Some(PATIENCE)).expect("the function returns");
         engine.shutdown(Shutdown::Drain, Some(Duration::ZERO)).expect("all threads have ended");
     });

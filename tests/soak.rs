@@ -1,9 +1,9 @@
 //! A soak test with random operations that succeed, fail, panic or lose their completions. It covers timed-out waits,
 //! priorities, properties, deletions, and short-lived engines with several pushing threads. No operation may be lost or
-//! hang, and memory must not grow.
+//! hang, and memory must stay bounded.
 //!
-//! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `.ci/run soak` takes 20
-//! seconds. After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending
+//! `RADDLE_SOAK_SECONDS` sets the duration (2 by default) and `RADDLE_SOAK_SEED` the seed; `.ci/run soak` runs the test
+//! for 20 seconds. After [`PATIENCE`] without progress, the process prints the last step of each thread and the pending
 //! operations, then exits.
 #![forbid(unsafe_code)]
 
@@ -59,7 +59,8 @@ struct Ledger {
     complaints: Mutex<Vec<String>>,
 }
 
-/// A value that must be dropped once. An operation that owns such a value must run at most once.
+/// The record of a [`Life`], a value that must be dropped once. An operation that owns such a value must run at most
+/// once.
 struct Pending {
     what: &'static str,
     by: String,
@@ -117,7 +118,7 @@ impl Ledger {
         self.lives.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Creates a value that must be dropped.
+    /// Creates a value that must be dropped once.
     fn life(self: &Arc<Self>, what: &'static str) -> Life {
         let id = self.next_life.fetch_add(1, SeqCst);
         let pending = Pending { what, by: thread_name(), began: None, since: Instant::now() };
@@ -277,7 +278,7 @@ impl Round {
 }
 
 impl Pusher<'_> {
-    /// Pushes operations until their number reaches `operations` or the engine shuts down.
+    /// Takes random steps until their number reaches `operations` or a push is refused because the engine shuts down.
     fn run(&mut self, operations: u64) {
         while self.operations < operations {
             self.operations += 1;
@@ -340,7 +341,7 @@ impl Pusher<'_> {
                         Ok::<(), BoxError>(())
                     },
                 );
-                // The operation declares a variable twice.
+                // The push is refused if `a` and `b` are the same variable.
                 if matches!(pushed, Err(PushError::AliasedVariable(_))) { Ok(()) } else { pushed }
             }
             30..45 => {
@@ -471,7 +472,7 @@ impl Pusher<'_> {
 }
 
 /// Builds an engine, pushes on it from several threads, and ends it in a random way. When this returns, nothing of the
-/// engine remains.
+/// engine remains, unless an operation drops the last handle: then the engine ends in the background.
 fn round(ledger: &Arc<Ledger>, seed: u64) {
     let (mut random, start) = (Random(seed), Instant::now());
     let kind =
@@ -494,7 +495,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
         completions: sender,
         engine,
     };
-    // Completes asynchronous operations until threads can no longer push.
+    // Ends asynchronous operations until the last sender of completions is dropped.
     let completer = thread::Builder::new().name("completer".to_owned()).spawn({
         let ledger = Arc::clone(ledger);
         move || {
@@ -526,7 +527,7 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
                 .spawn_scoped(scope, move || pusher.run(operations));
             pusher.expect("a thread starts");
         }
-        // The engine ends while threads push.
+        // In two of six cases, the engine is shut down while threads push.
         match end {
             0 => {
                 ledger.note("cancels");
@@ -589,7 +590,8 @@ fn round(ledger: &Arc<Ledger>, seed: u64) {
 
 // ---------------------------------------------------------------------------------------------------- watchdog ----
 
-/// Reports a hang and exits the process after [`PATIENCE`] without progress.
+/// Starts a thread that, after [`PATIENCE`] without progress, reports a hang and exits the process. The thread ends
+/// when the returned sender is dropped.
 fn watch(ledger: &Arc<Ledger>) -> mpsc::Sender<()> {
     let (sender, receiver) = mpsc::channel();
     let ledger = Arc::clone(ledger);

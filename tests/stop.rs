@@ -68,7 +68,7 @@ fn an_engine_that_stops_while_others_push_loses_nothing() {
                     engine.stop(None).unwrap();
                     let before = count.load(Relaxed);
                     thread::sleep(Duration::from_millis(1));
-                    assert_eq!(count.load(Relaxed), before, "no function runs");
+                    assert_eq!(count.load(Relaxed), before, "a function ran");
                     engine.start().unwrap();
                 }
             });
@@ -128,7 +128,7 @@ fn a_stop_waits_for_running_functions_and_keeps_the_operations_behind_them() {
         thread::scope(|threads| {
             let stop = threads.spawn(|| engine.stop(None));
             thread::sleep(MOMENT);
-            assert!(!stop.is_finished(), "a function runs");
+            assert!(!stop.is_finished(), "the stop ended while a function runs");
             drop(sender);
             stop.join().unwrap().unwrap();
         });
@@ -382,7 +382,7 @@ fn in_a_child_main_ends_while_the_global_engine_works() {
     assert_eq!(engine.kind().to_string(), std::env::var("RADDLE_ENGINE").unwrap());
     let started = Gate::new();
     let starts = started.clone();
-    // On a naive engine, this thread runs the operations.
+    // On a naive engine, the new thread runs the operations.
     thread::spawn(move || {
         for _ in 0..1000 {
             let starts = starts.clone();

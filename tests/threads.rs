@@ -60,8 +60,8 @@ fn assert_both_work(engine: &Engine) {
     engine.wait_for_all_timeout(common::SOON).expect("no operation is lost");
 }
 
-/// The logger panics while a worker logs a caught panic. Destructors of thread-locals do not use the worker that the
-/// thread has lost.
+/// The logger panics while a worker logs a caught panic. When the thread ends, the destructors of its thread-locals do
+/// not use the worker, which the thread no longer has.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_panicking_logger_loses_neither_the_worker_nor_its_operations() {
@@ -144,8 +144,8 @@ fn in_a_child_the_logger_waits() {
     }
 }
 
-/// No thread can be started to run the worker of a waiting operation. The operation has regained its worker by the time
-/// it logs this, so a wait in the logger is also refused instead of hanging.
+/// No thread can be started to run the worker of a waiting operation. The waiting operation regains its worker before
+/// the warning about this is logged, so a wait in the logger is also refused instead of hanging.
 #[test]
 #[cfg_attr(miri, ignore = "starts a process")]
 fn a_wait_in_the_logger_is_refused_when_no_thread_can_be_started() {
@@ -255,7 +255,7 @@ fn a_replacement_that_cannot_wait_leaves_the_value_unchanged() {
         assert_eq!(refused, [Err(()), Err(())]);
         drop(before);
         assert_eq!(engine.get(&value).expect("the variable is released"), "precious");
-        assert_eq!(value.version(), 1, "only the earlier guard has mutated the variable");
+        assert_eq!(value.version(), 1, "a refused call has mutated the variable");
         engine.wait_for_all().expect("no operation fails");
     });
 }

@@ -71,7 +71,7 @@ fn each_operation_has_its_times_in_order() {
             assert!(op.accesses.iter().all(|&(variable, _)| trace.variable(variable).starts_with("var ")));
             assert_eq!(op.location.file(), Location::caller().file());
         }
-        assert!(recorder.take().ops().iter().all(|op| op.internal), "a trace is taken once");
+        assert!(recorder.take().ops().iter().all(|op| op.internal), "an ended operation is in two traces");
     });
 }
 
@@ -172,7 +172,7 @@ fn an_asynchronous_operation_may_end_before_it_returns() {
 }
 
 #[test]
-fn a_parent_that_loses_its_completion_is_over() {
+fn the_history_of_a_parent_that_loses_its_completion_is_closed() {
     recorded(&KINDS, |engine, recorder| {
         let lose = |(), completion: raddle::Completion| drop(completion);
         engine.op("parent").with_children().push_async((), lose).unwrap();
@@ -219,7 +219,7 @@ fn a_function_that_waits_has_several_runs() {
             .op("waiter")
             .submit((), move |()| {
                 let mut hold = inner.op("hold").submit((), move |()| receiver.recv().unwrap()).unwrap();
-                // This wait has a time limit, so the thread hands over its worker.
+                // This wait has a time limit, so the thread hands over its worker instead of running `hold` in place.
                 hold.wait_timeout(Duration::from_secs(60)).unwrap();
                 inner.get(&opened).unwrap();
             })
@@ -401,7 +401,7 @@ fn no_operation_of_many_threads_is_lost_between_traces() {
 }
 
 #[test]
-fn a_random_program_is_in_order() {
+fn the_trace_of_a_random_program_is_in_order() {
     recorded(&KINDS, |engine, recorder| {
         let vars: Vec<_> = (0..8).map(|_| engine.var(0u64)).collect();
         thread::scope(|scope| {
@@ -438,7 +438,7 @@ fn statistics_are_grouped_by_name() {
         let _ = engine.wait_for_all();
         let stats = engine.stats();
         let of = |name: &str| stats.operations.iter().find(|op| op.name.starts_with(name)).unwrap();
-        assert_eq!(stats.operations[0].name, "slow", "the longest comes first");
+        assert_eq!(stats.operations[0].name, "slow", "the longest does not come first");
         let (quick, slow) = (of("quick"), of("slow"));
         assert_eq!((quick.count, slow.count, of("fail").failed), (200, 10, 1));
         assert_eq!(of(file!()).count, 1);
@@ -484,7 +484,7 @@ fn a_chrome_trace_has_a_slice_for_each_run_and_an_arrow_for_each_dependency() {
 }
 
 /// Reads the fields of a message in the Protocol Buffers wire format. Returns each field's number and its value, which
-/// is a number or bytes.
+/// is a number (`Ok`) or bytes (`Err`).
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let mut value = 0;
@@ -542,14 +542,14 @@ fn a_perfetto_trace_can_be_read_back() {
             let packet = fields(packet.unwrap_err());
             if let Some(descriptor) = message(&packet, 60) {
                 let id = fields(&descriptor).iter().find(|field| field.0 == 1).unwrap().1.unwrap();
-                assert!(!tracks.contains(&id), "a track is described once");
+                assert!(!tracks.contains(&id), "a track is described twice");
                 tracks.push(id);
             } else {
                 let event = message(&packet, 11).unwrap();
                 let event = fields(&event);
                 let number = |wanted| event.iter().find(|field| field.0 == wanted).and_then(|field| field.1.ok());
-                assert!(tracks.contains(&number(11).unwrap()), "a track is described before it is used");
-                assert!(packet.iter().any(|field| field.0 == 8), "each event has a time");
+                assert!(tracks.contains(&number(11).unwrap()), "a track is used before it is described");
+                assert!(packet.iter().any(|field| field.0 == 8), "an event has no time");
                 match number(9) {
                     Some(1) => begun.push(String::from_utf8(message(&event, 23).unwrap()).unwrap()),
                     Some(2) => ended += 1,
@@ -571,7 +571,7 @@ fn a_perfetto_trace_can_be_read_back() {
 fn a_report_is_one_page_with_all_data_and_a_critical_path() {
     recorded(&KINDS, |engine, recorder| {
         let (x, y) = (engine.var(0), engine.var(0));
-        // The first operation ends after the one aside. On a naive engine, it ends at its push.
+        // The first operation ends after `aside`, except on a naive engine, where it ends inside its push.
         let (aside, waits) = (y.token().clone(), engine.kind() != EngineKind::Naive);
         let first = move |_: &mut i32| {
             eventually("the operation aside is over", || !waits || aside.version() == 1);
@@ -604,11 +604,11 @@ fn a_report_is_one_page_with_all_data_and_a_critical_path() {
         trace.write_report("a \"title\" </script>", &mut page).unwrap();
         let page = String::from_utf8(page).unwrap();
         assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
-        assert_eq!(page.matches("</script>").count(), 1, "the data do not end the script");
+        assert_eq!(page.matches("</script>").count(), 1, "the data end the script");
         assert!(page.contains(r#"first \u003c/script> & \"others\""#), "the data begin no element");
         assert!(page.contains(r#""undrawn":0"#));
         for loaded in ["http:", "https:", "src=", "import("] {
-            assert!(!page.contains(loaded), "the page loads nothing, but has {loaded}");
+            assert!(!page.contains(loaded), "the page may load something: it has {loaded}");
         }
     });
 }
@@ -647,7 +647,7 @@ fn a_profile_is_written_while_the_engine_runs() {
             }
             drop(build().build().unwrap());
             let second = path.with_file_name(name.replace('.', "-2."));
-            assert!(second.exists(), "another engine has a file of its own");
+            assert!(second.exists(), "the other engine has no file of its own");
             std::fs::remove_dir_all(&folder).unwrap();
             let refused = build().build().unwrap_err();
             assert!(matches!(refused, raddle::BuildError::Profile(..)), "{refused}");
@@ -870,7 +870,7 @@ fn limits_and_shutdowns_work_on_a_recorded_engine() {
         assert_eq!(last.wait().unwrap(), 1000);
         let trace = recorder.take();
         assert_eq!(named(&trace, "last").outcome, Some(Outcome::Succeeded));
-        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "a draining shutdown ends all operations");
+        assert!(trace.ops().iter().all(|op| op.ended.is_some()), "an operation has not ended");
         let refused = engine.op("late").push((), |()| {}).unwrap_err();
         assert!(matches!(refused, PushError::ShutDown), "{refused:?}");
     });
@@ -980,7 +980,7 @@ fn numbers_of_threads_that_have_ended_are_reused() {
             trace.check_order().unwrap();
         }
         assert_eq!(pushed, 5000);
-        assert!(ids.len() >= 5000, "each operation has a number of its own");
+        assert!(ids.len() >= 5000, "two operations have the same number");
     });
 }
 
@@ -1063,7 +1063,7 @@ fn statistics_count_queues_steals_parks_and_wake_ups() {
 }
 
 #[test]
-fn a_profile_is_complete_when_the_last_handle_is_dropped() {
+fn a_profile_is_completed_after_the_last_handle_is_dropped() {
     for kind in KINDS {
         for drop_inside in [false, true] {
             watched(move || {

@@ -28,7 +28,7 @@ fn with_sees_the_mutations_before_it_without_a_clone() {
         let here = thread::current().id();
         let seen = engine.with(&value, |value| (value.0, thread::current().id())).unwrap();
         assert_eq!(seen, (100, here));
-        assert_eq!(value.version(), 99, "a call to `with` is not a mutation");
+        assert_eq!(value.version(), 99, "a call to `with` counts as a mutation");
         engine.wait_for_all().unwrap();
     });
 }
@@ -91,7 +91,7 @@ fn the_function_of_with_cannot_wait_for_its_variable_or_for_all() {
         let (same, inside) = (value.clone(), engine.downgrade());
         let nested = engine.op("").submit(value.write(), move |_| inside.with(&same, |_| ()));
         deadlocks(nested.unwrap().wait().unwrap());
-        assert_eq!(engine.get(&value).unwrap(), 1, "nothing was replaced");
+        assert_eq!(engine.get(&value).unwrap(), 1, "the value was replaced");
         engine.wait_for_all().unwrap();
     });
 }
@@ -180,7 +180,7 @@ fn set_returns_while_operations_before_it_are_pending() {
     });
 }
 
-/// A timed-out wait leaves no operation behind, so it makes no clone.
+/// A timed-out wait leaves no operation behind that would clone the value later.
 #[test]
 fn a_get_that_timed_out_makes_no_clone_later() {
     on_kinds(&THREADED, 1, |engine| {
@@ -273,7 +273,7 @@ fn get_timeout_returns_the_value_that_the_mutations_before_it_leave() {
             inside.get_timeout(&same, PATIENCE)
         });
         assert_eq!(gets.unwrap().wait().unwrap().unwrap(), 20);
-        assert_eq!(value.version(), 4, "reads do not count");
+        assert_eq!(value.version(), 4, "a read counts as a mutation");
         engine.wait_for_all().unwrap();
     });
 }

@@ -190,7 +190,7 @@ fn overlapping_waits_for_all_end_when_the_operations_they_cover_complete() {
         let mut rounds: Vec<_> = (0..130)
             .map(|_| (Some(pending.start(&engine, no_tokens())), Some(Box::pin(engine.wait_for_all_async()))))
             .collect();
-        // Complete the operations out of order: no wait ends while an earlier operation is pending.
+        // The operations complete out of order: no wait ends while an earlier operation is pending.
         for at in (0..rounds.len()).map(|i| i * 37 % 130) {
             rounds[at].0.take().expect("each operation completes once").complete();
             let done = rounds.iter().take_while(|round| round.0.is_none()).count();
@@ -305,7 +305,7 @@ fn abandoned_waits_behind_a_reader_leave_no_memory_behind() {
     });
 }
 
-/// The device makes no progress: its operation has been issued, and the waits are its lane's cross-lane waiters.
+/// The device makes no progress: the operation has been issued, and the waits wait at its lane.
 #[test]
 fn abandoned_waits_for_a_device_leave_no_memory_behind() {
     for kind in THREADED {
@@ -379,7 +379,7 @@ fn a_wait_that_joins_another_returns_the_failure() {
 #[test]
 fn a_wait_covers_earlier_pushes_and_no_later_ones() {
     alone_on(&KINDS, 2, |engine| {
-        // Each entry says whether that wait is `wait_to_read`.
+        // `true` stands for a wait to read, `false` for a wait for every access.
         for kinds in [[true, true], [true, false], [false, true], [false, false]] {
             let (token, pending) = (engine.token(), Pending::new());
             let waits = || -> Vec<VarWait> {
@@ -414,7 +414,7 @@ fn a_wait_covers_earlier_pushes_and_no_later_ones() {
     });
 }
 
-/// A ready wait is queued on a thread blocked by a waker. A later wait must not depend on it.
+/// A ready wait is queued on a thread blocked by a waker. A later wait must not join the blocked one.
 #[test]
 fn a_wait_does_not_join_a_ready_wait_that_is_blocked() {
     struct Block(Gate, Gate);
@@ -513,7 +513,7 @@ fn a_future_that_is_polled_often_keeps_one_waker() {
     });
 }
 
-/// A waker is woken only when the operations awaited by its future are complete.
+/// A waker is called only when the operations awaited by its future are complete.
 #[test]
 fn a_future_is_woken_only_by_the_operations_it_waits_for() {
     alone_on(&KINDS, 2, |engine| {

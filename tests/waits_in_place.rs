@@ -43,7 +43,8 @@ fn a_recursion_that_waits_needs_few_threads() {
     child_succeeds("recursions_that_count_their_threads");
 }
 
-/// Runs 21,891 operations on each engine; half of them push two more and wait for both.
+/// Runs 21,891 operations on each engine, or fewer under a sanitizer; nearly half of them push two more and wait for
+/// both.
 #[test]
 #[ignore = "counts the threads of its process; run by another test in a separate process"]
 fn recursions_that_count_their_threads() {
@@ -104,7 +105,7 @@ fn a_ready_operation_runs_on_the_thread_of_its_waiter() {
     });
 }
 
-/// Calls a function, with the engine as its argument, inside an operation and returns the result.
+/// Calls a function inside an operation, with the engine as its argument, and returns the result.
 fn inside<R: Send + 'static>(
     engine: &Engine,
     f: impl FnOnce(&Engine) -> Result<R, BoxError> + Send + 'static,
@@ -204,7 +205,7 @@ fn members_of_the_awaited_group_run_on_the_thread_of_the_waiter() {
     });
 }
 
-/// Members pushing members could prolong the wait forever.
+/// Each member pushes another, so a wait that ran later members would never end.
 #[test]
 fn a_wait_for_a_group_runs_no_members_that_were_pushed_later() {
     on_kinds(&THREADED, 1, |engine| {
@@ -276,7 +277,7 @@ fn an_operation_of_another_lane_runs_on_that_lane() {
     });
 }
 
-/// A wait with a time limit must return in time, whatever the operation does.
+/// A wait with a time limit must return in time, whatever the awaited operation does.
 #[test]
 fn a_wait_with_a_time_limit_hands_the_worker_over() {
     on_kinds(&THREADED, 1, |engine| {
@@ -290,7 +291,7 @@ fn a_wait_with_a_time_limit_hands_the_worker_over() {
 }
 
 #[test]
-fn an_operation_that_is_not_ready_runs_on_another_thread() {
+fn an_operation_may_wait_for_one_that_is_not_ready() {
     on_kinds(&THREADED, 1, |engine| {
         let value = engine.var(1);
         let gate = hold(&engine, value.as_ref());
@@ -576,7 +577,8 @@ fn a_child_may_wait_for_a_later_child() {
     });
 }
 
-/// On a naive engine, `behind` becomes ready while the parent's children are being started, and runs between them.
+/// On a naive engine, the wait of the parent's child runs `ahead`, so `behind` becomes ready while the parent's
+/// children are being started.
 #[test]
 fn an_operation_that_runs_between_children_may_wait_for_the_parent() {
     on_kinds(&KINDS, 1, |engine| {

@@ -3,10 +3,10 @@
 //!
 //! - words select benchmarks;
 //! - `--against REV` compares the library with that of another revision: see `against`;
-//! - `--targets` runs nothing, and only renews the tables below from earlier results.
+//! - `--targets` runs nothing, and only renews the tables named below from earlier results.
 //!
-//! A full run that writes to `results` also replaces the marked tables in two files: the main results in the root's
-//! README, and the targets with their measurements in this package's `README.md`.
+//! A run that is not quick and writes to `results` also replaces the marked tables in two files: the main results in
+//! the root's README, and the targets with their measurements in this package's `README.md`.
 
 use std::{
     env, fs,

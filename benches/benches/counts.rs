@@ -4,8 +4,8 @@
 //! pushing thread; the operations then run alone on the worker while the pushing thread sleeps. callgrind counts the
 //! two phases separately. The counts reflect neither caches nor contention.
 //!
-//! - without arguments: prints the table beside the counts in `counts.txt`;
-//! - `--check`: fails if a count is more than 5 % above the file's;
+//! - without arguments: prints the counts beside those in `counts.txt`, and writes them to the report;
+//! - `--check`: fails if a count is more than 5 % above the file's, unless the file is from another compiler;
 //! - `--renew`: rewrites `counts.txt`.
 
 use std::{
@@ -44,7 +44,8 @@ fn request(number: u64, argument: u64) {
     // Callgrind requests are numbered from "CT" in the upper half.
     let request = [((b'C' as u64) << 24 | (b'T' as u64) << 16) + number, argument, 0, 0, 0, 0];
     // SAFETY: this is valgrind's magic sequence, which has no effect on a CPU: the rotations add up to 128 bits. Under
-    // valgrind it reads `request` and the name that it points to, both of which are live, and writes rdx.
+    // valgrind it reads `request` and, for a dump, the name that `request` points to, both of which are live, and
+    // writes rdx.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",

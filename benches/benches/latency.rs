@@ -52,7 +52,7 @@ fn percentiles(rounds: Rounds<'_>, quantile: f64) -> Vec<f64> {
     rounds.map(|round| round.value_at_quantile(quantile) as f64).collect()
 }
 
-/// Returns each percentile with its quartiles over the rounds, and the overall maximum.
+/// Returns the number of samples, each percentile with its quartiles over the rounds, and the overall maximum.
 fn cells(rounds: Rounds<'_>) -> Vec<Cell> {
     let samples: u64 = rounds.iter().map(Histogram::len).sum();
     let largest =
@@ -199,8 +199,8 @@ struct Kind {
 
 const PLAIN: Kind = Kind { priority: 0, property: Property::Normal };
 
-/// Measures the latencies from due time to start of operations that then run `iterations` of the compute-bound kernel.
-/// Each operation mutates one of 64 variables, in turn.
+/// Measures the latencies, from due time to start, of operations that then run `iterations` of the compute-bound
+/// kernel. Each operation mutates one of 64 variables, in turn.
 fn push_to_start(engine: &Engine, due: &[u64], kind: Kind, iterations: u32) -> Latencies {
     let notes = Notes::new(due.len());
     let variables: Vec<Token> = (0..64).map(|_| engine.token()).collect();
@@ -312,7 +312,7 @@ fn chain(engine: &Engine, count: usize) -> Latencies {
         };
         engine.push_sync(f, [], [&variable]).expect("push");
     }
-    // Times are measured from `start`, so wait for it.
+    // Times are measured from `notes.start`, so this thread sleeps until then.
     std::thread::sleep(notes.start.saturating_duration_since(Instant::now()));
     drop(open);
     engine.wait_for_all().expect("wait");
@@ -320,7 +320,7 @@ fn chain(engine: &Engine, count: usize) -> Latencies {
 }
 
 /// Measures the time from an operation's end to the start of each successor taken by another worker. Each operation has
-/// two successors, which compute long enough that one worker cannot run both.
+/// two successors, which compute for long enough that another worker takes one of them.
 fn fork(engine: &Engine, count: usize, iterations: u32) -> Latencies {
     let notes = Notes::new(count);
     let ended: &'static (AtomicU64, AtomicU64) = Box::leak(Box::default());
@@ -389,9 +389,9 @@ fn engine(kind: EngineKind, workers: usize, idle: IdlePolicy) -> Engine {
 /// The number of slices in a round that alternates between the empty loop and the engine.
 const SLICES: u32 = 10;
 
-/// Measures the empty loop and the engine in turn, in slices of a fraction of a second, so that both see the same
-/// disturbances. Returns the latencies of both by state; a slice of the one and the next slice of the other are a pair,
-/// which is kept or dropped as a whole.
+/// Measures the empty loop and the engine in turn, in slices of a fraction of a second, so that both are exposed to the
+/// same disturbances. Returns the latencies of both by state; a slice of the one and the next slice of the other are a
+/// pair, which is kept or dropped as a whole.
 fn paired(rate: u64, time: Duration, mut pushes: impl FnMut(&[u64]) -> Latencies + Send) -> Samples<[Latencies; 2]> {
     let slices = machine::choose(SLICES, 1);
     let due = schedule(rate, time / slices, Arrivals::Even);
@@ -528,8 +528,9 @@ fn main() {
 
     let note = format!(
         "The empty loop on the pushing core and the pushes to a spinning worker take turns in {SLICES} slices of each \
-         round, so both see the same disturbances. Each figure compares the two of one round; below are the medians of \
-         the rounds, with the quartiles. A p99 that equals the empty loop's is the machine's and not the engine's."
+         round, so both are exposed to the same disturbances. The two are compared within each round; below are the \
+         medians over the rounds, with the quartiles. A p99 that equals the empty loop's is the machine's and not the \
+         engine's."
     );
     let columns = [
         "what",
@@ -561,8 +562,8 @@ fn main() {
         }
         report.add(&table);
 
-        let note = "Quotients of the percentiles of one round, in which both were measured one right after the other: \
-                    medians of the rounds, with the quartiles.";
+        let note = "Quotients of the percentiles. Each round measures both, one right after the other; below are the \
+                    medians over the rounds, with the quartiles.";
         let title = "A parked worker compared with the raw futex wake";
         let mut table = Table::of_state("parked", state, title, note, &["what", "p50", "p90", "p99"]);
         for &rate in &slow {
@@ -580,7 +581,7 @@ fn main() {
         report.add(&table);
     }
 
-    let note = "From the end of an operation to the start of one that waited for it. Not an open loop: nothing is \
+    let note = "From the end of an operation to the start of one that depends on it. Not an open loop: nothing is \
                 pushed during the measurement. The workers spin.";
     successors.report(&mut report, "successor", "Successors", note);
     let note = "Do not compare these with the idle rows: operations of 1 µs arrive at random, and most of the latency \

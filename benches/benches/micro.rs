@@ -1,8 +1,9 @@
 //! The cost of single steps: pushes without runs, runs without pushes, waits, variables, and recording.
 //!
-//! The rows take turns, round by round, and each state of the machine is reported separately. The engine has one
-//! worker. For the cost of a push, the worker is blocked in an operation, so only the push is timed; for the cost of a
-//! run, all operations are pushed first, and the worker itself measures the time from the first operation to the last.
+//! The rows take turns, round by round, and each state of the machine is reported separately. The engines have one
+//! worker, except for the naive one. For the cost of a push, the worker is blocked in an operation, so only the push is
+//! timed; for the cost of a run, all operations are pushed first, and the worker itself measures the time from the
+//! first operation to the last.
 
 use std::{
     hint::black_box,
@@ -47,7 +48,7 @@ fn runs(engine: &Engine, push: &dyn Fn(u64)) -> f64 {
     let (send, receive) = mpsc::channel();
     let go = occupy(engine);
     let sender = send.clone();
-    // Their priorities make these the first and the last of the ready operations.
+    // The priorities make `first` the first and `last` the last of the ready operations.
     engine.op("first").priority(1).push_sync(move |_| _ = sender.send(Instant::now())).expect("push");
     (0..BATCH).for_each(push);
     engine.op("last").priority(-1).push_sync(move |_| _ = send.send(Instant::now())).expect("push");
@@ -128,7 +129,7 @@ fn main() {
     let (small, large) = ([0u8; 80], [0u8; 160]);
     let naive = Engine::builder().kind(raddle::EngineKind::Naive).build().expect("an engine");
     let token = naive.token();
-    // Two engines that differ only in having a recorder.
+    // Two engines that differ only in that the second has a recorder.
     let recorder = Recorder::new();
     let plain = Engine::builder().workers(1).build().expect("an engine");
     let recorded = Engine::builder().workers(1).recorder(&recorder).build().expect("an engine");
@@ -172,7 +173,7 @@ fn main() {
     });
     steps.run("operator, 1 write, one variable", |_| operator.push().expect("push"));
 
-    // One immediately after the other, in every round.
+    // In every round, each step is measured without and then with a recorder.
     let recorded_steps: [(&str, Step<'_>); 4] = [
         ("push, 1 write", &|engine, tokens| {
             pushes(engine, &|i| engine.push_sync(|_| {}, [], [&tokens[i as usize % 64]]).expect("push"))

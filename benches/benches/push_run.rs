@@ -72,10 +72,10 @@ fn main() {
              dagrs at most 2,000). One thread pushes. Median of up to {rounds} rounds in which the engines take turns, \
              after one that is discarded, with the quartiles in brackets. Each state of the machine has a table of its \
              own.\n\n\
-             `Naive` runs each operation inside its push, in order, and without an engine's threads. rayon, dagrs, \
-             oneTBB and Taskflow do not derive dependencies from the order of pushes: for them the pushing thread \
-             tracks the last writer and the readers of each variable and builds a graph, which is timed as well. \
-             rayon's graph runs when it is complete, so no thread pushes while it runs; Taskflow's runs as it grows. \
+             `Naive` runs each operation inside its push, in order, and without an engine's threads. rayon, tokio, \
+             dagrs, oneTBB and Taskflow do not derive dependencies from the order of pushes: for them, the pushing \
+             thread tracks the last writer and the readers of each variable, and this is timed as well. The graphs of \
+             rayon and dagrs run when they are complete, so no thread pushes meanwhile; Taskflow's runs as it grows. \
              With OpenMP, the thread that pushes is one of the two that run operations."
         ),
     );
@@ -138,13 +138,13 @@ fn main() {
     let peers = peers.unwrap_or_default();
     let mut names: Vec<&str> = vec![];
     for (engine, _, _) in &peers.figures {
-        // An engine's operators may have a shorter printed name.
+        // A peer may print a shorter name for the engine in the row of operators.
         if !names.iter().any(|name| name.starts_with(engine.as_str())) {
             names.push(engine);
         }
     }
-    let note = "The medians that the command `RADDLE_PEERS` has reported. It ran in the middle of the rounds, and took \
-                too long for its state to be known.";
+    let note = "The medians that the command `RADDLE_PEERS` has reported. It ran in the middle of the rounds, for too \
+                long for the machine's state to be known.";
     let mut table = Table::new("peers", "Other engines, in an unknown state", note, &columns("engine"));
     for name in names {
         let find = |workload| {

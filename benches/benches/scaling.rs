@@ -25,7 +25,7 @@ enum Sharing {
     Disjoint,
     /// All operations mutate the same variable.
     OneVariable,
-    /// All operations read two of the same 1,024 variables and mutate a third, chosen at random.
+    /// Each operation reads two of the same 1,024 variables and mutates one. All are chosen at random and may coincide.
     Random,
     /// All operations read the same variable.
     OneReadVariable,

@@ -57,7 +57,7 @@ fn main() {
         Dependence::ALL.into_iter().filter(|dependence| machine::wanted(dependence.name())).collect();
     let patterns: Vec<Pattern> = dependences.iter().map(|&dependence| Pattern::new(dependence, WIDTH)).collect();
 
-    // The cost of an operation. dagrs is excluded, since its cost grows with the number of operations.
+    // The cost of an operation. dagrs is excluded, since its cost per operation grows with the number of operations.
     let titles: Vec<String> = suites[..4].iter().map(|suite| suite.borrow().title()).collect();
     let mut columns = vec!["dependence", "reads per operation"];
     columns.extend(titles.iter().map(String::as_str));
@@ -107,7 +107,7 @@ fn main() {
         report.add(&table);
     }
 
-    // The stencil, compared with the other runtimes.
+    // METG of the stencil, compared with the other runtimes.
     let compared: Vec<&RefCell<Box<dyn Suite>>> =
         suites.iter().enumerate().filter(|&(index, _)| index != 1).map(|(_, suite)| suite).collect();
     let pattern = Pattern::new(Dependence::Stencil1d, WIDTH);

@@ -1,5 +1,5 @@
 // Taskflow's dependent tasks on the workloads of `push_run`, for `RADDLE_PEERS`; the script `taskflow` beside this file
-// builds it.
+// builds and runs this program.
 //
 // The numbers of operations and variables, the random choices, the kernel and METG(50%) are those of `src/workload.rs`,
 // `src/kernel.rs` and `src/metg.rs`, and must stay the same.
@@ -40,7 +40,7 @@ double ns_since(Clock::time_point start) {
     return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
 }
 
-// The compute-bound kernel, not inlined so that its code is the same alone and in a task.
+// The compute-bound kernel, not inlined, so that its code is the same alone and in a task.
 [[gnu::noinline]] void compute(std::uint32_t iterations) {
     double x = 1.0 + 1e-9 * (iterations & 7);
     for (std::uint32_t i = 0; i < iterations; ++i) {
@@ -63,7 +63,7 @@ class Engine {
         variables_.resize(count);
     }
 
-    // Submits a task that runs `body` after all conflicting tasks.
+    // Submits a task that runs `body` after all earlier conflicting tasks.
     template <class Body>
     void submit(Body body, Reads reads, std::uint32_t write) {
         if (first_ != next_ && handle(first_).is_done()) {
@@ -110,7 +110,7 @@ class Engine {
         return ring_[number & (ring_.size() - 1)];
     }
 
-    // Tasks that are no longer in the ring have run.
+    // Adds the task with this number as a dependency. If its handle is no longer in the ring, the task has run.
     void add(std::uint64_t number) {
         if (number >= first_) {
             before_.push_back(&handle(number));

@@ -1,8 +1,8 @@
 //! Compares the working tree's library with another revision's.
 //!
 //! The working tree's benchmarks measure both. For the other revision, they are built in a git worktree in which
-//! `benches` has been replaced, so the two programs differ only in the library and its dependencies. The programs take
-//! turns, each process running a single round, and alternate in going first.
+//! `benches` and `testkit/src/shapes.rs` have been replaced, so the two programs differ only in the library and its
+//! dependencies. The programs take turns, each process running a single round, and alternate in going first.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ pub const BENCHES: [&str; 2] = ["push_run", "micro"];
 /// The minimum number of rounds of each build for comparing quartiles.
 const ENOUGH: usize = 4;
 
-/// Both builds' figures for each row, the working tree's first. The rows are in order of arrival.
+/// Both builds' figures for each row, the working tree's first. `order` lists the rows in order of arrival.
 #[derive(Debug, Default)]
 struct Both {
     order: Vec<String>,
@@ -43,13 +43,13 @@ impl Both {
         }
     }
 
-    /// Returns a table for each state in which both builds have figures for the same row.
+    /// Returns a table for each state in which either build has figures.
     fn tables(&self, rev: &str) -> Vec<Table> {
         let all: Vec<Samples> = self.rows.values().flatten().cloned().collect();
         let columns =
-            ["row", "working tree", rev, "working tree by the other", "quartiles", "rounds", "rounds of the other"];
+            ["row", "working tree", rev, "working tree / other", "quartiles", "rounds", "rounds of the other"];
         let note = "Medians in ns, with the quartiles in brackets. If the quartiles overlap, the rounds do not tell \
-                    the two apart.";
+                    the two libraries apart.";
         let tables = states(&all).into_iter().map(|state| {
             let title = format!("The working tree against {rev}");
             let mut table = Table::of_state("against", state, &title, note, &columns);
@@ -82,7 +82,7 @@ struct Worktree {
 
 impl Worktree {
     fn add(root: &Path, path: PathBuf, commit: &str) -> Result<Self, String> {
-        // An interrupted run may have left it behind.
+        // An interrupted run may have left the worktree behind.
         remove(root, &path);
         // Forced, since git may still list a worktree whose folder no longer exists.
         git(root, &["worktree", "add", "--force", "--detach", "--quiet", &path.to_string_lossy(), commit])?;
@@ -129,7 +129,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Builds a benchmark and returns its program. The compiler's warnings and errors go to standard error.
+/// Builds a benchmark and returns the path of its program. The compiler's warnings and errors go to standard error.
 fn build(root: &Path, target: Option<&Path>, bench: &str) -> Result<PathBuf, String> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["bench", "--package", "raddle-benches", "--no-default-features", "--no-run"]);
@@ -144,7 +144,7 @@ fn build(root: &Path, target: Option<&Path>, bench: &str) -> Result<PathBuf, Str
     program(&String::from_utf8_lossy(&output.stdout), bench).ok_or_else(|| "cargo has named no program".into())
 }
 
-/// Returns a benchmark's program from cargo's messages.
+/// Returns the path of a benchmark's program from cargo's messages.
 fn program(messages: &str, bench: &str) -> Option<PathBuf> {
     let target = format!("\"kind\":[\"bench\"],\"crate_types\":[\"bin\"],\"name\":\"{bench}\"");
     let message = messages.lines().rfind(|line| line.contains(&target))?;
@@ -163,10 +163,12 @@ fn round(program: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds the library at git revision `rev`, measures it in turn with the working tree's, and prints the comparison.
+/// Builds the library at git revision `rev`, measures it alternately with the working tree's, and prints and writes the
+/// comparison.
 ///
 /// # Errors
-/// If `rev` is not a commit, if either library does not build, or if a program fails.
+/// If `rev` is not a commit, if its files cannot be checked out or replaced, if either library does not build, or if a
+/// program fails.
 pub fn compare(rev: &str, benches: &[&str]) -> Result<(), String> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = here.parent().expect("the package is in the workspace");
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_that_overlap_are_said_to() {
+    fn overlapping_rounds_are_reported_as_overlapping() {
         let mut both = Both::default();
         for (ours, theirs) in [(40, 42), (45, 44), (45, 44), (50, 60)] {
             both.add(0, &format!("raddle-round\tchain\tnear\t{ours}\n"));

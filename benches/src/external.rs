@@ -40,7 +40,7 @@ fn parse(text: &str) -> External {
             Some((label.strip_suffix(name)?.trim_end().to_owned(), *workload, number))
         });
         match figure {
-            // A negative number means no figure.
+            // A negative number means that there is no figure.
             Some((engine, workload, number)) if number >= 0.0 => external.figures.push((engine, workload, number)),
             Some(_) => {}
             None => external.notes.push(line.to_owned()),
@@ -49,8 +49,8 @@ fn parse(text: &str) -> External {
     external
 }
 
-/// Runs the command. If it fails, the lines printed so far still count. Returns `None` if `RADDLE_PEERS` is not set or
-/// in quick mode.
+/// Runs the command. If it fails, the lines printed so far still count. Returns `None` in quick mode, or if
+/// `RADDLE_PEERS` is not set or blank.
 ///
 /// # Panics
 /// If the command cannot be started.

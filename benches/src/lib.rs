@@ -1,7 +1,7 @@
 //! Shared code for the benchmarks: the workloads, the runtimes compared with raddle, and the reports.
 //!
-//! The programs are in `benches`; `all.rs` there runs the others. `README.md` beside this folder describes what each
-//! measures and how.
+//! The programs are in `benches`; `all.rs` there runs the others, except `experiments`. `README.md` beside this folder
+//! describes what each measures and how.
 
 pub mod against;
 pub mod external;

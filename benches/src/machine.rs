@@ -37,15 +37,16 @@ pub fn choose<T>(full: T, quick: T) -> T {
     if self::quick() { quick } else { full }
 }
 
-/// Returns how many interleaved rounds measure each figure: `RADDLE_BENCH_ROUNDS`, by default twelve.
+/// Returns how many interleaved rounds measure each figure: one in quick mode, otherwise `RADDLE_BENCH_ROUNDS`, by
+/// default twelve.
 #[must_use]
 pub fn rounds() -> usize {
     let wanted = env::var("RADDLE_BENCH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     choose(wanted.unwrap_or(12), 1).max(1)
 }
 
-/// Returns the arguments that do not begin with a dash. A benchmark with rows shows those whose names contain one of
-/// these words.
+/// Returns the arguments that do not begin with a dash. If there are any, a benchmark with rows shows only rows whose
+/// names contain one of these words.
 #[must_use]
 pub fn words() -> Vec<String> {
     env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
@@ -77,7 +78,7 @@ pub fn folder(partial: bool) -> PathBuf {
 }
 
 fn first_line(command: &str, arguments: &[&str]) -> Option<String> {
-    // The benchmarks may run on a different machine than the one that built them.
+    // The benchmarks may run on a machine other than the one that built them.
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let here = if here.is_dir() { here } else { Path::new(".") };
     let output = Command::new(command).args(arguments).current_dir(here).output().ok()?;
@@ -152,7 +153,7 @@ pub fn settle() {
 
 // --------------------------------------------------------------------------------------------- bracketed timings ----
 
-/// The maximum number of attempts at a timing before its round goes without it.
+/// The maximum number of attempts at a timing. If all of them fail, its round has no such timing.
 pub const ATTEMPTS: usize = 10;
 
 /// The outcomes of this process's timings.
@@ -254,7 +255,7 @@ fn round_trip() -> f64 {
     median(&batches)
 }
 
-/// The conditions of a run: the outcomes of its timings, the round trips, and the time taken by the host.
+/// The conditions of a run: the outcomes of its timings, the round trips, and the time given to others by the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conditions {
     /// The quartiles of the round trips, in ns; NaN if there are none.
@@ -294,7 +295,7 @@ impl Conditions {
         Self { trips: [lower, median, upper], kept, dropped, given_up, steal }
     }
 
-    /// Returns the conditions since `begin`.
+    /// Returns the conditions of this process so far; the steal is that since `begin`.
     #[must_use]
     pub fn since(begin: Option<CpuTime>) -> Self {
         let log = log();

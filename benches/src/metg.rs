@@ -1,10 +1,10 @@
-//! METG(50%): the smallest granularity of operations at which the cores do half of the work of which they are capable.
+//! METG(50%): the size of operations from which the cores do at least half of the work of which they are capable.
 //!
-//! The kernel's iterations grow by a quarter at a time. *Efficiency* is the serial time of the operations without an
-//! engine, divided by the number of cores and by the measured time. METG is the size from which efficiency does not
-//! fall below 50 %, interpolated linearly between neighbouring sizes. It is given as the kernel's own time, also for
-//! the non-Rust peers. The paper instead uses the cores' time per operation, which includes overhead and is therefore
-//! twice as large at 50 %.
+//! From one size to the next, the kernel's iterations grow by about a quarter, or eightfold in quick runs. *Efficiency*
+//! is the serial time of the operations without an engine, divided by the number of cores and by the measured time.
+//! METG is the size from which efficiency does not fall below 50 %. It is interpolated linearly between neighbouring
+//! sizes, and given as the kernel's own time, also for the non-Rust peers. The paper instead uses the cores' time per
+//! operation, which includes overhead and is therefore twice as large at 50 %.
 
 use crate::{
     kernel::{Kernel, serial_ns},
@@ -25,10 +25,11 @@ pub struct Metg {
 /// The serial time of the operations of one size, in ns, from which the number of steps is calculated.
 const BUDGET: f64 = 4e7;
 
-/// Searches for METG(50%) on `cores` cores. A search takes about a second, so each size checks the machine's state.
+/// Searches for METG(50%) on `cores` cores. A search takes about a second, so the machine's state is checked after each
+/// size.
 ///
 /// # Errors
-/// If the machine changes its state.
+/// If the machine's state changes.
 pub fn metg(
     suite: &mut dyn Suite,
     pattern: &Pattern,

@@ -1,9 +1,9 @@
 //! Task Bench's dependence types, as defined in E. Slaughter et al., *Task Bench: A Parameterized Benchmark for
 //! Evaluating Parallel Runtime Performance*, SC 2020.
 //!
-//! A graph has `steps` steps of `width` points. A point depends on some points of the previous step. Each column has
-//! two variables, one for even and one for odd steps; a point reads the variables of its dependences and mutates its
-//! own.
+//! A graph has `steps` steps of at most `width` points. A point depends on some points of the previous step. Each
+//! column has two variables, one for even and one for odd steps; a point reads the variables of its dependences and
+//! mutates its own.
 
 /// The maximum number of dependences of a point, for the types with a radix.
 const RADIX: usize = 5;
@@ -30,9 +30,9 @@ pub enum Dependence {
     Fft,
     /// On all points.
     AllToAll,
-    /// On the five nearest points.
+    /// On the five nearest points, or fewer at the edges.
     Nearest,
-    /// On five points, spread over the width and shifted in each step.
+    /// On the point's own column and up to four others, spread over the width, which change from step to step.
     Spread,
     /// On the point's own column and some of the five nearest, chosen at random.
     RandomNearest,

@@ -58,7 +58,7 @@ pub fn number(value: f64) -> Cell {
     Cell { text: grouped(value, decimals), value: Some(value), spread: None }
 }
 
-/// Returns the median as a cell, followed by the quartiles.
+/// Returns the median as a cell, followed by the quartiles if there are several figures.
 #[must_use]
 pub fn spread(figures: &[f64]) -> Cell {
     let [lower, median, upper] = quartiles(figures);
@@ -90,7 +90,7 @@ impl Table {
         Self { key: key.into(), title: title.into(), note: note.into(), columns, rows: vec![] }
     }
 
-    /// Creates a table of the timings in one state, named in its heading and in the CSV file.
+    /// Creates a table of the timings in one state. The state is appended to the heading and to `key`.
     #[must_use]
     pub fn of_state(key: &str, state: State, title: &str, note: &str, columns: &[&str]) -> Self {
         Self::new(&self::key(key, state), &format!("{title}: {}", state.name()), note, columns)
@@ -134,7 +134,7 @@ impl Report {
         Self { name, head, body: String::new(), csv, begin: CpuTime::now() }
     }
 
-    /// Adds a table, and prints it.
+    /// Adds a table and prints it, unless it has no rows.
     pub fn add(&mut self, table: &Table) {
         if table.rows.is_empty() {
             return;
@@ -215,7 +215,7 @@ pub struct Figure {
 pub struct Figures {
     /// The figures, in file order.
     pub all: Vec<Figure>,
-    /// Their provenance, as described by [`machine::provenance`].
+    /// Their provenance, as returned by [`machine::provenance`].
     pub provenance: String,
 }
 

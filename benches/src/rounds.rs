@@ -8,13 +8,14 @@ use crate::{
 /// The argument that makes a benchmark print a single round for [`against`](crate::against) instead of its report.
 pub const ONE_ROUND: &str = "--one-round";
 
-/// The first word of each line in such a round.
+/// The first word of each line with a figure in the output of a single round.
 const MARK: &str = "raddle-round";
 
-/// The first word of its last line, which contains the numbers of timings.
+/// The first word of the output's last line, which contains the numbers of timings.
 const COUNTS: &str = "raddle-timings";
 
-/// Takes a timing. Returns `None` if there is none, for instance because the runtime lacks the workload.
+/// A function that takes a timing. It returns `None` if there is none, for instance because the runtime lacks the
+/// workload.
 type Timing<'a> = dyn FnMut(&mut Watch<'_>) -> Result<Option<f64>, Flipped> + 'a;
 
 /// A row of a benchmark.
@@ -66,7 +67,7 @@ pub fn measure(rows: &mut [Row<'_>], rounds: usize, mut between: impl FnMut(usiz
     samples
 }
 
-/// Whether this program is to print a single round.
+/// Returns whether this program is to print a single round.
 #[must_use]
 pub fn is_one_round() -> bool {
     std::env::args().any(|argument| argument == ONE_ROUND)
@@ -93,7 +94,7 @@ fn line(name: &str, state: State, figure: f64) -> String {
     format!("{MARK}\t{name}\t{}\t{figure}", state.key())
 }
 
-/// Returns the row's name, the state and the figure from each line written by [`print`].
+/// Returns the row's name, the state and the figure from each line of [`print`]'s output that has them.
 pub fn parse(output: &str) -> impl Iterator<Item = (&str, State, f64)> {
     output.lines().filter_map(|line| {
         let mut fields = line.strip_prefix(MARK)?.split('\t').skip(1);
@@ -101,7 +102,7 @@ pub fn parse(output: &str) -> impl Iterator<Item = (&str, State, f64)> {
     })
 }
 
-/// Returns how many of a round's timings were kept, dropped and given up.
+/// Returns how many of a round's timings were kept, dropped and given up, or `None` if the output lacks these numbers.
 #[must_use]
 pub fn parse_counts(output: &str) -> Option<[usize; 3]> {
     let line = output.lines().find_map(|line| line.strip_prefix(COUNTS))?;

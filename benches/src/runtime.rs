@@ -1,8 +1,8 @@
 //! raddle and its alternatives for Rust programs, behind one interface.
 //!
 //! Only raddle infers dependencies from the variables that an operation reads and mutates. For the others, the pushing
-//! thread tracks each variable's last writer and subsequent readers, the minimum that their users would have to write.
-//! The tracking is timed, as is the construction of their graphs.
+//! thread tracks each variable's last writer and subsequent readers, the least that users of these runtimes would have
+//! to write. The tracking is timed, as is the construction of graphs.
 
 use std::{
     hint::black_box,
@@ -267,7 +267,7 @@ struct Node {
 }
 
 /// [rayon](rayon), running a graph: each operation counts its pending dependencies, and the thread that completes the
-/// last one spawns the operation or runs it next. No operation runs before all are pushed.
+/// last of them spawns the operation or runs it next. No operation runs before all are pushed.
 #[derive(Debug)]
 pub struct RayonGraph {
     pool: rayon::ThreadPool,
@@ -352,7 +352,8 @@ impl Runtime for RayonGraph {
 pub struct TokioTasks {
     runtime: tokio::runtime::Runtime,
     variables: Vec<History<watch::Receiver<()>>>,
-    /// Each task has a clone of the sender, so the channel closes when all tasks have ended.
+    /// Each task has a clone of the sender. After a wait has dropped the original, the channel closes when all tasks
+    /// have ended.
     running: (mpsc::Sender<()>, mpsc::Receiver<()>),
 }
 

@@ -1,9 +1,10 @@
-//! The machine's state during a timing: how near the two cores are to each other.
+//! The machine's state during a timing: how near the first and the last core are to each other.
 //!
 //! Two virtual cores may be two threads of one core, two cores that share a cache, or two distant cores, and the host
-//! may move them from one second to the next. The time of a word's round trip between them reveals which, and every
-//! hand-over of work between threads depends on it. So a timing counts only if the round trips directly before and
-//! after it are in the same band. Otherwise it is *dropped* and repeated.
+//! may move them from one second to the next. The time of a word's round trip between them shows which of these they
+//! are, and every hand-over of work between threads depends on this time. So a timing begins only if the round trip
+//! directly before it is in a band, and counts only if the one directly after it is in the same band. Otherwise, the
+//! timing is *dropped* and repeated.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +81,7 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flipped;
 
-/// Measures a round trip, in ns.
+/// A function that measures a round trip, in ns.
 pub type Trip<'a> = &'a mut dyn FnMut() -> f64;
 
 /// The state in which a timing began. A long timing can check whether it still holds.
@@ -110,7 +111,7 @@ impl<'a> Watch<'a> {
         self.state
     }
 
-    /// Measures another round trip.
+    /// Measures another round trip, unless the state is unchecked.
     ///
     /// # Errors
     /// If the state is not the one in which the timing began.
@@ -123,14 +124,15 @@ impl<'a> Watch<'a> {
 /// The outcome of a timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken<T> {
-    /// The timing and its state, or `None` if no attempt was between two round trips in the same state.
+    /// The timing and its state, or `None` if no attempt lay between two round trips in the same state.
     pub kept: Option<(State, T)>,
     /// The number of timings dropped.
     pub dropped: usize,
 }
 
-/// Takes a timing between two round trips, and repeats it if it lies across a flip. There are at most `attempts`, each
-/// after a call to `settle`. An attempt ends without a timing if the machine is in no state at its start.
+/// Takes a timing between two round trips, and repeats it if it lies across a flip. There are at most `attempts`
+/// attempts, each after a call to `settle`. An attempt ends without a timing if the machine is in no state at its
+/// start.
 pub fn take<T>(
     attempts: usize,
     mut settle: impl FnMut(),

@@ -26,7 +26,7 @@ pub fn quartiles(figures: &[f64]) -> [f64; 3] {
     [0.25, 0.5, 0.75].map(|q| quantile(figures, q))
 }
 
-/// Whether the interquartile ranges of two rows overlap. Returns `false` if a row is empty.
+/// Returns whether two interquartile ranges overlap, or `false` if a quartile is NaN, as for an empty row.
 #[must_use]
 pub fn overlap(a: [f64; 3], b: [f64; 3]) -> bool {
     a[0] <= b[2] && b[0] <= a[2]

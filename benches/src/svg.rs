@@ -29,7 +29,7 @@ pub struct Axis<'a> {
     pub label: &'a str,
     /// The scale.
     pub scale: Scale,
-    /// Positions and names of ticks, if not numeric.
+    /// The positions and names of the ticks, or `None` for numeric ticks.
     pub ticks: Option<Vec<(f64, String)>>,
 }
 
@@ -139,7 +139,7 @@ fn frame(title: &str, x: &Axis<'_>, y: &Axis<'_>, xs: &Mapping, ys: &Mapping, na
     out
 }
 
-/// Draws lines through points, one per series.
+/// Draws one line per series, through its points.
 #[must_use]
 pub fn lines(title: &str, x: &Axis<'_>, y: &Axis<'_>, series: &[Series]) -> String {
     let points = || series.iter().flat_map(|(_, points)| points);

@@ -28,16 +28,16 @@ const TARGETS: [Target; 9] = [
         target: 60.0,
         source: ["push_run", "ns", "raddle", "independent, 4,096 variables"],
         floor: "24 / 41 / 58 (2 lines)",
-        distance: "Each operation is ready when it is pushed, so it passes through the injector, whose line goes to \
-                   and fro, and the pushing thread looks for sleepers behind a fence. The rest is the instructions of \
-                   a push that is written for any number of variables.",
+        distance: "Each operation is ready when it is pushed, so it passes through the injector, whose line moves back \
+                   and forth between the cores, and the pushing thread looks for sleepers after a fence. The rest is \
+                   the instructions of a push that is written for any number of variables.",
     },
     Target {
         name: "chain",
         target: 35.0,
         source: ["push_run", "ns", "raddle", "chain"],
         floor: "24 / 41 / 58 (2 lines); 9 / 29 / 39 (1 line)",
-        distance: "The worker waits for most of its time for the first line of the next record, which the pushing core \
+        distance: "Most of the time, the worker waits for the first line of the next record, which the pushing core \
                    still owns; the pushing thread waits where it reads back what it has just written. Below 41, a \
                    record of one line is needed.",
     },
@@ -46,8 +46,9 @@ const TARGETS: [Target; 9] = [
         target: 40.0,
         source: ["push_run", "ns", "raddle", "1 writer + 15 readers"],
         floor: "24 / 41 / 58 (2 lines)",
-        distance: "Each of the fifteen readers is passed on by an access of its own, and each is announced to the \
-                   workers. A count for the whole group of readers would take one.",
+        distance: "The fifteen readers become ready one after the other, each through its own access, and each is \
+                   announced to the workers. One count for the whole group of readers would replace these fifteen \
+                   steps by one.",
     },
     Target {
         name: "2 reads + 1 write, 1,024 variables",
@@ -55,7 +56,7 @@ const TARGETS: [Target; 9] = [
         source: ["push_run", "ns", "raddle", "2 reads + 1 write, 1,024 variables"],
         floor: "24–45 / 41–50 / 58–72 (3 lines)",
         distance: "A push over three variables makes 9 to 13 atomic updates. Most of the time of a completion is spent \
-                   on the operation behind the next one, whose line is not in the cache.",
+                   on the operation behind the next one, since that operation's line is not in the cache.",
     },
     Target {
         name: "stencil, width 16",
@@ -70,15 +71,16 @@ const TARGETS: [Target; 9] = [
         target: 30.0,
         source: ["push_run", "ns", "raddle", "prebuilt operator, chain"],
         floor: "24 / 41 / 58 (2 lines); 9 / 29 / 39 (1 line)",
-        distance: "As for the chain. The operator's accesses are known, yet each push writes them into the record.",
+        distance: "As for the chain. The operator's accesses are known in advance, yet each push writes them into the \
+                   record.",
     },
     Target {
         name: "METG(50%), stencil",
         target: 250.0,
         source: ["push_run", "ns", "raddle", "METG(50%), stencil"],
         floor: "the stencil's row",
-        distance: "At 50 % efficiency of two cores, an operation takes as long as its kernel, so METG cannot be below \
-                   the cost of an empty operation. The pushing thread takes one of the cores from the workers.",
+        distance: "At 50 % efficiency of two cores, the time per operation equals the kernel's, so METG cannot be \
+                   below the cost of an empty operation. The pushing thread takes one of the cores from the workers.",
     },
     Target {
         name: "push to start, p50, worker spins",
@@ -93,8 +95,8 @@ const TARGETS: [Target; 9] = [
         target: 1.5,
         source: ["latency", "disturbance", SPINS, "p99 by the empty loop's p99"],
         floor: "1.00",
-        distance: "A disturbance of the worker's core delays an operation as much as one of the pushing core, but the \
-                   empty loop sees only the latter.",
+        distance: "A disturbance of the worker's core delays an operation as much as a disturbance of the pushing core \
+                   does, but only the latter affects the empty loop.",
     },
 ];
 

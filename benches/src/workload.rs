@@ -19,7 +19,7 @@ pub enum Workload {
     Chain,
     /// One operation mutates the variable, and fifteen read it, repeatedly.
     Readers,
-    /// Each operation reads two of 1,024 variables and mutates a third, chosen at random.
+    /// Each operation reads two of 1,024 variables and mutates a third; all three are chosen at random.
     Random,
     /// Task Bench's stencil, 16 columns wide: each operation has three reads (two at the edges) and one mutation.
     Stencil,

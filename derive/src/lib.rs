@@ -11,8 +11,8 @@ use syn::{
 ///
 /// Every field must itself be a declaration, such as a `Read`, a `Write`, a `Cx`, a tuple, an array or a `Vec` of
 /// declarations, or another struct with this derive. For a struct `Step`, the operation's function receives a
-/// `StepRefs` with the same fields and visibility, and acquiring a `Step` returns a `StepGuards`. A struct cannot be
-/// more public than its fields' types.
+/// `StepRefs` with the same fields and visibility or, if accesses yield guards, a `StepGuards`. A struct cannot be more
+/// public than its fields' types.
 #[proc_macro_derive(Accesses)]
 pub fn derive_accesses(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -81,7 +81,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream, Error> {
     let guards = format_ident!("{name}Guards");
     let visibility = &input.vis;
     let documentation = format!("The references that an operation's function receives for [`{name}`].");
-    let documentation_of_guards = format!("The guards that acquiring [`{name}`] returns.");
+    let documentation_of_guards = format!("The guards for [`{name}`], from `acquire` or `push_future`.");
     Ok(quote! {
         #[doc = #documentation]
         #visibility struct #refs<#call, #(#params),*> #lasting_where {

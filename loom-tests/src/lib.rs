@@ -2,18 +2,18 @@
 //! and operations for the models of the tracker, and pending operations for the models of waits.
 //!
 //! The models themselves are in `tests/models`, one module for each protocol. They run the library's own types under
-//! loom, with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags all test programs but
-//! `shim_is_live` are empty.
+//! loom, with `RUSTFLAGS="--cfg raddle_loom --cfg crossbeam_loom"`; without these flags, `tests/models` is empty, and
+//! of `shim_is_live` only one test is left.
 //!
 //! # Twins
 //!
 //! A twin is a model that runs with one [`Step`] of the library removed. It must fail in the way that the step
-//! prevents. Steps without a twin are covered by `.ci/planted.txt`. A twin is an ignored test that another test runs in
-//! a separate process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
+//! prevents. Steps without a twin are covered by `.ci/planted.txt`. Each twin is an ignored test, which another test
+//! runs in a separate process, because a failed model often aborts: loom's objects cannot be dropped during unwinding.
 //!
 //! # Bounds
 //!
-//! A model states how many preemptions loom may use in one interleaving; with `COMPLETE` it explores every
+//! A model states how many preemptions loom may use in one interleaving; with `COMPLETE`, loom explores every
 //! interleaving. The environment variables `LOOM_MAX_*` are ignored, because an external bound could make a passing run
 //! prove less than the model states.
 //!

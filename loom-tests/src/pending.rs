@@ -41,14 +41,14 @@ pub fn pending() -> (Engine, Token, Completion) {
     (engine, token, done)
 }
 
-/// Counts an operation out and wakes the waiters.
+/// Counts an operation out and wakes the futures whose waits this ends.
 pub fn leave(pending: &PendingOps, ticket: Ticket) {
     if let Some(wakers) = pending.leave(ticket) {
         wakers.wake();
     }
 }
 
-/// A waker that counts how often it is called.
+/// A waker that counts its calls.
 #[derive(Debug, Default)]
 pub struct Count(AtomicUsize);
 

@@ -13,19 +13,21 @@ use shuttle::{
     scheduler::{PctScheduler, RandomScheduler},
 };
 
-/// The number of schedules per seed. The first schedule of a `pct` batch measures the model's length for the others.
+/// The number of schedules in a batch: the run of one scheduler with one seed. The first schedule of a `pct` batch
+/// measures the model's length for the others.
 const BATCH: usize = 50;
 
-/// The depth of PCT (probabilistic concurrency testing), one more than the number of preemptions in a schedule. A bug
-/// that needs at most that number of preemptions is found with a known probability.
+/// The depth of PCT (probabilistic concurrency testing), one more than the number of preemptions in a schedule. If a
+/// bug needs no more preemptions than that, PCT finds it with at least a known probability.
 const DEPTH: usize = 3;
 
 /// Runs `f` in about `schedules` schedules, half of them random and half chosen by PCT, starting from the seed
 /// `RADDLE_SHUTTLE_SEED` (default: 1). `RADDLE_SHUTTLE_FACTOR` multiplies the number of schedules. With
-/// `RADDLE_SHUTTLE_REPLAY=random:SEED` or `pct:SEED`, only that batch is run. A failure prints the batch to replay.
+/// `RADDLE_SHUTTLE_REPLAY=random:SEED` or `pct:SEED`, runs only the batch with that scheduler and seed. If a schedule
+/// fails, prints the command that replays its batch.
 ///
 /// # Panics
-/// If `f` panics or hangs in a schedule.
+/// If `f` panics or hangs in a schedule, or if one of these variables has an invalid value.
 #[track_caller]
 pub fn explore(schedules: usize, f: impl Fn() + Send + Sync + 'static) {
     let (at, start) = (Location::caller(), Instant::now());
@@ -67,7 +69,7 @@ fn batch(scheduler: &str, seed: u64, f: &Arc<dyn Fn() + Send + Sync>) {
     if let Err(payload) = catch_unwind(run) {
         let test = std::thread::current().name().unwrap_or_default().to_owned();
         eprintln!(
-            "a schedule of {scheduler}:{seed} failed; to replay it, run\n    \
+            "a schedule of {scheduler}:{seed} failed; to replay its batch, run\n    \
              RADDLE_SHUTTLE_REPLAY={scheduler}:{seed} RUSTFLAGS=\"--cfg raddle_shuttle\" cargo test \
              -p raddle-loom-tests --profile shuttle --test shuttle {test} -- --include-ignored"
         );

@@ -11,8 +11,8 @@ pub fn without(step: Step, f: impl FnOnce()) {
     remove(None);
 }
 
-/// Runs the ignored test `$twin` of the same module in a separate process and asserts that it fails with `$needle` in
-/// its output.
+/// Runs the ignored test `$twin` of the calling module in a separate process and asserts that it fails with `$needle`
+/// in its output.
 ///
 /// # Panics
 /// If the test is not ignored, passes, or fails without `$needle`.
@@ -24,11 +24,11 @@ macro_rules! must_fail {
     }};
 }
 
-/// See [`must_fail`]. The path of the `twin` begins with its crate.
+/// See [`must_fail`]. The path `twin` begins with the name of its crate.
 #[doc(hidden)]
 pub fn twin_must_fail(twin: &str, needle: &str) {
     let twin = twin.split_once("::").map_or(twin, |(_, path)| path);
-    let program = std::env::current_exe().expect("the path of the running test should be known");
+    let program = std::env::current_exe().expect("the path of this test program should be known");
     let output = Command::new(program)
         .args(["--exact", twin, "--ignored", "--nocapture", "--test-threads", "1"])
         .env("RUST_BACKTRACE", "0")

@@ -1,4 +1,4 @@
-//! Variables with data and operations on them, for the tracker's models.
+//! Variables with data, and operations on these variables, for the tracker's models.
 
 use std::{
     ptr::NonNull,
@@ -11,11 +11,11 @@ use std::{
 use loom::{alloc::Track, cell::UnsafeCell};
 use raddle::internals::{Mode, Op, OpRef, Pushed, ReadyList, Stalled, VarQueue, end, push};
 
-/// The task stored in an operation's record by models.
+/// The task that the models store in an operation's record.
 pub struct Task {
     number: usize,
     diary: Arc<Diary>,
-    /// Fails the model if the operation is never dropped.
+    /// Fails the model if the task is never dropped.
     _life: Track<()>,
 }
 
@@ -31,14 +31,14 @@ impl Drop for Task {
     }
 }
 
-/// The history of one operation, in ticks of the model's clock.
+/// The history of one operation. Times are ticks of the diary's clock.
 #[derive(Clone, Debug, Default)]
 struct Entry {
     accesses: Vec<(usize, Mode)>,
     push_began: Option<usize>,
     push_ended: Option<usize>,
     ran: Vec<usize>,
-    /// Whether the operation was rejected, according to its push and its run.
+    /// Whether the operation was rejected, as reported by its push and as found by its run.
     rejected: [Option<bool>; 2],
     deletes: bool,
     dropped: usize,
@@ -68,7 +68,7 @@ impl Diary {
     }
 }
 
-/// A push stopped halfway.
+/// A push that was stopped before its end.
 #[derive(Debug)]
 pub struct StalledPush {
     number: usize,
@@ -95,10 +95,10 @@ impl std::fmt::Debug for World {
     }
 }
 
-// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports each of them
+// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports each such access
 // before it happens.
 unsafe impl Sync for World {}
-// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports each of them
+// SAFETY: the models exist to find accesses to the data that the tracker has not ordered; loom reports each such access
 // before it happens.
 unsafe impl Send for World {}
 
@@ -142,7 +142,7 @@ impl World {
         unsafe { OpRef::new(task, raddle::internals::DEFAULT_BAND, passes_closed, accesses) }
     }
 
-    /// Creates the operation that deletes `variable`, and closes the variable.
+    /// Creates the operation that deletes `variable`. Also closes the variable.
     pub fn deletion(&self, variable: usize) -> OpRef<Task> {
         let op = self.make(&[(variable, Mode::Overwrite)], true);
         self.diary.entry(Self::number(&op), |entry| entry.deletes = true);
@@ -169,19 +169,21 @@ impl World {
         self.note_push_ends(number, pushed)
     }
 
-    /// Begins to push `op` without interference from other threads, and stops when the first access is in its queue.
+    /// Begins to push `op`, and stops when the first access is in its queue. No other thread may use the queues during
+    /// the call.
     pub fn stall(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::after(1, op) }
     }
 
-    /// Begins to push `op` without interference from other threads, and stops when all accesses are linked, before the
-    /// last queue's tail is moved.
+    /// Begins to push `op`, and stops when all accesses are linked, before the last queue's tail is moved. No other
+    /// thread may use the queues during the call, and another operation must be pending on the last variable.
     pub fn stall_before_swing(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::before_swing(op) }
     }
 
-    /// Begins to push `op` without interference from other threads, and stops before its last access. A helper then
-    /// links that access and stops without moving the tail.
+    /// Begins to push `op`, and stops before its last access is linked. A helper, also run by this call, then links
+    /// that access and stops without moving the tail. No other thread may use the queues during the call, and another
+    /// operation must be pending on the last variable.
     pub fn stall_beside_a_helper(&self, op: OpRef<Task>) -> StalledPush {
         StalledPush { number: self.note_push_begins(&op), push: Stalled::beside_a_helper(op) }
     }
@@ -268,20 +270,21 @@ impl World {
         self.diary.entry(number, |entry| entry.ran.len())
     }
 
-    /// Disposes of a variable, after its last operation.
+    /// Disposes of a variable whose last operation is complete. May be called only once for each variable.
     pub fn dispose(self: &Arc<Self>, variable: usize) {
         let variable = &self.variables[variable];
         variable.disposed.store(true, Relaxed);
         let world = Arc::clone(self);
-        // SAFETY: all operations on the variable are done, no other will be pushed, and this is called once. The
-        // closure keeps the world, and with it the memory, until it has run.
+        // SAFETY: all operations on the variable are done, no other will be pushed, and the variable is disposed of
+        // once. The closure keeps the world, and with it the memory, until it has run.
         unsafe { VarQueue::dispose(NonNull::from(&variable.queue), move || drop(world)) };
     }
 
     /// Checks the history after all threads have been joined: every operation became ready once and ran once, its push
     /// and its run agree on whether it was rejected, conflicting operations pushed one after the other ran in that
     /// order, no operation used a variable after the variable's deletion, and every variable was written as often as
-    /// expected. Then disposes of the variables and checks that every task was dropped once.
+    /// expected. Also disposes of the variables, unless a model has done so, and then checks that every task was
+    /// dropped once.
     ///
     /// If two queues disagreed about the order of two conflicting operations, these would wait for each other forever.
     /// So if every operation ran, the queues agree.

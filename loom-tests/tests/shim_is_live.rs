@@ -1,11 +1,11 @@
-//! The models are real: the flags are set, and loom explores several interleavings of the library's own types with
-//! either flavour of reclamation and finds a planted race.
+//! Checks that the models are real: that the flags are set, that loom explores several interleavings of the library's
+//! own code with two flavours of reclamation, and that loom finds a planted race.
 //!
 //! Flags are easily lost: `RUSTFLAGS` in the environment replaces the flags of a configuration file, and all tests then
-//! pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, which makes this file fail without the
-//! flags.
+//! pass because no model runs. Commands that run the models set `RADDLE_LOOM=1`, with which a test in this file fails
+//! if a flag is missing.
 
-/// The only test that exists without the flags.
+/// The only test in this file that exists without the flags.
 #[test]
 fn the_flags_are_set_if_the_models_are_requested() {
     if std::env::var_os("RADDLE_LOOM").is_some_and(|wanted| wanted == "1") {
@@ -48,16 +48,16 @@ mod under_loom {
         assert!(crossbeam > contract, "crossbeam-epoch does not use loom's atomics: {crossbeam} <= {contract}");
     }
 
-    /// `AsyncState::fail` may be called only once; two threads calling it race on its cell.
+    /// `AsyncState::fail` may be called only once for each state; two threads that call it race on the state's cell.
     #[test]
     #[ignore = "fails by design; run by the test below"]
     fn planted_race() {
         model(COMPLETE, Flavour::Contract, || {
             let state = Arc::new(AsyncState::default());
             let other = Arc::clone(&state);
-            // SAFETY: violated on purpose: loom must report the race.
+            // SAFETY: deliberately violated; loom must report the race.
             let thread = thread::spawn(move || unsafe { other.fail(1) }.is_ok());
-            // SAFETY: violated on purpose: loom must report the race.
+            // SAFETY: deliberately violated; loom must report the race.
             let failed = unsafe { state.fail(2) };
             let _ = (failed, thread.join());
         });

@@ -1,4 +1,4 @@
-//! Models too large for loom: dozens of operations on five or six threads, in hundreds or thousands of schedules.
+//! Models too large for loom: up to dozens of operations on several threads, in hundreds or thousands of schedules.
 //!
 //! Every atomic access counts as `SeqCst` here, so these models check the protocols' logic but not their orderings.
 //! They run the library's own types; the last models run whole engines with their threads.
@@ -33,7 +33,7 @@ use shuttle::{
     thread,
 };
 
-/// Returns a number below `bound` that depends on the schedule's seed.
+/// Returns a random number below `bound`. The schedule's seed determines the number.
 fn below(bound: usize) -> usize {
     thread_rng().gen_range(0..bound)
 }
@@ -42,7 +42,7 @@ fn below(bound: usize) -> usize {
 
 const VARIABLES: usize = 4;
 
-/// The data of an operation's record: its number and a count of drops.
+/// An operation's data: its number, and a count of drops to which its own drop is added.
 struct Task {
     number: usize,
     dropped: Arc<AtomicUsize>,
@@ -57,7 +57,7 @@ impl Drop for Task {
 struct Made {
     accesses: Vec<(usize, Mode)>,
     thread: usize,
-    /// The ticks at which the push began and ended, then those of the operation.
+    /// The ticks at which the push began and ended, then those at which the operation began and ended.
     times: [Option<usize>; 4],
 }
 
@@ -243,7 +243,7 @@ fn three_workers_take_each_operation_once_and_all_end() {
 }
 
 /// Workers take exactly one operation each, so a worker that takes a batch or is the last to stop searching must wake
-/// another.
+/// another if operations are left.
 fn workers_that_take_one_operation_each() {
     const WORKERS: usize = 4;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: WORKERS, idle: IdlePolicy::Park });
@@ -271,7 +271,7 @@ fn four_pushes_reach_four_workers_that_take_one_operation_each() {
 }
 
 /// A thread calls `idle_since` twice. If both calls return the same `Some`, the lane was idle between them: all
-/// operations have run, since only operations push here.
+/// operations have run, since by the time of the calls only operations push.
 fn two_looks_at_an_idle_lane() {
     const OPERATIONS: usize = 6;
     let (lane, workers) = Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park });
@@ -355,8 +355,8 @@ fn waits_for_all_end_while_others_enter_and_leave() {
 
 // ------------------------------------------------------------------------------------------------------- engine ----
 
-/// Three threads push on an engine with two workers. Operations succeed, fail, panic or lose their completions; threads
-/// wait outside and inside operations and clear errors; then the engine drains.
+/// Three threads push operations on an engine with two workers. Operations succeed, fail, panic or lose their
+/// completions; threads wait outside and inside operations and clear errors; then the engine drains.
 fn an_engine(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -540,7 +540,7 @@ fn a_push_to_a_pool_that_shuts_down_is_refused_or_its_operation_runs() {
     explore(1200, pushes_to_a_pool_that_shuts_down);
 }
 
-/// An engine is stopped and started during pushes of operations, some of which wait for others.
+/// An engine is stopped and started while threads push operations, some of which wait for others.
 fn an_engine_that_stops(kind: EngineKind) {
     let builder = Engine::builder().kind(kind).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -639,7 +639,7 @@ fn scopes_end_after_their_operations_and_parents_after_their_children() {
 }
 
 /// Parents that are asynchronous operations or futures have children that use their families' variables, while other
-/// threads use the parents' completions, keep their guards, and push further children.
+/// threads use the parents' completions, keep the parents' guards, and push further children.
 fn families() {
     let builder = Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).idle(IdlePolicy::Park);
     let engine = builder.build().unwrap();
@@ -737,14 +737,14 @@ impl Wake for WaitsFor {
     }
 }
 
-/// The future notified by an operation when it ends.
+/// The future that an ending operation notifies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notifies {
     /// The future of its own handle.
     Handle,
     /// A future that waits for all operations; a worker notifies it.
     All,
-    /// A future that waits for all operations; the thread using the operation's completion notifies it.
+    /// A future that waits for all operations; the thread that uses the operation's completion notifies it.
     AllByCompletion,
 }
 
@@ -756,7 +756,7 @@ fn a_waker_that_waits_for_a_successor(workers: usize, notifies: Notifies) {
     let (sender, receiver) = mpsc::channel();
     let begin = move |_: &OpContext<'_>, done| sender.send(done).unwrap();
     engine.op("asynchronous").writes([&token]).push_async_any(raddle::cx(), begin).unwrap();
-    // All other operations are behind this one, completed by this thread.
+    // All other operations are behind this one, which this thread completes.
     let done: Completion = receiver.recv().unwrap();
     let mut notified: Pin<Box<dyn Future<Output = Result<(), WaitError>>>> = match notifies {
         Notifies::Handle => Box::pin(engine.op("notifies").writes([&token]).submit((), |()| ()).unwrap()),
@@ -819,8 +819,8 @@ fn a_push_by_a_deletion_while_the_engine_ends_runs_or_is_refused() {
 type Done = Arc<Mutex<Vec<usize>>>;
 
 /// Three threads push kernels, copies and CPU operations on an engine with a GPU. The GPU picks its next step at random
-/// and, in some schedules, is lost during the run. A thread that sees its operation succeed finds the effects of that
-/// operation and of its own earlier ones; every wait ends.
+/// and, if `losable`, is lost during the run in some schedules. A thread that sees its operation succeed finds the
+/// effects of that operation and of the thread's earlier ones; every wait ends.
 fn an_engine_with_a_gpu(kind: EngineKind, losable: bool) {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();
@@ -933,7 +933,7 @@ fn waits_for_device_operations() {
     let builder = Engine::builder().kind(EngineKind::PerDevice).workers(1).pin(false).idle(IdlePolicy::Park);
     let engine = builder.gpu(gpu).build().unwrap();
     let var = engine.device_var::<u64>(GPU, 1).unwrap();
-    // Uses `std`, which adds no schedules.
+    // This type is from `std`, so it adds no schedules.
     let pushed = Arc::new(AtomicUsize::new(0));
     let (its_engine, its_var, count) = (engine.clone(), var.clone(), Arc::clone(&pushed));
     let waiter = thread::spawn(move || {
@@ -965,12 +965,13 @@ struct Life(mpsc::Sender<()>);
 
 impl Drop for Life {
     fn drop(&mut self) {
-        self.0.send(()).expect("the model waits for it");
+        self.0.send(()).expect("the model keeps the receiver");
     }
 }
 
 /// An operator over a device variable is dropped; a reader may be running or have run on the device. Another reader is
-/// launched behind the operator's deletion. If the deletion is `first`, that reader runs until the operator is deleted.
+/// launched behind the operator's deletion. That reader ends only once the model has advanced the clock. If the
+/// deletion comes `first`, the model advances the clock only after the operator has been deleted.
 fn a_deleted_operator(workers: usize, first: bool) {
     const GPU: Device = Device::Gpu(0);
     const LATER: Duration = Duration::from_millis(1);
@@ -1021,8 +1022,8 @@ fn a_deleted_operator_over_a_variable_that_a_device_reads_enters_its_lane_once()
     }
 }
 
-/// An operation shuts its engine down. The engine then waits only for a device's last operation. The engine's last
-/// handle is dropped outside operations.
+/// An operation shuts its engine down. The engine may then have to wait only for a device's last operation. The
+/// engine's last handle is dropped outside operations.
 fn an_engine_that_ends_while_a_device_works() {
     const GPU: Device = Device::Gpu(0);
     let gpu = SimulatedGpu::builder().seed(below(1 << 30) as u64).build();

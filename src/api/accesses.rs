@@ -16,10 +16,10 @@ use crate::{
     tracker::Mode,
 };
 
-/// The accesses that a typed operation declares: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of them, arrays,
-/// `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives references in the
-/// same shape: an array for an array, and a `Vec` for a `Vec` or a slice. Operations whose variables are all untyped
-/// declare `()`.
+/// The accesses that an operation declares in its push method: [`Read`], [`Write`], [`Cx`], tuples of up to twelve of
+/// them, arrays, `Vec`s and slices (`&[_]`) of them, and any nesting of these. The operation's function receives
+/// references in the same shape: an array for an array, and a `Vec` for a `Vec` or a slice. An operation without typed
+/// accesses declares `()`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,7 +35,7 @@ use crate::{
 /// # }
 /// ```
 ///
-/// With the feature `derive`, a struct of accesses also implements this trait, and the function receives a struct of
+/// With the feature `derive`, a struct of accesses can derive this trait; the function then receives a struct of
 /// references:
 ///
 /// ```
@@ -417,7 +417,8 @@ impl ScopedAccesses for () {
     unsafe fn guards((): &(), _: &sealed::Share) {}
 }
 
-/// A declaration, returned by [`cx`], that an operation's function receives its [`OpContext`].
+/// A declaration, returned by [`cx`], that an operation's function receives the operation's context: an [`OpContext`]
+/// or, if the accesses yield guards, a [`FutureContext`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -433,8 +434,8 @@ impl ScopedAccesses for () {
 #[must_use = "a declaration does nothing unless it is passed to an operation or to `acquire`"]
 pub struct Cx(());
 
-/// Declares that an operation's function receives its [`OpContext`], at the position of this declaration among the
-/// accesses.
+/// Declares that an operation's function receives the operation's context, at the position of this declaration among
+/// the accesses. The context is an [`OpContext`] or, if the accesses yield guards, a [`FutureContext`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -61,13 +61,14 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to [`WaitError::Failed`] if one of the variables has failed, or if the engine is shut down
-    /// with [`Shutdown::Cancel`](crate::Shutdown::Cancel) before the call's turn comes. In both cases, the variables
-    /// that would have been mutated also fail. It resolves to [`WaitError::WouldDeadlock`] if the calling operation
-    /// holds one of the variables, and to [`WaitError::Refused`] if the push was refused.
+    /// The future resolves to [`WaitError::Failed`] if a variable that the call does not overwrite has failed, or if
+    /// the engine is shut down with [`Shutdown::Cancel`](crate::Shutdown::Cancel) before the call's turn comes. In both
+    /// cases, the variables that would have been mutated also fail. It resolves to [`WaitError::WouldDeadlock`] if the
+    /// calling operation holds one of the variables, and to [`WaitError::Refused`] if a push with these accesses would
+    /// be refused.
     ///
-    /// A task waits forever if it awaits a conflicting acquisition of variables whose guards it holds. Variables that
-    /// are used together should be acquired in one call.
+    /// A task waits forever if it holds guards and awaits an acquisition that conflicts with them. Variables that are
+    /// used together should be acquired in one call.
     #[track_caller]
     pub fn acquire<A: Accesses>(&self, accesses: A) -> Acquire<A::Guards> {
         let mut entries = Entries::new();
@@ -85,9 +86,9 @@ impl Engine {
 /// Methods that read values in asynchronous code.
 impl Engine {
     /// Returns a future that waits for every mutation of the variable pushed before this call, then resolves to a clone
-    /// of the value. The value is cloned on the thread that polls the future; mutations wait for the clone, but other
-    /// readers do not. Otherwise, this call is like [`acquire`](Self::acquire) with a declaration that reads the
-    /// variable.
+    /// of the value. The value is cloned on the thread that polls the future; later mutations wait until the value has
+    /// been cloned, but other readers do not. Otherwise, this call is like [`acquire`](Self::acquire) with a
+    /// declaration that reads the variable.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -171,7 +172,7 @@ impl<G> Drop for Acquire<G> {
     fn drop(&mut self) {
         let Ok(waiter) = &self.acquiring else { return };
         if self.engine.core().is_forked() {
-            // Another thread of the parent process may have held the lock at the fork.
+            // Another thread of the parent process may have held the oneshot's lock at the fork.
             return;
         }
         let acquiring: &Arc<Acquiring<G>> = waiter.oneshot();

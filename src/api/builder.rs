@@ -49,8 +49,8 @@ impl Engine {
     }
 
     /// Returns the process-wide engine, which the first call builds with default settings. This engine is never
-    /// dropped, so a program must call [`shutdown`](Self::shutdown) or wait before it exits. A forked child builds its
-    /// own engine.
+    /// dropped, so a program must call [`shutdown`](Self::shutdown) or wait before it exits; otherwise, pending
+    /// operations may not run. In a forked child, the first call builds the child's own engine.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -183,8 +183,8 @@ impl EngineBuilder {
     }
 
     /// Sets whether each worker for ordinary operations is pinned to its own core. Default: `true`. If the operating
-    /// system refuses, the worker runs unpinned, [`Engine::placements`] reports this, and a warning is logged. A GPU's
-    /// threads run on the cores nearest the GPU if Linux reports them.
+    /// system refuses, the worker runs unpinned, [`Engine::placements`] reports this, and a warning is logged. With
+    /// pinning, a GPU's threads run on those of the engine's cores that are nearest the GPU, if Linux reports them.
     ///
     /// An engine may use the cores available to the thread that builds it or, if that thread belongs to another engine,
     /// all of that engine's cores. All of its threads stay on these cores. The engine pins its workers to the cores
@@ -247,7 +247,7 @@ impl EngineBuilder {
     /// either.
     ///
     /// The limit is approximate. Except in case 2, a single pushing thread does not exceed it. If several threads push,
-    /// each may exceed it by up to 32 operations, or by a few if the limit is small.
+    /// each may exceed it by up to 32 operations, or by fewer if the limit is small.
     ///
     /// Without a limit, pushes cost nothing extra. See [`Group::max_pending`](crate::Group::max_pending) for the
     /// operations of one group, and the [guide](crate::guide::bounding_work) for other ways to bound work.
@@ -258,7 +258,7 @@ impl EngineBuilder {
     /// let total = engine.var(0);
     /// for number in 0..10_000 {
     ///     engine.op("add").push(total.write(), move |total| *total += number)?;
-    ///     assert!(engine.pending() <= 101); // the operation and 100 others
+    ///     assert!(engine.pending() <= 101); // about as many as the limit allows
     /// }
     /// engine.wait_for_all()?;
     /// # Ok(())
@@ -278,8 +278,8 @@ impl EngineBuilder {
     /// [`Trace`](crate::Trace). Several engines may share a recorder. Only the last call takes effect.
     ///
     /// A recorder adds about 25 ns to each push and about 40 ns to each run; each clock reading accounts for 10 ns of
-    /// that. An engine without a recorder, an [observer](Self::observer), a [profile](Self::profile) or a
-    /// [watchdog](Self::watchdog) performs only one additional test per push.
+    /// that. An engine that has no recorder, [observer](Self::observer), [profile](Self::profile) or
+    /// [watchdog](Self::watchdog) and does not [shuffle](Self::shuffle) performs only one additional test per push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -296,17 +296,18 @@ impl EngineBuilder {
         self
     }
 
-    /// Writes a trace of all engine activity to the file at `path` while the engine runs. If the file name ends with
-    /// `.json`, the file is in Chrome's format; otherwise, as for `trace.pftrace`, it is in the native format of
-    /// [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part of the trace is written when the
+    /// Writes a trace of all of the engine's activity to the file at `path` while the engine runs. If the file name
+    /// ends with `.json`, the file is in Chrome's format; otherwise, as for `trace.pftrace`, it is in the native format
+    /// of [Perfetto](https://ui.perfetto.dev). Perfetto displays both. The last part of the trace is written when the
     /// engine ends, so a program should drop its engine or shut it down before exiting. If several of a program's
     /// engines write profiles to the same path, the later engines add a number to the file name.
     ///
-    /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset.
+    /// Default: the value of the environment variable `RADDLE_PROFILE`, or no profile if that is unset or empty.
     ///
     /// A separate thread writes to the file every few milliseconds. If a thread pushes and runs more than about 40,000
-    /// operations in that time, some are missing from the file, and a warning is logged. A [`recorder`](Self::recorder)
-    /// set by the program keeps its own trace, in rings of the size chosen by the program.
+    /// operations in that time, some are missing from the file, and a warning is logged. If the program has also set a
+    /// [`recorder`](Self::recorder), the profile is read from the recorder's rings, whose size determines how many
+    /// operations fit; the program can still take the recorder's own trace.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -324,8 +325,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Watches the engine and reports what takes too long. See [`Watchdog`] for an example. Each operation of a watched
-    /// engine records a number and its push time, so a push reads the clock. Only the last call takes effect.
+    /// Sets a watchdog, which watches the engine and reports what takes too long. See [`Watchdog`] for an example. A
+    /// watched engine records a number and the push time of each operation, so a push reads the clock. Only the last
+    /// call takes effect.
     pub fn watchdog(mut self, watchdog: Watchdog) -> Self {
         self.watchdog = Some(watchdog);
         self
@@ -333,10 +335,11 @@ impl EngineBuilder {
 
     /// Starts ready operations in a random order determined by `seed`, so that tests reveal whether the program relies
     /// on an undeclared order. Default: the number in the environment variable `RADDLE_SHUFFLE`, or no shuffling if
-    /// that is unset. A naive engine does not shuffle.
+    /// that is unset or empty. A naive engine does not shuffle.
     ///
-    /// Operations that conflict still run in push order. For all others, a shuffling engine ignores push order and
-    /// priorities, and delays their start. Shuffling is slow and meant for tests.
+    /// Operations that conflict still run in push order. A shuffling engine starts all others regardless of push order
+    /// and priorities, and after a delay. It does not shuffle [eager](crate::OpBuilder::eager) operations that are
+    /// ready when pushed, nor most of its own operations. Shuffling is slow and meant for tests.
     ///
     /// **With one worker, the same seed gives the same order.** Operations start one after the other, and the seed
     /// decides which of the ready ones is next. This holds under two conditions: apart from operations, only one thread
@@ -382,7 +385,8 @@ impl EngineBuilder {
     }
 
     /// Adds a GPU. Operations refer to it as [`Device::Gpu(n)`](crate::Device::Gpu), where `n` is the number of GPUs
-    /// added before it. Each of the GPU's lanes starts its thread with its first operation.
+    /// added before it. The thread of each of the GPU's lanes is started when the first operation for that lane is
+    /// pushed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -411,7 +415,7 @@ impl EngineBuilder {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if there are no workers or too many, if there are too many GPUs, if the value of
+    /// Returns an error if a number of workers is 0 or too high, if there are too many GPUs, if the value of
     /// `RADDLE_ENGINE` is not the name of an engine kind, if the value of `RADDLE_SHUFFLE` is not a number, if the
     /// recorder was made before this process was forked, if a profile cannot be written, or if a thread cannot be
     /// started.

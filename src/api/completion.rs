@@ -23,12 +23,12 @@ use crate::{
 /// A handle that completes an asynchronous operation from any thread. If the operation's function has references to
 /// values, the operation is complete only once the function has also returned.
 ///
-/// Dropping a completion unused fails its operation with [`Cause::LostCompletion`]: a forgotten completion is an error,
-/// not a hang. This also applies if a function without references to values returns an error early, dropping its
-/// completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then reports the function's error. Such a function
-/// should pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the completion, the
-/// operation fails with the panic. If a completion is leaked, for example by [`std::mem::forget`], its operation never
-/// completes, and the operations behind it wait forever.
+/// Dropping a completion unused fails its operation with [`Cause::LostCompletion`]: a completion dropped by mistake
+/// causes an error, not a hang. This also applies if a function without references to values returns an error early,
+/// dropping its completion; [`Engine::wait_for_all`](crate::Engine::wait_for_all) then also reports the function's
+/// error. Such a function should pass the error to [`fail`](Self::fail) instead. If a panic in the function drops the
+/// completion, the operation fails with the panic. If a completion is leaked, for example by [`std::mem::forget`], its
+/// operation never completes, and the operations behind it wait forever.
 ///
 /// Everything that a thread writes before using the completion is visible to the operations that depend on the
 /// completed operation.
@@ -75,7 +75,8 @@ impl Completion {
         (Some((task.name().clone(), task.location())), frame::declared_by(right.op(), queue))
     }
 
-    /// Ends the operation successfully.
+    /// Ends the operation successfully, unless its function fails; see
+    /// [`OpBuilder::try_push_async`](crate::OpBuilder::try_push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -92,7 +93,7 @@ impl Completion {
         self.end(Ok(()));
     }
 
-    /// Ends the operation with an error, so every variable that it mutates fails.
+    /// Ends the operation with an error. Every variable that the operation mutates fails.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -185,7 +186,7 @@ impl Gate {
         }
     }
 
-    /// Marks the function as returned. Returns the completion if it has already been used.
+    /// Marks the function as returned. Returns the used completion, if there is one.
     fn open(&self) -> Option<Used> {
         match std::mem::replace(&mut *lock(&self.0), Phase::Returned) {
             Phase::Used(used) => Some(used),

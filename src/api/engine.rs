@@ -57,24 +57,26 @@ use crate::{
 pub enum Shutdown {
     /// Pending operations run and may push more operations. All other pushes are refused.
     Drain,
-    /// Operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled). Deletions and
-    /// [clean-ups](crate::OpBuilder::cleanup) still run.
+    /// Operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), and all pushes are
+    /// refused. Deletions and [clean-ups](crate::OpBuilder::cleanup) still run.
     Cancel,
 }
 
-/// A dependency engine. A program pushes operations, each with the variables that it reads and mutates. Conflicting
-/// operations run in push order, all others in parallel.
+/// A dependency engine. A program pushes operations, each with the variables that it reads and mutates. Two operations
+/// conflict if they name the same variable and at least one of them mutates it. Conflicting operations run in push
+/// order; all others may run in parallel.
 ///
 /// Any number of threads may push concurrently, even inside operations. Each push is atomic over all its variables: all
 /// pushes have a single order, which every variable's queue follows and which is consistent with real time and with
 /// each thread's own push order. A push waits for other operations only if a [limit](crate::EngineBuilder::max_pending)
-/// holds it back. It runs operations only on a [`Naive`](EngineKind::Naive) engine, if its own operation is
-/// [eager](crate::OpBuilder::eager) and ready, or while a limit holds it back.
+/// holds it back. A push runs operations only in three cases: the engine is [`Naive`](EngineKind::Naive), the pushed
+/// operation is [eager](crate::OpBuilder::eager) and ready, or a limit holds the push back.
 ///
-/// Clones are handles to the same engine. Dropping the last handle drains the engine: the drop waits for pending
-/// operations and ends the threads. Inside an operation of any engine, and in other code called by an engine, the drop
-/// returns immediately and the engine ends in the background. Variables may outlive their engine. As long as a handle
-/// to the engine exists, [`get`](Self::get) can read them.
+/// Clones are handles to the same engine. Dropping the last handle, not counting [downgraded](Self::downgrade) ones,
+/// drains the engine: the drop waits for pending operations and ends the threads. Inside an operation of any engine,
+/// and in other code called by an engine, the drop returns immediately and the engine ends in the background. A program
+/// may keep variables after their engine has ended. As long as a handle to the engine exists, [`get`](Self::get) can
+/// still read them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -106,8 +108,8 @@ pub enum Shutdown {
 /// function returns. A child cannot use its parent's GPUs: simulated GPUs are lost in the child, and CUDA does not work
 /// in a child of a process that has used it.
 ///
-/// Forks on other systems, and children created by the system call `clone` rather than `fork`, are not detected. Such a
-/// child must not use its parent's engines.
+/// Forks on other systems, and children created through the system call `clone` instead of the C library's `fork`, are
+/// not detected. Such a child must not use its parent's engines.
 pub struct Engine {
     core: Arc<Core>,
     /// Whether this handle keeps the engine open.
@@ -161,12 +163,13 @@ impl Engine {
     }
 
     /// Returns a handle that can push and wait but does not keep the engine open: when the last handle that keeps it
-    /// open is dropped, the engine drains, and later pushes are refused with [`PushError::ShutDown`].
+    /// open is dropped, the engine drains, and later pushes from outside its operations are refused with
+    /// [`PushError::ShutDown`].
     ///
-    /// While the engine drains, its operations may still push, and the drain also waits for that work. An operation's
-    /// function should therefore capture a downgraded handle. An ordinary clone captured by the function keeps the
-    /// engine open until the function is dropped, so dropping `engine` in `main` would not wait. Clones of a downgraded
-    /// handle do not keep the engine open either.
+    /// While the engine drains, its operations may still push, and the drain also waits for the operations that they
+    /// push. An operation's function should therefore capture a downgraded handle. An ordinary clone captured by the
+    /// function keeps the engine open until the function is dropped, so dropping `engine` in `main` would not wait.
+    /// Clones of a downgraded handle do not keep the engine open either.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -184,8 +187,8 @@ impl Engine {
         Self::uncounted(Arc::clone(&self.core))
     }
 
-    /// Returns a handle to the engine whose operation is running on this thread, or `None` outside operations. Like a
-    /// handle returned by [`downgrade`](Self::downgrade), it does not keep the engine open.
+    /// Returns a handle to the engine of the innermost operation running on this thread, or `None` outside operations.
+    /// Like a handle returned by [`downgrade`](Self::downgrade), it does not keep the engine open.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -256,7 +259,7 @@ impl Engine {
     }
 
     /// Creates a variable for `len` values in device memory, with unspecified contents. The memory comes from a pool.
-    /// If the pool has none, the calling thread allocates it from the device's driver.
+    /// If the pool has no suitable block, the calling thread allocates one from the device's driver.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -272,14 +275,14 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the engine has no such device, or if the device is out of memory or lost.
+    /// Returns an error if the engine has no such device, if the device is out of memory or lost, or in a forked child.
     pub fn device_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<DeviceVec<T>>, DeviceError> {
         let memory = DeviceVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Elsewhere)))
     }
 
     /// Creates a variable for `len` values in page-locked host memory, which devices can copy to and from directly. The
-    /// memory is cacheable, zero-initialized and, as with [`device_var`](Self::device_var), taken from a pool.
+    /// memory is cacheable, filled with zeros and, as with [`device_var`](Self::device_var), taken from a pool.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -295,7 +298,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the engine has no such device, if the memory is exhausted, or if the device is lost.
+    /// Returns an error if the engine has no such device, if the memory is exhausted, if the device is lost, or in a
+    /// forked child.
     pub fn pinned_var<T: Pod + Send + Sync>(&self, gpu: Device, len: usize) -> Result<Var<PinnedVec<T>>, DeviceError> {
         let memory = PinnedVec::<T>::new(&self.driver(gpu)?, len)?;
         Ok(Var::new(Token::with_value(&self.core, memory, ValueMemory::Host)))
@@ -307,8 +311,8 @@ impl Engine {
     /// without host waits between them.
     ///
     /// Declare the variable with [`overwrite`](crate::Var::overwrite), so that an operation can use the stream even if
-    /// the previous operation failed. A successful operation then clears this variable's error, so an operation should
-    /// also mutate the variables that hold its data, which keep their errors.
+    /// the previous operation on it failed. If the operation then succeeds, it clears the variable's error. To keep an
+    /// error in effect, operations should therefore also mutate the variables that hold their data: these stay failed.
     pub fn stream_var(&self, stream: ImportedStream) -> Var<ImportedStream> {
         Var::new(Token::with_value(&self.core, stream, ValueMemory::Elsewhere))
     }
@@ -341,9 +345,9 @@ impl Engine {
     }
 
     /// Deletes a variable: once every operation previously pushed on it is complete, its value is dropped, and then `f`
-    /// runs. Later pushes on the variable are refused, and later waits for it return once it is deleted. The deletion
-    /// runs on the calling thread if no operation is pending on the variable. It runs even if the variable has failed
-    /// or the engine is shut down.
+    /// runs. Later pushes on the variable are refused, and later waits for it return once it is deleted. If no
+    /// operation is pending on the variable, the deletion normally runs on the calling thread. A deletion runs even if
+    /// the variable has failed or the engine is shut down.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -368,8 +372,8 @@ impl Engine {
         self.core.delete_variable(variable.as_ref().var(), Location::caller(), |call| f(&OpContext::new(call)))
     }
 
-    /// Clears the variable's error, in push order: operations pushed on the variable before this call are still
-    /// skipped, and those pushed afterwards run.
+    /// Clears the variable's error, in push order: the error still affects operations pushed on the variable before
+    /// this call, but not those pushed afterwards.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -392,9 +396,9 @@ impl Engine {
         self.core.clear_error(variable.as_ref().var(), Location::caller())
     }
 
-    /// Takes all errors that [`wait_for_all`](Self::wait_for_all) has not reported yet. Returns the earliest error and
-    /// the number of errors, or `None` if there were none. Failed variables stay failed. Always returns `None` in a
-    /// forked child.
+    /// Takes all unreported errors, which [`wait_for_all`](Self::wait_for_all) would otherwise return one by one.
+    /// Returns the earliest error and the number of errors, or `None` if there were none. Failed variables stay failed.
+    /// Always returns `None` in a forked child.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -420,9 +424,9 @@ impl Engine {
 
     /// Waits for every operation pushed on the variable before the call.
     ///
-    /// Any thread may wait. Inside an operation, a wait without a time limit first runs ready operations that it
-    /// depends on, while the stack has room. When it finds no more and is not over, another thread takes over the
-    /// worker; see [`blocking`](crate::blocking).
+    /// Any thread may wait, except where waits are forbidden (see below). Inside an operation, a wait without a time
+    /// limit first runs ready operations on which it depends, while the stack has room. If the wait is not over then,
+    /// another thread takes over the worker; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -583,16 +587,18 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`WaitError::Failed`] with the earliest unreported error: one that no wait or handle has returned and
-    /// that neither [`clear_error`](Self::clear_error) nor an overwriting operation has cleared from a variable. The
-    /// error then counts as reported. Repeat the call for the next error, or call [`clear_errors`](Self::clear_errors)
-    /// to discard the rest. The engine stores at most 4,096 errors and only counts the excess. After the stored errors,
-    /// a final error gives the number of errors that were only counted.
+    /// Returns [`WaitError::Failed`] with the earliest unreported error, which then counts as reported. An error also
+    /// counts as reported once another wait or a handle has returned it, once [`clear_error`](Self::clear_error) or an
+    /// overwriting operation has cleared it from a variable, once the handle that would return it was
+    /// [ignored](crate::OpHandle::ignore), and once [`Group::wait`](crate::Group::wait) has returned an earlier error
+    /// of a group in which it originated. Repeat the call for the next error, or call
+    /// [`clear_errors`](Self::clear_errors) to discard the rest. The engine stores at most 4,096 errors and only counts
+    /// the excess. After the stored errors, a final error gives the number of errors that were only counted.
     ///
-    /// Returns [`WaitError::WouldDeadlock`] inside an operation of this engine, which would wait for itself, and
-    /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
-    /// [`WaitError::Refused`].
+    /// Returns [`WaitError::WouldDeadlock`] if the wait would never return, for example inside an operation of this
+    /// engine, and [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden,
+    /// returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child,
+    /// returns [`WaitError::Refused`].
     pub fn wait_for_all(&self) -> Result<(), WaitError> {
         self.core.wait_for_all(None)
     }
@@ -637,11 +643,13 @@ impl Engine {
     /// Returns a snapshot of the engine: which operations are pending, what each waits for, which operations hold each
     /// variable, and which threads are waiting. The call does not interrupt the engine and may be made at any time on
     /// any thread, even inside an operation: it takes no lock that an operation's code could hold. A dump shows where
-    /// operations run and how old they are only with a [recorder](crate::EngineBuilder::recorder) or a
-    /// [profile](crate::EngineBuilder::profile).
+    /// operations run only with a [recorder](crate::EngineBuilder::recorder) or a
+    /// [profile](crate::EngineBuilder::profile). It shows how old they are only with one of these, an
+    /// [observer](crate::EngineBuilder::observer) or a [watchdog](crate::EngineBuilder::watchdog), or if the engine
+    /// [shuffles](crate::EngineBuilder::shuffle).
     ///
-    /// A function that waits for an operation may run it on its own stack. The dump then shows both operations as
-    /// running, without the wait between them, unless that wait ends a scope.
+    /// A function that waits for another operation may run that operation on its own stack. The dump then shows both
+    /// operations as running, without the wait between them, unless the wait is the one at the end of a scope.
     ///
     /// The engine keeps running during the call. The dump is therefore exact for operations and threads that make no
     /// progress, as in a hang, but may combine different moments for others.
@@ -694,12 +702,11 @@ impl Engine {
         self.core.stats()
     }
 
-    /// Returns the number of pending operations: those pushed but not yet complete. The engine's own operations, such
-    /// as deletions, are included. Operations that other threads push or complete during the call may or may not be
-    /// counted. Always returns 0 in a forked child.
+    /// Returns the number of pending operations. An operation is pending from its push until it is complete and its
+    /// wakers and drops have run. The engine's own operations, such as deletions, are included. Operations that other
+    /// threads push or complete during the call may or may not be counted. Always returns 0 in a forked child.
     ///
-    /// The call sums all threads' counters under a lock. Use it for reports and occasional decisions, but not on every
-    /// push.
+    /// The call sums several counters under a lock. Use it for reports and occasional decisions, but not on every push.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -721,13 +728,15 @@ impl Engine {
 
     // --------------------------------------------------------------------------------------------------- shutdown ----
 
-    /// Shuts the engine down: refuses further pushes, waits until no operation is pending, and ends the threads.
-    /// Returns after at most `timeout`, however long the program's functions run. The call may be repeated on any
-    /// handle: [`Cancel`](Shutdown::Cancel) after [`Drain`](Shutdown::Drain) cancels operations that have not started.
+    /// Shuts the engine down: refuses further pushes (with [`Drain`](Shutdown::Drain), only those from outside the
+    /// engine's operations), waits until no operation is pending, and ends the threads. With a `timeout`, the call
+    /// returns after at most that time, however long the program's functions run. The call may be repeated on any
+    /// handle; a call with [`Cancel`](Shutdown::Cancel) after one with `Drain` cancels operations that have not
+    /// started.
     ///
     /// A shutdown does not report failures. Afterwards, [`wait_for_all`](Self::wait_for_all) still returns the
-    /// unreported failures, one in each call, including those of cancelled operations. The first that is not a
-    /// cancellation is also logged as a warning.
+    /// unreported failures, one in each call, including those of cancelled operations. The earliest unreported failure
+    /// that is not a cancellation is also logged as a warning.
     ///
     /// A thread has ended once its thread-local destructors have run. A shutdown with a `timeout` starts another thread
     /// to wait for these destructors. If that thread cannot be started, a shutdown on systems other than Linux does not
@@ -754,8 +763,8 @@ impl Engine {
     ///   again.
     /// * [`ShutdownError::ThreadsLeft`]: no operation was pending, but the threads named in the error had not ended.
     ///   Another call waits again.
-    /// * [`ShutdownError::InsideOperation`]: the caller must not wait, for example because the shutdown would wait for
-    ///   that caller, or no thread could take over its worker. The shutdown continues in the background.
+    /// * [`ShutdownError::InsideOperation`]: the caller must not wait (for example, because the shutdown would wait for
+    ///   the caller), or no thread could take over the caller's worker. The shutdown continues in the background.
     /// * [`ShutdownError::Forked`]: this is a forked child of the process that built the engine.
     pub fn shutdown(&self, how: Shutdown, timeout: Option<Duration>) -> Result<(), ShutdownError> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
@@ -763,8 +772,8 @@ impl Engine {
     }
 
     /// Begins a shutdown and returns a future that resolves when no operation is pending and the threads have been
-    /// notified to end. Neither the call nor the future blocks, so both suit tasks on an asynchronous runtime. The
-    /// threads end soon afterwards; dropping the last handle to the engine waits for them.
+    /// notified to end. Neither the call nor a poll of the future blocks on operations, so both suit tasks on an
+    /// asynchronous runtime. The threads end soon afterwards; dropping the last handle to the engine waits for them.
     ///
     /// Dropping the future does not stop the shutdown. To limit the wait, use one of the runtime's timers: when it
     /// expires, make a second call with [`Cancel`](Shutdown::Cancel) to cancel operations that have not started.
@@ -783,8 +792,9 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to [`ShutdownError::InsideOperation`] if the caller is an operation of this engine, and to
-    /// [`ShutdownError::Forked`] in a forked child.
+    /// The future resolves to [`ShutdownError::InsideOperation`] if the caller is an operation of this engine or other
+    /// code that this engine calls, and to [`ShutdownError::Forked`] in a forked child. In the former case, the
+    /// shutdown continues in the background.
     pub fn shutdown_async(&self, how: Shutdown) -> impl Future<Output = Result<(), ShutdownError>> + Send + use<> {
         self.core.begin_shutdown(how == Shutdown::Cancel);
         self.core.finish_shutdown_async()
@@ -800,15 +810,16 @@ impl Engine {
     /// for a pending operation returns only once the engine has been started again, or at the wait's time limit.
     ///
     /// Devices complete all issued work, and the call waits for it too. Nothing more is issued. The streams stay open,
-    /// so objects that the program has bound to them remain valid. A stopped engine runs no wakers, so futures that
-    /// await such work, and waits for its groups, may be notified only after a start.
+    /// so objects that the program has bound to them remain valid. While the engine is stopped, no worker runs the
+    /// wakers of device operations, so futures that await these operations, and waits for their groups, may be notified
+    /// only after a start.
     ///
     /// If a function is still running or a device is still working when `timeout` expires, the call returns an error
     /// and the engine keeps running.
     ///
-    /// A [`Naive`](EngineKind::Naive) engine has no threads, so its operations run inside their pushes as usual. A
-    /// shutdown starts a stopped engine again, as does dropping its last handle. Several threads may stop and start an
-    /// engine concurrently; a stop overtaken by a start returns `Ok`.
+    /// Stopping a [`Naive`](EngineKind::Naive) engine has no effect: it has no threads, and its operations run inside
+    /// their pushes as usual. A shutdown starts a stopped engine again, as does dropping its last handle. Several
+    /// threads may stop and start an engine concurrently; a stop overtaken by a start returns `Ok`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -847,8 +858,10 @@ impl Engine {
         self.core.is_stopped()
     }
 
-    /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately: from then on, operations that have not
-    /// started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), and pushes are refused.
+    /// Begins a shutdown with [`Shutdown::Cancel`] and returns immediately. From then on, pushes are refused, and
+    /// operations that have not started fail with [`Cause::Cancelled`](crate::Cause::Cancelled), except deletions and
+    /// [clean-ups](crate::OpBuilder::cleanup). The threads do not end before a call to [`shutdown`](Self::shutdown) or
+    /// [`shutdown_async`](Self::shutdown_async), or the drop of the last handle.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

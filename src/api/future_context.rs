@@ -11,9 +11,9 @@ use crate::{
 /// The context of an operation that is a [future](crate::OpBuilder::push_future), or of acquired variables: a handle to
 /// the engine, plus what the operation needs to push children.
 ///
-/// An operation that declares [`cx()`](crate::cx) among its accesses receives the context along with its guards. The
-/// context dereferences to a handle that does not keep the engine open; see [`Engine::downgrade`]. The context may
-/// outlive the operation.
+/// If [`cx()`](crate::cx) is declared among the accesses, the context is provided along with the guards. It
+/// dereferences to a handle that does not keep the engine open; see [`Engine::downgrade`]. The context may outlive the
+/// operation.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

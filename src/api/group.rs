@@ -39,11 +39,11 @@ impl Engine {
 ///
 /// Clones are handles to the same group. Groups form a tree: the operations of a [nested group](Self::group) also
 /// belong to the groups around it. Neither dropping a handle nor waiting closes a group. A group imposes no order on
-/// its operations. It does not keep the engine open, so an operation's function may capture a handle and push through
-/// it.
+/// its operations. It does not keep the engine open, so an operation's function may capture a handle to the group and
+/// push through it.
 ///
-/// Any number of threads may push operations to a group. Once a wait has returned, all effects of the awaited
-/// operations are visible.
+/// Any number of threads may push operations to a group. Once a wait for the group has returned `Ok` or
+/// [`WaitError::Failed`], all effects of the awaited operations are visible.
 ///
 /// A group takes about 3 KiB of memory and adds about 100 ns to each of its operations.
 ///
@@ -115,11 +115,11 @@ impl Group {
         Self { core: Arc::clone(&self.core), shared: group::Group::new(Some(Arc::clone(&self.shared))) }
     }
 
-    /// Limits the number of pending operations in the group, including those in nested groups. The limit applies to all
-    /// handles, and another call changes it; 0 is treated as 1. If the group or an enclosing group is full, a push from
-    /// outside operations is held back as if the engine were full; see
-    /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). Each additional thread that pushes to the
-    /// group at the same moment may exceed the limit by one operation.
+    /// Limits the number of pending operations in the group, including those in nested groups. The limit belongs to the
+    /// group, whichever handle sets it, and a later call replaces it; 0 is treated as 1. If the group or an enclosing
+    /// group is full, a push to the group from outside operations is held back as if the engine were full; see
+    /// [`EngineBuilder::max_pending`](crate::EngineBuilder::max_pending). For each additional thread that pushes to the
+    /// group at the same moment, the limit may be exceeded by one operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -139,8 +139,8 @@ impl Group {
     }
 
     /// Waits for every operation pushed to the group by any thread before the call. Inside an operation, a wait without
-    /// a time limit first runs ready operations that it depends on, while the stack has room. When it finds no more and
-    /// is not over, another thread takes over the worker; see [`blocking`](crate::blocking).
+    /// a time limit first runs ready operations on which it depends, while the stack has room. If the wait is not over
+    /// then, another thread takes over the worker; see [`blocking`](crate::blocking).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -154,14 +154,14 @@ impl Group {
     ///
     /// # Errors
     /// Returns [`WaitError::Failed`] with the failure of the earliest-pushed operation among those that have failed
-    /// since the last wait. A later wait for the group returns none of these failures, and [`Engine::wait_for_all`]
-    /// returns neither the failure returned here nor others that originated in the group. A skipped operation counts as
-    /// failed, with the failure that caused the skip.
+    /// since the last wait for the group. A later wait for the group returns none of these failures, and
+    /// [`Engine::wait_for_all`] returns neither the failure returned here nor any of the others that originated in the
+    /// group. A skipped operation counts as failed, with the failure that caused the skip.
     ///
-    /// Returns [`WaitError::WouldDeadlock`] inside an operation of the group or an operation that the group waits for,
-    /// and [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
-    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
-    /// [`WaitError::Refused`].
+    /// Returns [`WaitError::WouldDeadlock`] if the wait would never return, for example inside an operation of the
+    /// group or one on which an operation of the group depends, and [`WaitError::TooManyWaiting`] if no thread could
+    /// take over the worker. Where waits are forbidden, returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or
+    /// [`WaitError::InObserver`]. In a forked child, returns [`WaitError::Refused`].
     pub fn wait(&self) -> Result<(), WaitError> {
         self.core.wait_for_group(&self.shared, None)
     }
@@ -207,8 +207,9 @@ impl Group {
         self.core.wait_for_group_async(&self.shared)
     }
 
-    /// Returns the number of pending operations in the group: those pushed but not yet complete. Operations that other
-    /// threads push or complete during the call may or may not be counted. Always returns 0 in a forked child.
+    /// Returns the number of pending operations in the group, including those in nested groups. An operation is pending
+    /// from its push until it is complete and its wakers and drops have run. Operations that other threads push or
+    /// complete during the call may or may not be counted. Always returns 0 in a forked child.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

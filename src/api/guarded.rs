@@ -24,11 +24,11 @@ use crate::{
 ///
 /// The engine does not know what a token represents, so it cannot check that operations use only what they have
 /// declared. A guarded value can. In builds with debug assertions, [`read`](Self::read) and [`write`](Self::write)
-/// return an error unless the caller is part of an operation that has declared the token. The error names the caller's
-/// operation and the last one that used the value. In every build, both return an error if a conflicting use is in
-/// progress, so conflicting uses never overlap. A test with debug assertions therefore catches a missing declaration
-/// even if the operation happens to run at the right time; [shuffling](crate::EngineBuilder::shuffle) makes it run at
-/// other times.
+/// return an error unless the caller is part of an operation that has declared the token (for `write`, as one that the
+/// operation mutates). The error names the caller's operation and the last one that used the value. A test with debug
+/// assertions therefore catches a missing declaration even if the operation happens to run at the right time. In every
+/// build, both methods return an error if a conflicting use is in progress, so conflicting uses never overlap;
+/// [shuffling](crate::EngineBuilder::shuffle) varies the times at which operations run.
 ///
 /// A [`Var`](crate::Var) needs no such check, since its operations receive references. Prefer a `Var` if the value can
 /// live in the engine.
@@ -58,7 +58,7 @@ use crate::{
 ///
 /// An operation consists of its function and the code that the function calls on its thread. A child may also use what
 /// its parent has declared, and an operation in a scope may use what the operations around the scope have declared.
-/// Code on another thread that holds the operation's [`Completion`] must call [`read_for`](Self::read_for) and
+/// Code on another thread that holds the operation's [`Completion`] must call [`read_for`](Self::read_for) or
 /// [`write_for`](Self::write_for).
 pub struct Guarded<T> {
     token: Token,
@@ -103,7 +103,7 @@ impl<T> Guarded<T> {
         self.write_as(Location::caller(), || frame::declared(VarCell::queue_ptr(self.token.ptr())))
     }
 
-    /// Like [`read`](Self::read), but for code, on any thread, that is part of the operation completed by `done`.
+    /// Like [`read`](Self::read), but for code that runs on any thread as part of the operation that `done` completes.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -9,7 +9,7 @@ use std::{
 
 use crate::engine::held::Share;
 
-/// A guard for a variable read by an operation, from [`Engine::acquire`](crate::Engine::acquire) or
+/// A guard for a variable that an operation reads, obtained through [`Engine::acquire`](crate::Engine::acquire) or
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, other readers may run, but
 /// mutations wait.
 ///
@@ -71,12 +71,12 @@ impl<T: fmt::Display> fmt::Display for ReadGuard<T> {
     }
 }
 
-/// A guard for a variable mutated by an operation, from [`Engine::acquire`](crate::Engine::acquire) or
+/// A guard for a variable that an operation mutates, obtained through [`Engine::acquire`](crate::Engine::acquire) or
 /// [`OpBuilder::push_future`](crate::OpBuilder::push_future). While the guard exists, no other operation uses the
 /// variable.
 ///
-/// An operation is complete only when all of its guards have been dropped; see [`ReadGuard`]. The operation's
-/// completion counts as a mutation of each variable that it mutates, even if the value was not changed. If a panic
+/// An operation is complete only when all of its guards have been dropped; see [`ReadGuard`]. If the operation
+/// succeeds, one mutation is counted for each variable that it mutates, even if the value was not changed. If a panic
 /// drops a guard, these variables fail with [`Cause::Panic`](crate::Cause::Panic) instead.
 ///
 /// ```

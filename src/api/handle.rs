@@ -20,10 +20,10 @@ use crate::{
     sync::fork::ProcessMark,
 };
 
-/// A handle to a pushed operation. Threads can block on the result, and async code can `.await` it.
+/// A handle to a pushed operation. Threads can block on the operation's result, and async code can `.await` the handle.
 ///
-/// Dropping the handle has no effect on the operation. Once a wait has returned, all effects of the operation are
-/// visible, and later operations may use its variables.
+/// Dropping the handle has no effect on the operation. Once a wait has returned the result, all effects of the
+/// operation are visible, and later operations may use its variables.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -51,9 +51,9 @@ impl<R> OpHandle<R> {
         Self { waiter: Waiter::new(oneshot), core }
     }
 
-    /// Returns whether the operation is complete. On a [`Naive`](crate::EngineKind::Naive) engine, this call runs the
-    /// operation if its push was nested too deeply inside other operations to do so. In a forked child, it returns
-    /// `true` for the parent's operations, since waits for them return immediately.
+    /// Returns whether the operation is complete or was cancelled. On a [`Naive`](crate::EngineKind::Naive) engine,
+    /// this call runs the operation if its push was nested too deeply inside other operations to do so. In a forked
+    /// child, it returns `true` for the parent's operations, since waits for them return immediately.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,8 +72,8 @@ impl<R> OpHandle<R> {
 
     /// Waits for the operation and takes its result.
     ///
-    /// Inside an operation, a wait without a time limit first runs ready operations that it depends on, while the stack
-    /// has room. When it finds no more and is not over, another thread takes over the worker; see
+    /// Inside an operation, a wait without a time limit first runs ready operations on which it depends, while the
+    /// stack has room. If the wait is not over then, another thread takes over the worker; see
     /// [`blocking`](crate::blocking).
     ///
     /// ```
@@ -86,10 +86,11 @@ impl<R> OpHandle<R> {
     /// ```
     ///
     /// # Errors
-    /// Returns [`WaitError::Failed`] if the operation failed or was skipped, [`WaitError::WouldDeadlock`] if the wait
-    /// would never return, or [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are
-    /// forbidden, returns [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked
-    /// child, returns [`WaitError::Refused`].
+    /// Returns [`WaitError::Failed`] if the operation failed or was skipped or cancelled, [`WaitError::ValueTaken`] if
+    /// an earlier call took the result, [`WaitError::WouldDeadlock`] if the wait would never return, or
+    /// [`WaitError::TooManyWaiting`] if no thread could take over the worker. Where waits are forbidden, returns
+    /// [`WaitError::OnDevice`], [`WaitError::InDeletion`] or [`WaitError::InObserver`]. In a forked child, returns
+    /// [`WaitError::Refused`].
     pub fn wait(self) -> Result<R, WaitError> {
         self.core.wait_for_handle(self.waiter.oneshot(), None)
     }
@@ -114,8 +115,7 @@ impl<R> OpHandle<R> {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`wait`](Self::wait), [`WaitError::TimedOut`], or [`WaitError::ValueTaken`] if an earlier
-    /// call took the result.
+    /// Returns the errors of [`wait`](Self::wait), and [`WaitError::TimedOut`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<R, WaitError> {
         self.core.wait_for_handle(self.waiter.oneshot(), Instant::now().checked_add(timeout))
     }
@@ -126,7 +126,7 @@ impl<R> OpHandle<R> {
     /// [`Engine::wait_for_all`](crate::Engine::wait_for_all) does not return it. The operation still runs, and any
     /// variables that fail because of it stay failed.
     ///
-    /// If the handle is dropped without this call, `wait_for_all` returns the failure.
+    /// If the handle is dropped without this call, `wait_for_all` returns any such failure.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -139,7 +139,7 @@ impl<R> OpHandle<R> {
     /// ```
     pub fn ignore(self) {
         if self.core.is_forked() {
-            // Another thread of the parent process may have held the lock at the fork.
+            // Another thread of the parent process may have held the oneshot's lock at the fork.
             return;
         }
         if let Some(Err(failure)) = self.waiter.oneshot().ignore() {
@@ -152,15 +152,16 @@ impl<R> OpHandle<R> {
     /// Cancels the operation if it has not started. Returns whether this call cancelled it. At most one call returns
     /// `true`.
     ///
-    /// A cancelled operation never runs. Before this call returns, the operation's function is dropped, and waits on
-    /// the handle return [`Cause::Cancelled`](crate::Cause::Cancelled). Its variables are unaffected until its turn
-    /// comes. Those that it mutates then fail with the same error, and later operations that name them are skipped. If
-    /// nothing else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all) does.
+    /// A cancelled operation never runs. Its function is dropped before this call returns, and waits on the handle
+    /// return [`Cause::Cancelled`](crate::Cause::Cancelled) from then on. The operation's variables are unaffected
+    /// until its turn comes. Those that it mutates then fail with the same error, and later operations that name them
+    /// are by default skipped. If nothing else returns the error, [`Engine::wait_for_all`](crate::Engine::wait_for_all)
+    /// does.
     ///
-    /// An operation that has started runs to completion, but can check
-    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) to stop early. An operation that is a
-    /// [future](crate::OpBuilder::submit_future) stops at its next `await` and fails. A
-    /// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
+    /// The function of an operation that has started runs to completion, but can check
+    /// [`OpContext::is_cancelled`](crate::OpContext::is_cancelled) to stop early. If the operation is a
+    /// [future](crate::OpBuilder::submit_future) that has started, this call wakes the future; the next poll drops it,
+    /// and the operation fails. A [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -184,7 +185,8 @@ impl<R> OpHandle<R> {
     }
 
     /// Like [`cancel`](Self::cancel), but the operation has no effect when its turn comes: its variables do not fail,
-    /// and later operations run as if it had never been pushed.
+    /// later operations run as if it had never been pushed, and [`Engine::wait_for_all`](crate::Engine::wait_for_all)
+    /// returns no error for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -244,8 +246,8 @@ impl<R> Future for OpHandle<R> {
     }
 }
 
-/// A future that waits for a variable, returned by [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async)
-/// and [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async).
+/// A future that waits for a variable, returned by [`Engine::wait_for_var_async`](crate::Engine::wait_for_var_async),
+/// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async) and [`Var::ready`](crate::Var::ready).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

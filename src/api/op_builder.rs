@@ -69,8 +69,8 @@ impl Engine {
 }
 
 impl OpContext<'_> {
-    /// Returns a builder for a child of this operation, which must have been pushed
-    /// [`with_children`](OpBuilder::with_children). The operation is complete only when its children are.
+    /// Returns a builder for a child of this operation. This operation must have been pushed
+    /// [`with_children`](OpBuilder::with_children), and is complete only when its children are.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -99,11 +99,11 @@ impl OpContext<'_> {
 }
 
 impl FutureContext {
-    /// Returns a builder for a child of this operation, which must have been pushed
-    /// [`with_children`](crate::OpBuilder::with_children). Children start once the future has ended and its guards have
-    /// been dropped. The operation is complete only when its children are.
+    /// Returns a builder for a child of this operation. This operation must have been pushed
+    /// [`with_children`](crate::OpBuilder::with_children), and is complete only when its children are. Children start
+    /// once the future has ended and its guards have been dropped.
     ///
-    /// A future must not await its children: inside the future, a child's handle returns
+    /// A future must not await its children: inside the future, awaiting a child's handle returns
     /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock).
     ///
     /// ```
@@ -130,7 +130,8 @@ impl FutureContext {
     }
 }
 
-/// A builder that describes and pushes an operation, returned by [`Engine::op`].
+/// A builder that describes and pushes an operation, returned by [`Engine::op`], [`Group::op`](crate::Group::op) and
+/// [`OpContext::child`].
 ///
 /// # Accesses
 ///
@@ -185,7 +186,7 @@ pub struct OpBuilder<'e> {
     deadline: Option<Instant>,
     /// The family of a child.
     family: Option<&'e Family>,
-    /// Whether the operation is declared as the child of an operation that cannot have children.
+    /// Whether the operation is declared as the child of an operation pushed without `with_children`.
     is_orphan: bool,
 }
 
@@ -236,12 +237,15 @@ impl<'e> OpBuilder<'e> {
         builder
     }
 
-    /// Sets the operation's priority among ready operations. Higher priorities run first. Default: 0.
+    /// Sets the operation's priority among ready operations. Operations with higher priorities run first. Default: 0.
+    /// The priority has no effect on [clean-ups](Self::cleanup), or if the [property](Self::property) determines the
+    /// priority.
     ///
-    /// A free worker takes a ready operation from the highest nonempty band in its lane, but may first finish a run of
-    /// up to 32 successors that it already holds. Each priority from -7 to 7 has its own band; beyond these, the
-    /// priorities from one power of two up to the next share a band (8 to 15, 16 to 31, ...). No operation starves
-    /// within a band; the [guide](crate::guide::promises#turns) describes the order.
+    /// Priorities that the engine treats as equal form a band. Each priority from -7 to 7 has its own band; beyond
+    /// these, the priorities from one power of two up to the next share a band (8 to 15, 16 to 31, ...). A free worker
+    /// takes a ready operation from the highest nonempty band in its lane, but may first run up to 32 operations that
+    /// it already holds. No operation starves within a band; the [guide](crate::guide::promises#turns) describes the
+    /// order.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -277,8 +281,8 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Makes the operation run even if a variable that it names has failed. Such a run neither clears nor propagates
-    /// the error. `MXNet` calls this `kNoSkip`.
+    /// Makes the operation run even if a variable that it names has failed. Such a run does not propagate the error,
+    /// and clears it only if the operation [overwrites](Self::overwrites) the variable. `MXNet` calls this `kNoSkip`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -315,8 +319,10 @@ impl<'e> OpBuilder<'e> {
         self
     }
 
-    /// Starts the operation on the pushing thread if it is ready when pushed; otherwise, sends it to its lane. Use this
-    /// for work that is short or that only starts something. `MXNet` calls this `kAsync`.
+    /// Makes the operation start on the pushing thread if it is ready when pushed; otherwise, it starts on its lane
+    /// once it is ready. [Children](OpContext::child) and operations pushed by the function of a device operation are
+    /// sent to their lanes even if they are ready. Use this for work that is short or that only starts something.
+    /// `MXNet` calls this `kAsync`.
     ///
     /// A device operation must start on its lane's thread, so pushing an eager one is refused with
     /// [`PushError::EagerOnDevice`].
@@ -397,31 +403,33 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Allows the operation to have children, which its function pushes through [`OpContext::child`]. The operation is
-    /// complete when its function has returned and all its children, including their own children, are complete. No
-    /// function needs to wait for them. Until then, the operation holds its variables.
+    /// complete, and releases its variables, when its function has returned and all its children, including their own
+    /// children, are complete. No function needs to wait for them.
     ///
     /// If the operation has a [`Completion`], the completion must also have been used. If the operation is a future,
-    /// the future must have ended and its guards must have been dropped; it pushes children through
+    /// the future must have ended and its guards must have been dropped; the future pushes children through
     /// [`FutureContext::child`](crate::FutureContext::child). Each run of an [`Operator`] may have children.
     ///
     /// Children may name variables that their parent holds: they may mutate what it mutates and read what it reads or
-    /// mutates. They may also name [their own variables](OpContext::child_var), which end with the parent. They take
-    /// the parent's place in the order, so no unrelated operation comes between them. Among themselves, they are
-    /// ordered like any other operations. They start after the parent's function has returned or, if the parent is a
-    /// future, after the future has ended and its guards have been dropped. A function or future must therefore not
-    /// wait for its children: the wait returns [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A
-    /// completion may be used before or after the children run.
+    /// mutates. They may also name [variables created for them](OpContext::child_var), which end with the parent.
+    /// Children take the parent's place in the order, so no unrelated operation comes between them. Among themselves,
+    /// they are ordered like any other operations. They start after the parent's function has returned or, if the
+    /// parent is a future, after the future has ended and its guards have been dropped. A function or future must
+    /// therefore not wait for its children: the wait returns
+    /// [`WaitError::WouldDeadlock`](crate::WaitError::WouldDeadlock). A completion may be used before or after the
+    /// children run.
     ///
     /// If the function fails, the variables that the parent mutates fail for its children too, and children that name
-    /// one of them are skipped. If a child fails and no later child clears the failure, the parent fails with it; if
-    /// there are several such failures, the parent fails with that of the child pushed first. The version of each
-    /// variable that the parent mutates increases by one, however many children mutate it. Children inherit their
-    /// parent's priority, deadline and group, but may set their own priority or deadline; children of a
-    /// [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels children that have not started; cancelling
-    /// the parent through its handle does not, once the parent has started.
+    /// one of them are by default skipped. If a child fails and no later child clears the failure, the parent fails
+    /// with the same error; if there are several such failures, the parent fails with that of the child pushed first.
+    /// If the parent succeeds, the version of each variable that it mutates increases by one, however many children
+    /// mutate the variable. Children inherit their parent's priority, deadline and group, but may set their own
+    /// priority or deadline; children of a [clean-up](Self::cleanup) are clean-ups. Cancelling the group cancels
+    /// children that have not started. Once the parent has started, cancelling it through its handle does not cancel
+    /// them.
     ///
-    /// Pushing a child costs time and memory for each family that contains it, so families should not be nested
-    /// hundreds of levels deep.
+    /// The time and memory taken by the push of a child grow with the depth at which the child is nested, so children
+    /// should not be nested hundreds of levels deep.
     ///
     /// Only CPU operations can have children; others are refused with [`PushError::UnfitForFamily`]. A child may be any
     /// kind of operation except an operator, and may run on a device.
@@ -451,11 +459,11 @@ impl<'e> OpBuilder<'e> {
     // ---------------------------------------------------------------------------------------------------- limits ----
 
     /// Returns an error immediately if the [limit](crate::EngineBuilder::max_pending) of the engine or a group leaves
-    /// no room for the operation. Otherwise, the subsequent push on this builder is not held back. Either way, the
-    /// program still owns the operation's function.
+    /// no room for the operation. Otherwise, returns the builder, and a push through it is not held back. Either way,
+    /// the program still owns the operation's function.
     ///
-    /// Room is not reserved: if several threads find room for one operation, each may push one. Inside operations,
-    /// there is always room.
+    /// Room is not reserved: if several threads find room for one operation, each may push one. Inside operations and
+    /// other code called by an engine, there is always room.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -482,9 +490,9 @@ impl<'e> OpBuilder<'e> {
     /// Returns a future that resolves to the builder when there is room for the operation. The subsequent push is not
     /// held back. This method is for tasks on an asynchronous runtime, which must not block.
     ///
-    /// Polling neither blocks nor runs operations, and a dropped future leaves nothing behind. Futures are notified of
-    /// room in the order of their first polls, but room is not reserved for them: a pushing thread may take it first.
-    /// Inside an operation or its future, there is always room.
+    /// Outside operations, polling the future neither blocks nor runs operations. Dropping the future leaves nothing
+    /// behind. Futures are notified of room in the order of their first polls, but room is not reserved for them: a
+    /// pushing thread may take it first. Inside an operation or its future, there is always room.
     ///
     /// The future waits for room even if nothing is running. A task must therefore not wait for room while it holds
     /// something that all pending operations wait for, such as a guard.
@@ -523,12 +531,12 @@ impl<'e> OpBuilder<'e> {
 
     /// Sets the device on which the operation runs. Default: [`Device::Cpu`].
     ///
-    /// The function of a device operation is called on the thread of one of the device's lanes. The operation's
-    /// [property](Self::property) determines the lane: in a [`PerDevice`](crate::EngineKind::PerDevice) engine, a
-    /// device has one lane for copies in each direction, one for urgent work
-    /// ([`GpuPrioritized`](Property::GpuPrioritized)), and one for all other work. [`launch`](Self::launch) and its
-    /// siblings pass the lane's stream to the function. Operations pushed by other methods receive no stream and run
-    /// once their dependencies are complete, as on the CPU.
+    /// The function of a device operation is called on the thread of one of the device's lanes or, in a
+    /// [`Naive`](crate::EngineKind::Naive) engine, on the pushing thread. The operation's [property](Self::property)
+    /// determines the lane: in a [`PerDevice`](crate::EngineKind::PerDevice) engine, a device has one lane for copies
+    /// in each direction, one for urgent work ([`GpuPrioritized`](Property::GpuPrioritized)), and one for all other
+    /// work. [`launch`](Self::launch) and its siblings pass the lane's stream to the function. Operations pushed by
+    /// other methods receive no stream and run once their dependencies are complete, as on the CPU.
     pub fn on(mut self, device: Device) -> Self {
         self.device = device;
         self.has_more = true;
@@ -638,7 +646,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation whose function may fail. An `Err` fails every variable that the operation mutates, and later
-    /// operations that name such a variable are skipped with the same error.
+    /// operations that name such a variable are by default skipped with the same error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -675,7 +683,7 @@ impl<'e> OpBuilder<'e> {
 
     /// Pushes an operation whose function returns a value, and returns a handle to the result.
     ///
-    /// A `Result` is a value like any other: an `Err` does not fail the operation. For that, use
+    /// A `Result` is a value like any other: an `Err` does not fail the operation. If it should, use
     /// [`try_submit`](Self::try_submit).
     ///
     /// ```
@@ -709,8 +717,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation whose function returns a value or an error, and returns a handle to the result. An `Err`
-    /// fails every variable that the operation mutates, and later operations that name such a variable are skipped with
-    /// the same error. The handle also returns the error.
+    /// fails every variable that the operation mutates, and later operations that name such a variable are by default
+    /// skipped with the same error. The handle also returns the error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -748,8 +756,8 @@ impl<'e> OpBuilder<'e> {
     /// and what `accesses` declares. See [`GpuStream`].
     ///
     /// The function is called once the operation's dependencies on the same device have been issued and all others are
-    /// complete. If it receives a reference to a value in host memory, all device work on that value is also complete.
-    /// The function should only issue work and return, since the lane's other operations wait for it.
+    /// complete. If the function receives a reference to a value in host memory, all earlier device work on that value
+    /// is also complete. The function should only issue work and return, since the lane's other operations wait for it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -781,7 +789,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes a device operation whose function may fail. An `Err` fails every variable that the operation mutates, and
-    /// later operations that name such a variable are skipped with the same error. A device error becomes
+    /// later operations that name such a variable are by default skipped with the same error. A device error becomes
     /// [`Cause::Device`]. Otherwise, this behaves like [`launch`](Self::launch).
     ///
     /// ```
@@ -872,8 +880,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes a device operation whose function returns a value or an error, and returns a handle to the result. An
-    /// `Err` fails every variable that the operation mutates, and later operations that name such a variable are
-    /// skipped with the same error. The handle also returns the error. Otherwise, this behaves like
+    /// `Err` fails every variable that the operation mutates, and later operations that name such a variable are by
+    /// default skipped with the same error. The handle also returns the error. Otherwise, this behaves like
     /// [`submit_launch`](Self::submit_launch).
     ///
     /// ```
@@ -915,8 +923,9 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_returning(location, &accesses, flag::DEVICE, f)
     }
 
-    /// Pushes an operation that copies a whole buffer into its device's memory. Unless a [property](Self::property) is
-    /// set, the copy uses the lane for copies to the device. If the lengths differ, the operation fails.
+    /// Pushes an operation that copies all values of `from`, in host memory, to `to`, in the memory of the operation's
+    /// device. Unless another [property](Self::property) is set, the operation has the property
+    /// [`CopyToGpu`](Property::CopyToGpu). If the lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
@@ -932,8 +941,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes an operation that copies a whole buffer from its device's memory. Unless a [property](Self::property) is
-    /// set, the copy uses the lane for copies from the device. If the lengths differ, the operation fails.
+    /// Pushes an operation that copies all values of `from`, in the memory of the operation's device, to `to`, in host
+    /// memory. Unless another [property](Self::property) is set, the operation has the property
+    /// [`CopyFromGpu`](Property::CopyFromGpu). If the lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
@@ -949,9 +959,9 @@ impl<'e> OpBuilder<'e> {
         })
     }
 
-    /// Pushes an operation that copies a whole buffer from one device's memory to another's. The operation's device
-    /// performs the copy. Unless a [property](Self::property) is set, the copy uses the lane for copies to the device.
-    /// If the lengths differ, the operation fails.
+    /// Pushes an operation that copies all values of `from`, in one device's memory, to `to`, in another's. The
+    /// operation's device performs the copy. Unless another [property](Self::property) is set, the operation has the
+    /// property [`CopyToGpu`](Property::CopyToGpu). If the lengths differ, the operation fails.
     ///
     /// # Errors
     /// See [`PushError`]. On error, the operation never runs.
@@ -976,9 +986,9 @@ impl<'e> OpBuilder<'e> {
     /// the completion has been used. The references thus stay valid until the function returns, even if the completion
     /// is used earlier.
     ///
-    /// If the function panics, the operation fails with the panic once its completion is used. If the completion was
-    /// used before the panic, [`Engine::wait_for_all`] reports the panic. If the function has references to values, the
-    /// operation fails with the panic either way.
+    /// If the function panics, the operation fails with the panic once its completion is used or dropped. If the
+    /// completion was used or dropped before the panic, the operation has already ended, and [`Engine::wait_for_all`]
+    /// reports the panic. If the function has references to values, the operation fails with the panic either way.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1013,12 +1023,13 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an asynchronous operation whose function may fail. An `Err` fails every variable that the operation
-    /// mutates, and later operations that name such a variable are skipped with the same error.
+    /// mutates, and later operations that name such a variable are by default skipped with the same error.
     ///
-    /// The operation fails with the function's error once its completion is used. If an early return dropped the
-    /// completion, the operation has already failed with [`Cause::LostCompletion`], and [`Engine::wait_for_all`]
-    /// reports the function's error. If the function has references to values, the operation fails with the function's
-    /// error either way. Otherwise, this behaves like [`push_async`](Self::push_async).
+    /// The operation fails with the function's error once its completion is used or dropped. If the completion was used
+    /// before the function returned the error, the operation has already ended; if an early return dropped the
+    /// completion, the operation has already failed with [`Cause::LostCompletion`]. In both cases,
+    /// [`Engine::wait_for_all`] reports the function's error. If the function has references to values, the operation
+    /// fails with the function's error either way. Otherwise, this behaves like [`push_async`](Self::push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1053,17 +1064,18 @@ impl<'e> OpBuilder<'e> {
     // ---------------------------------------------------------------------------------------------------- futures ----
 
     /// Pushes an operation that is a future. When the operation's turn comes, the function is called on a worker and
-    /// receives a guard for each access, as with [`Engine::acquire`]. Workers poll the returned future immediately and
-    /// whenever it is woken. Between polls, it occupies no worker.
+    /// receives a guard for each access, as with [`Engine::acquire`]. The returned future is polled on a worker,
+    /// immediately and whenever it is woken. Between polls, it occupies no worker.
     ///
     /// The operation is complete when the future has ended and all guards have been dropped. The future may pass guards
     /// on, for instance to a thread. Only one thread polls at a time. Each poll is part of the operation: it may push
-    /// even while the engine drains, and must not wait for the operation's variables. A future that blocks hands over
-    /// its worker, as a blocking function does; a future that awaits need not.
+    /// even while the engine drains, and must not wait for the operation's variables. A wait for the engine inside a
+    /// poll hands over the worker, as it does inside a function; an `await` need not.
     ///
     /// If the future panics, the variables that the operation mutates fail. They also fail, with [`Cause::LostFuture`],
-    /// if all the future's wakers are dropped, since nothing can wake it again. If the operation is cancelled through
-    /// its handle or group after it has started, the next poll drops the future, and the operation fails.
+    /// if all the future's wakers are dropped before it has ended, since nothing can wake it again. If the operation is
+    /// cancelled through its handle or group after it has started, the next poll drops the future, and the operation
+    /// fails.
     ///
     /// A [`Naive`](crate::EngineKind::Naive) engine polls the future inside the push and, later, inside each wake.
     ///
@@ -1099,8 +1111,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation that is a fallible future. An `Err` fails every variable that the operation mutates, and
-    /// later operations that name such a variable are skipped with the same error. Otherwise, this behaves like
-    /// [`push_future`](Self::push_future).
+    /// later operations that name such a variable are by default skipped with the same error. Otherwise, this behaves
+    /// like [`push_future`](Self::push_future).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1159,8 +1171,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Pushes an operation that is a fallible future with a result, and returns a handle to that result. An `Err` fails
-    /// every variable that the operation mutates, and later operations that name such a variable are skipped with the
-    /// same error. Otherwise, this behaves like [`submit_future`](Self::submit_future).
+    /// every variable that the operation mutates, and later operations that name such a variable are by default skipped
+    /// with the same error. Otherwise, this behaves like [`submit_future`](Self::submit_future).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1222,7 +1234,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Creates an operator whose function may fail. In each run, an `Err` fails every variable that the operation
-    /// mutates, and later operations that name such a variable are skipped with the same error.
+    /// mutates, and later operations that name such a variable are by default skipped with the same error.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1286,7 +1298,7 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Creates a device operator whose function may fail. In each run, an `Err` fails every variable that the operation
-    /// mutates, and later operations that name such a variable are skipped with the same error. See
+    /// mutates, and later operations that name such a variable are by default skipped with the same error. See
     /// [`try_launch`](Self::try_launch).
     ///
     /// ```
@@ -1357,8 +1369,8 @@ impl<'e> OpBuilder<'e> {
     }
 
     /// Creates an asynchronous operator whose function may fail. In each run, an `Err` fails every variable that the
-    /// operation mutates, and later operations that name such a variable are skipped with the same error. See
-    /// [`try_push_async`](Self::try_push_async).
+    /// operation mutates, and later operations that name such a variable are by default skipped with the same error.
+    /// See [`try_push_async`](Self::try_push_async).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -1600,8 +1612,8 @@ impl<'e> OpBuilder<'e> {
         self.enqueue_declared(location, job)
     }
 
-    /// Enqueues an operation whose accesses have been declared. Takes the builder by value, since a reference would
-    /// keep the description in memory where it is unused.
+    /// Enqueues an operation whose accesses have been declared. Takes the builder by value: with a reference, the
+    /// caller would have to build the description in memory even if it then calls `push_sole`.
     #[inline(never)]
     fn enqueue_declared(mut self, location: &'static Location<'static>, job: impl Job) -> Result<(), PushError> {
         self.enqueue(location, &(), 0, job)
@@ -1696,7 +1708,7 @@ impl<'e> OpBuilder<'e> {
         if self.has_more { self.route() } else { Ok(()) }
     }
 
-    /// Derives the lane and the flags from the operation's property and device.
+    /// Derives the lane, the flags and, in some cases, the priority from the operation's property and device.
     #[cold]
     fn route(&mut self) -> Result<(), PushError> {
         let core = self.core;

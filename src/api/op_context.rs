@@ -51,7 +51,7 @@ impl<'a> OpContext<'a> {
         self.frame
     }
 
-    /// Returns the operation's name, which is empty if it has none.
+    /// Returns the operation's name, or an empty string if it has none.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -127,7 +127,7 @@ impl<'a> OpContext<'a> {
         self.frame.is_stopping() || !self.frame.is_kept() && self.frame.engine().is_cancelling()
     }
 
-    /// Returns a handle to the engine that can push and wait but does not keep the engine open; see
+    /// Returns a handle to the engine. The handle can push and wait but does not keep the engine open; see
     /// [`Engine::downgrade`].
     ///
     /// Operations pushed through this handle are not lost: when the program drops its last handle, the drop also waits
@@ -157,16 +157,16 @@ impl<'a> OpContext<'a> {
 
 /// Variables for children.
 impl OpContext<'_> {
-    /// Creates a variable for the children of this operation, which must have been pushed
+    /// Creates a variable for the children of this operation. This operation must have been pushed
     /// [`with_children`](crate::OpBuilder::with_children). Only these children can name the variable, along with the
     /// children of any child that names it.
     ///
-    /// The value is dropped after the last child that names the variable, and before a wait for the operation returns,
-    /// even if the program still has handles to the variable. If a child that mutates the variable fails, so does the
-    /// operation, unless a later child [overwrites](Var::overwrite) the variable. If the operation's function fails,
-    /// the variable fails too.
+    /// The value is dropped after the last child that names the variable has completed, and before a wait for the
+    /// operation returns, even if the program still has handles to the variable. If a child that mutates the variable
+    /// fails, so does the operation, unless a later child successfully [overwrites](Var::overwrite) the variable. If
+    /// the operation's function fails, the variable fails too.
     ///
-    /// All other uses of the variable, such as waiting for it, return [`PushError::FamilyVariable`].
+    /// All other uses of the variable, such as waits for it, are refused with [`PushError::FamilyVariable`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

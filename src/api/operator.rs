@@ -100,8 +100,8 @@ impl Drop for Owner {
             no_wait::without_waits(NoWait::Deletion, || drop(remains));
             Ok(())
         };
-        // The tokens are dropped only after this push, so that a wait for all covers the operations pushed by their
-        // drops.
+        // The tokens are dropped after this push, on this thread rather than by the pushed operation, so that a later
+        // wait for all covers the operations pushed by their drops.
         let pushed = core.push_sorted(&spec, spec.priority, Location::caller(), &[entry], FnJob::new(delete));
         debug_assert!(pushed.is_ok(), "internal operations are not refused: {pushed:?}");
     }
@@ -149,9 +149,9 @@ impl Own {
 /// and its variants. Its variables are sorted and its function is stored only once, so pushing it is cheaper than
 /// pushing a new operation.
 ///
-/// An operator may be pushed again while it is pending. Its variables order its runs like any other operations. Clones
-/// are handles to the same operator. An operator keeps its variables alive. Once the last handle has been dropped, the
-/// function is dropped after the last run.
+/// An operator may be pushed again while earlier runs are pending. Its runs are ordered by their variables, like any
+/// other operations. Clones are handles to the same operator. An operator keeps its variables alive. Once the last
+/// handle has been dropped, the function is dropped after the last run.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -319,7 +319,7 @@ impl Operator {
         }
     }
 
-    /// Pushes a run of the operator and returns a handle to wait for, await or cancel that run.
+    /// Pushes a run of the operator and returns a handle, through which the run can be awaited and cancelled.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -9,8 +9,8 @@ use std::{
 
 use crate::engine::frame;
 
-/// Installs a panic hook that names the operation. For a panic inside an operation, the hook prints a line to standard
-/// error with the operation's name, the source location of its push and, if the engine
+/// Installs a panic hook that names the operation in which a panic occurs. For such a panic, the hook prints a line to
+/// standard error with the operation's name, the source location of its push and, if the engine
 /// [shuffles](crate::EngineBuilder::shuffle), the seed. It then calls the previous panic hook.
 ///
 /// Call this function when the program starts. Further calls and calls on a panicking thread do nothing. A hook set

@@ -31,11 +31,11 @@ impl Engine {
     /// therefore borrow data that outlives this call, like threads in [`std::thread::scope`].
     ///
     /// `f` runs on the calling thread. When `f` has returned or panicked, the call waits for the scope's operations,
-    /// including those that they push to the scope in turn. It then drops the values of the scope's variables. A worker
-    /// that waits at the end of a scope runs the scope's ready operations that no other worker has taken, while its
-    /// stack has room. If the wait is not over then, another thread takes over the worker.
+    /// including those that they push to the scope in turn. It then drops the values of the scope's variables. While it
+    /// waits, a thread that has a worker first runs the scope's ready operations that no other worker has taken, while
+    /// its stack has room. If the wait is not over then, another thread takes over the worker.
     ///
-    /// Scopes may be nested: any operation can open a scope, even an operation in another scope.
+    /// Scopes may be nested: any operation that may wait can open a scope, even an operation in another scope.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +52,8 @@ impl Engine {
     /// # }
     /// ```
     ///
-    /// Conflicting operations must name a common variable, which may belong to the scope or to the engine:
+    /// Operations that use the same data, at least one of them mutably, must name a common variable, which may belong
+    /// to the scope or to the engine:
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,8 +101,8 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Returns [`WaitError::Failed`] with the failure of the scope's earliest-pushed failed operation, unless a wait
-    /// for the scope's [group](Scope::group) has returned it. The result of `f` is then dropped.
+    /// Returns [`WaitError::Failed`] with the failure of the earliest-pushed operation among the scope's operations
+    /// that have failed since the last wait for the scope's [group](Scope::group). The result of `f` is then dropped.
     ///
     /// Returns [`WaitError::WouldDeadlock`] if the wait at the end of this scope is the last to begin in a cycle
     /// consisting only of such waits. The scope's operations that could start only after the call had returned are then
@@ -146,7 +147,7 @@ impl Engine {
 /// A scope for operations that borrow, created by [`Engine::scope`].
 ///
 /// As in [`std::thread::Scope`], `'scope` is the lifetime of the scope, and `'env` is that of the data borrowed by its
-/// operations. The scope's operations may push more operations to it through a captured reference.
+/// operations. The scope's operations may push more operations to the scope through a captured reference.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -244,8 +245,8 @@ impl<'scope> Scope<'scope, '_> {
         var
     }
 
-    /// Returns the group containing the scope's operations, which can be used to wait for, count or cancel them
-    /// together. The scope also waits for other operations pushed to the group.
+    /// Returns the group that contains the scope's operations. Through the group, they can be awaited, counted and
+    /// cancelled together. The scope also waits for other operations pushed to the group.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -501,8 +502,8 @@ impl<'scope> ScopedOp<'scope> {
     }
 }
 
-/// A handle to an operation in a scope, returned by [`ScopedOp::submit`]. It works like an [`OpHandle`], but its result
-/// may borrow.
+/// A handle to an operation in a scope, returned by [`ScopedOp::submit`] and [`ScopedOp::try_submit`]. It works like an
+/// [`OpHandle`], but its result may borrow, and it is not a future.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -79,7 +79,7 @@ impl<T: ?Sized> fmt::Debug for ScopedVar<'_, T> {
 }
 
 impl<T: Send> ScopedVar<'_, T> {
-    /// Creates a variable with a value. The returned pointer is the variable's only handle.
+    /// Creates a variable with a value. The returned pointer represents the variable's only counted handle.
     ///
     /// # Safety
     /// 1. The value is valid until the scope has emptied the variable, at the end of the scope.
@@ -96,7 +96,7 @@ impl<T: Send> ScopedVar<'_, T> {
 }
 
 impl<'scope, T: Send + ?Sized> ScopedVar<'scope, T> {
-    /// Creates a variable for a borrowed value. The returned pointer is the variable's only handle.
+    /// Creates a variable for a borrowed value. The returned pointer represents the variable's only counted handle.
     pub(super) fn lent(core: &Arc<Core>, value: &'scope mut T) -> (Self, NonNull<VarCell>) {
         let cell = VarCell::with_value(core, (), ValueMemory::Elsewhere);
         (Self { cell, value: NonNull::from(value), scope: PhantomData, invariant: PhantomData }, cell)
@@ -109,7 +109,8 @@ impl<'scope, T: ?Sized> ScopedVar<'scope, T> {
         unsafe { self.cell.as_ref() }
     }
 
-    /// Sets the variable's name, used in errors and `Debug` output; see [`Token::named`](crate::Token::named).
+    /// Sets the variable's name, which appears in errors, dumps, traces and `Debug` output; see
+    /// [`Token::named`](crate::Token::named).
     #[must_use = "the handle is returned"]
     pub fn named(self, name: impl Into<Name>) -> Self {
         self.cell().set_name(name.into());

@@ -91,7 +91,7 @@ impl Token {
         self.0
     }
 
-    /// Returns a reference to the variable in the form that the engine accepts.
+    /// Returns a reference to the variable that borrows this handle.
     pub(crate) fn var(&self) -> VarRef<'_> {
         // SAFETY: `self` is a handle to the variable, and outlives the reference.
         unsafe { VarRef::new(self.0) }
@@ -126,8 +126,8 @@ impl Hash for Token {
 }
 
 impl Token {
-    /// Sets the variable's name, used in errors and `Debug` output and visible through all handles. A variable keeps
-    /// its first name; later calls have no effect.
+    /// Sets the variable's name, which appears in errors, dumps, traces and `Debug` output and is visible through all
+    /// handles. A variable keeps its first name; later calls have no effect.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -157,7 +157,7 @@ impl Token {
         self.cell().name().map(Name::as_str)
     }
 
-    /// Returns a future that waits for every mutation of the variable pushed before this call. Like
+    /// Returns a future that waits for every mutation of the variable pushed before this call. This method is like
     /// [`Engine::wait_to_read_async`](crate::Engine::wait_to_read_async), but needs no handle to the engine.
     ///
     /// ```

@@ -28,7 +28,7 @@ use crate::{
 
 impl Engine {
     /// Waits for every mutation of the variable pushed before the call, then returns a clone of the variable's value.
-    /// The value is cloned on the calling thread if no mutation is pending, otherwise normally on a worker. Other
+    /// The value is cloned on the calling thread if no mutation is pending, and otherwise normally on a worker. Other
     /// readers may run at the same time.
     ///
     /// ```
@@ -46,7 +46,7 @@ impl Engine {
     /// * [`WaitError::WouldDeadlock`]: the wait would never return, for example because the calling operation names the
     ///   variable.
     /// * [`WaitError::TooManyWaiting`]: no thread could take over the worker.
-    /// * [`WaitError::Refused`]: the variable belongs to another engine or to an operation's children, it is deleted,
+    /// * [`WaitError::Refused`]: the variable belongs to another engine or to an operation's children, it was deleted,
     ///   or this is a forked child.
     /// * [`WaitError::OnDevice`], [`WaitError::InDeletion`] and [`WaitError::InObserver`]: waits are forbidden here.
     #[track_caller]
@@ -69,9 +69,9 @@ impl Engine {
 
     /// Like [`get`](Self::get), but waits for at most `timeout` and always clones on the calling thread.
     ///
-    /// A call that times out leaves a record of a few hundred bytes in the queue until its turn comes. A polling
-    /// program should use [`wait_to_read_timeout`](Self::wait_to_read_timeout), which leaves at most one record behind,
-    /// however often it times out.
+    /// A call that times out leaves an operation of a few hundred bytes in the variable's queue until its turn comes. A
+    /// polling program should use [`wait_to_read_timeout`](Self::wait_to_read_timeout): however often it times out, it
+    /// leaves at most one operation behind as long as no other operations on the variable are pushed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -102,7 +102,7 @@ impl Engine {
         self.check_wait_for(var)?;
         let deadline = Instant::now().checked_add(timeout);
         let acquired = self.core().acquire("get", Location::caller(), declared(var).0, deadline)?;
-        // SAFETY: `acquired` is an operation that reads the variable.
+        // SAFETY: `acquired` holds the variable for reading.
         Ok(acquired.enter(|| unsafe { value_of(&acquired, var) }.clone()))
     }
 
@@ -133,7 +133,7 @@ impl Engine {
     pub fn with<T: Send + Sync + 'static, R>(&self, var: &Var<T>, f: impl FnOnce(&T) -> R) -> Result<R, WaitError> {
         self.check_wait_for(var)?;
         let acquired = self.core().acquire("with", Location::caller(), declared(var).0, None)?;
-        // SAFETY: `acquired` is an operation that reads the variable.
+        // SAFETY: `acquired` holds the variable for reading.
         Ok(acquired.enter(|| f(unsafe { value_of(&acquired, var) })))
     }
 
@@ -152,7 +152,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// See [`PushError`]. If the push is refused, the value is dropped.
+    /// See [`PushError`]. If the push is refused, `value` is dropped.
     #[track_caller]
     pub fn set<T: Send + 'static>(&self, var: &Var<T>, value: T) -> Result<(), PushError> {
         self.op("set").push(var.overwrite(), move |old| *old = value)
@@ -218,7 +218,7 @@ impl Engine {
         Ok(changed)
     }
 
-    /// Returns an error if the calling thread must not wait or if it holds the variable and would wait for itself.
+    /// Returns an error if the calling thread must not wait, or if an operation running on it holds the variable.
     fn check_wait_for<T>(&self, var: &Var<T>) -> Result<(), WaitError> {
         self.core().check_wait()?;
         let is_held = frame::holds(VarCell::queue_ptr(var.ptr()));
@@ -234,7 +234,7 @@ fn declared<T: Send + Sync + 'static>(var: &Var<T>) -> (Entry, Read<'_, T>) {
 /// Returns the value of an acquired variable.
 ///
 /// # Safety
-/// 1. `acquired` is an operation that reads the variable.
+/// 1. `acquired` holds the variable for reading.
 unsafe fn value_of<'a, T: Send + Sync + 'static>(_acquired: &'a Acquired, var: &'a Var<T>) -> &'a T {
     // SAFETY: the variable was made with a value of this type, and `var` keeps it alive.
     let value = unsafe { variable::value_ptr::<T>(var.ptr()) };

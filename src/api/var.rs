@@ -13,7 +13,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// A handle to a variable with a value.
 ///
 /// Clones are handles to the same variable, and handles are equal if they refer to the same variable. Every method that
-/// takes a [`Token`] also accepts a `Var`, through `impl AsRef<Token>`. Operations use the value through
+/// takes an `impl AsRef<Token>` accepts a `Var` as well as a [`Token`]. Operations use the value through
 /// [`read`](Self::read), [`write`](Self::write) and [`overwrite`](Self::overwrite). Other code uses it through engine
 /// methods such as [`Engine::get`](crate::Engine::get), which returns a clone. When the last handle is dropped, the
 /// value is dropped after all operations on the variable, normally on a worker.
@@ -71,7 +71,7 @@ use crate::{engine::variable::VarCell, tracker::Mode, values::name::Name};
 /// # }
 /// ```
 ///
-/// An operation's function cannot borrow from the stack of the pushing function, which it may outlive:
+/// An operation's function cannot borrow from the stack of the pushing function, since it may outlive that function:
 ///
 /// ```compile_fail,E0373
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -137,7 +137,7 @@ impl<T> Var<T> {
         &self.token
     }
 
-    /// Sets the variable's name, used in errors and `Debug` output; see [`Token::named`].
+    /// Sets the variable's name, which appears in errors, dumps, traces and `Debug` output; see [`Token::named`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

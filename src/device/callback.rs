@@ -1,19 +1,19 @@
-//! Whether a device is running program code on this thread.
+//! Whether a simulated device is running program code on this thread: a kernel, or the drop of one.
 
 use std::cell::Cell;
 
 use crate::sync::thread_static;
 
-// Whether a device is running program code on this thread.
+// Whether a simulated device is running program code on this thread.
 thread_static!(static KERNEL: Cell<bool> = Cell::new(false));
 
-/// Returns whether a device is running program code on this thread.
+/// Returns whether a simulated device is running program code on this thread.
 pub(crate) fn in_kernel() -> bool {
     KERNEL.with(Cell::get)
 }
 
-/// Records, in a child process forked by a kernel, that no kernel is running on this thread: the kernel belongs to the
-/// parent.
+/// Records, in a child process forked by a kernel, that no kernel is running on this thread: the kernel runs in the
+/// parent process.
 #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
 pub(crate) fn leave_kernel() {
     KERNEL.with(|kernel| kernel.set(false));

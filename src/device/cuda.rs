@@ -6,17 +6,17 @@
 //! # What has been tested
 //!
 //! None of this code has run on hardware. The tests run it against two stand-ins for the driver's library.
-//! `cuda/fake.c` executes everything immediately; it tests which calls are made, with which arguments, and how errors
-//! are handled. `tests/stand_in/cuda.c` is for whole programs: its streams are threads, its queues fill, its captures
-//! can be invalidated, and its devices can be lost. Both follow the manual. The behaviour and timing of hardware are
-//! not known.
+//! `cuda/fake.c` executes commands immediately; the tests with it check which calls are made, with which arguments, and
+//! how errors are handled. `tests/stand_in/cuda.c` is for whole programs: its streams are threads, its queues fill, its
+//! captures can be invalidated, and its devices can be lost. Both follow the driver's manual. The behaviour and timing
+//! of hardware are not known.
 //!
 //! # Marks
 //!
 //! | `RADDLE_CUDA_MARKS` | a mark is | the host reads |
 //! |---|---|---|
-//! | `counter`, the default if the device supports it | `cuStreamWriteValue64`: the device writes the number after the commands before the mark are done and their writes are visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
-//! | `events` | an event from the device's list | the state of each event, oldest first (`cuEventQuery`) |
+//! | `counter`, the default if the device and its driver support it | `cuStreamWriteValue64`: the device writes the number after the commands before the mark are done and their writes are visible (`CU_STREAM_WRITE_VALUE_DEFAULT`) | a word in pinned memory |
+//! | `events` | an event from the device's list | the state of each pending event, oldest first (`cuEventQuery`) |
 //!
 //! A failed device no longer writes counters, and the host, which only reads a word, does not detect the failure. A
 //! later call to the driver reports it, at the latest the call in [`Stream::probe`].
@@ -29,34 +29,34 @@
 //!
 //! # Progress
 //!
-//! A call on a stream puts a command into one of the driver's queues. It waits for the device only if this queue, which
-//! holds about a thousand commands, is full. A lane limits how many operations it has in flight on a stream. Memory is
-//! allocated when the pool has no suitable block, and freed when the device is full or its last handle is dropped;
-//! either may make the driver wait for the whole device.
+//! A call that issues a command puts it into one of the driver's queues, and waits for the device only if this queue,
+//! which holds about a thousand commands, is full. A lane limits how many operations it has in flight on its stream.
+//! Memory is allocated when the pool has no suitable block, and freed when no more can be allocated or the last handle
+//! to the device is dropped. Either step may make the driver wait for the whole device.
 //!
 //! # Captures
 //!
-//! While a thread captures work into a graph, the driver refuses calls from other threads that could disturb it, and
-//! may invalidate the capture. This module makes calls known to be of this kind in the thread's relaxed mode
-//! (`Relaxed`).
+//! While a thread captures work into a graph, the driver refuses calls from other threads that could disturb the
+//! capture, and such calls may invalidate it. This module makes the calls known to be of this kind in the calling
+//! thread's relaxed mode (`Relaxed`).
 //!
 //! A function must end every capture on the stream of its lane before it returns. An open capture is detected as
 //! follows:
 //!
 //! | detected by | when | consequence |
 //! |---|---|---|
-//! | the check after a function | the function has failed, or this is a build with debug assertions; always after `include` | the capture is ended, and its graph is not used; the operation fails |
+//! | the check after a function | the function has failed, or this is a build with debug assertions; and always after `include` | the capture is ended, and its graph is not used; the operation fails |
 //! | the same check, if earlier functions were not checked | as in the first row | the same, and the device is given up, since those functions' work may be in the graph |
-//! | the check before the engine's next command or probe on the stream | otherwise | the same as in the second row, except that the operation has ended and does not fail |
+//! | the check before the engine's next command or probe on the stream | otherwise | the same as in the second row, except that the operation fails only if it is still in flight |
 //!
 //! # Limits
 //!
 //! * An error number newer than CUDA 13.0 is outside the enumeration that the calls return; only cudarc can extend it.
-//! * A capture begun by another thread or stream cannot be ended, so the stream cannot be waited for when a device is
-//!   given up. This is logged.
-//! * A capture that the program begins through a raw handle it has kept cannot be detected.
+//! * A capture that was begun by another thread, or on another stream, cannot be ended, so a stream in this capture
+//!   cannot be waited for when the device is given up. This is logged.
+//! * A capture that the program begins through a raw handle that it has kept may remain undetected.
 //! * A lost device may still write to pinned memory. This memory is therefore not reused, and the driver is asked to
-//!   free it only when the last handle to the device is dropped.
+//!   free the memory only when the last handle to the device is dropped.
 
 use std::{
     any::Any,
@@ -86,8 +86,8 @@ use crate::{
     system::{panics, topology},
 };
 
-/// The functions called by this module, and by cudarc when it opens a context. They are looked up before the first
-/// call, since cudarc panics if one is missing.
+/// The functions that this module always needs, and those that cudarc calls to open a context. They are looked up
+/// before the first call, since cudarc panics if one is missing.
 const FUNCTIONS: [&str; 34] = [
     "cuInit",
     "cuDeviceGet",
@@ -140,7 +140,7 @@ fn has(function: &str) -> bool {
     unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
 }
 
-/// Loads and initialises the driver's library, unless already done.
+/// Loads and initialises the driver's library, unless this has already been done.
 fn load() -> Result<(), DeviceError> {
     static LOADED: OnceLock<()> = OnceLock::new();
     if LOADED.get().is_some() {
@@ -172,7 +172,7 @@ fn is_loss(code: u32) -> bool {
         // Uncorrectable errors of memory or links; an error that was contained.
         214 | 220 | 226 => true,
         // Kernels: illegal address, time-out, assertion, stack, instruction, alignment, address space, program counter,
-        // launch failure, memory leak.
+        // launch failure, leak of tensor memory.
         700 | 702 | 710 | 714..=719 | 721 => true,
         // Unknown.
         999 => true,
@@ -180,9 +180,10 @@ fn is_loss(code: u32) -> bool {
     }
 }
 
-/// A guard: until it is dropped, the calling thread is in the relaxed capture mode. In this mode the driver does not
-/// check the thread's calls against graphs being captured by other threads: it neither refuses the calls nor
-/// invalidates the captures. Each thread has its own mode (`cuThreadExchangeStreamCaptureMode`).
+/// A guard: until it is dropped, the calling thread is in the relaxed capture mode, unless the driver has refused the
+/// switch. In this mode the driver does not check the thread's calls against graphs being captured by other threads: it
+/// neither refuses the calls nor invalidates the captures. Each thread has its own mode
+/// (`cuThreadExchangeStreamCaptureMode`).
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
 impl Relaxed {
@@ -249,7 +250,7 @@ enum MarkKind {
 }
 
 impl MarkKind {
-    /// Returns the kind selected by the environment, or else the best kind that the device supports.
+    /// Returns the kind selected by `RADDLE_CUDA_MARKS`, or else the better kind of those that the device supports.
     fn choose(counters: bool) -> Result<Self, DeviceError> {
         match std::env::var("RADDLE_CUDA_MARKS").as_deref() {
             Ok("events") => Ok(Self::Events),
@@ -269,10 +270,10 @@ impl MarkKind {
 
 /// An NVIDIA GPU.
 ///
-/// Clones are handles to the same device. Its memory and streams belong to the device's primary context, which other
+/// Clones are handles to the same device. The device's memory and streams belong to its primary context, which other
 /// CUDA libraries in the process use as well. The first copy that this GPU makes from or to another GPU enables access
-/// to the other's memory (`cuCtxEnablePeerAccess`). A program that enables the same access afterwards gets error 704:
-/// the access is already enabled.
+/// to the other's memory (`cuCtxEnablePeerAccess`), where the machine supports it. A program that enables the same
+/// access afterwards gets error 704: the access is already enabled.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -297,11 +298,11 @@ struct Shared {
     words: Mutex<Words>,
     /// The streams that engines use.
     streams: Mutex<Vec<Weak<CudaStream>>>,
-    /// The contexts whose memory this context can access.
+    /// The contexts to whose memory access need not be requested again: it was granted, or refused for good.
     peers: Mutex<Vec<usize>>,
     /// The first loss.
     lost: OnceLock<DeviceError>,
-    /// Held by a thread giving up the device until the device has completed all its work.
+    /// Held by each thread that gives up the device, during its wait for the device's work.
     giving_up: Mutex<()>,
     /// Recognises a forked child, in which the driver's state belongs to the parent.
     process: ProcessMark,
@@ -367,7 +368,8 @@ impl CudaGpu {
             return Err(DeviceError::refused(code, message));
         }
         let relaxed = Relaxed::begin();
-        // `CudaContext::new` panics if a function that it calls is missing, although none should be missing.
+        // `CudaContext::new` panics if a function that it calls is missing. None should be, since `load` has looked
+        // them up.
         let context = panics::catch(|| CudaContext::new(ordinal)).map_err(|payload| {
             panics::discard(payload);
             DeviceError::refused(-1, "the CUDA driver's library is damaged: reinstall NVIDIA's driver")
@@ -425,7 +427,7 @@ impl CudaGpu {
         }
         if stream.cu_stream().addr() == PER_THREAD {
             let code = CUresult::CUDA_ERROR_INVALID_HANDLE as i32;
-            let message = "the per-thread default stream differs on a lane's thread; create a stream instead";
+            let message = "the per-thread default stream is another stream on a lane's thread; create a stream instead";
             return Err(DeviceError::refused(code, message));
         }
         let marks = Marks::Events { pending: VecDeque::new(), passed: 0 };
@@ -455,7 +457,7 @@ impl Shared {
         MemoryOwner::Cuda(self.home_context())
     }
 
-    /// Converts `result`, returned by `function`, to a `Result`. Records a loss.
+    /// Converts `result`, returned by `function`, to a `Result`, and records the error if it is a loss.
     fn check(&self, function: &str, result: CUresult) -> Result<(), DeviceError> {
         check(function, result).inspect_err(|error| {
             if error.is_lost() {
@@ -549,7 +551,7 @@ impl Shared {
         })
     }
 
-    /// Returns an unused word in pinned memory.
+    /// Returns an unused word in pinned memory, from a new page if necessary.
     fn word(&self) -> Result<Address, DeviceError> {
         if let Some(word) = lock(&self.words).free.pop() {
             return Ok(word);
@@ -578,21 +580,22 @@ impl Shared {
         }
     }
 
-    /// Wraps a stream for an engine.
+    /// Wraps a stream for an engine, and adds it to the streams to wait for when the device is given up.
     fn stream(&self, gpu: &CudaGpu, stream: Arc<CudaStream>, marks: Marks, imported: bool) -> LaneStream {
         let mut streams = lock(&self.streams);
-        // One of the program's own streams may have been imported before.
+        // One of the program's own streams may have been imported before, and need not be in the list twice.
         streams.retain(|other| other.strong_count() > 0 && !ptr::eq(other.as_ptr(), Arc::as_ptr(&stream)));
         streams.push(Arc::downgrade(&stream));
         drop(streams);
         LaneStream { gpu: gpu.clone(), stream, marks, imported, shown: false, unseen: false, unfit: false }
     }
 
-    /// Waits until the device has done all its work or is lost. Waits for each stream separately: while one stream of a
-    /// context is being captured, a wait for the whole context would be refused and would invalidate the capture.
+    /// Waits until the device has done all work on the engines' streams, or is lost. Waits for each stream separately:
+    /// while one stream of a context is being captured, a wait for the whole context would be refused and would
+    /// invalidate the capture.
     fn synchronize(&self) -> Result<(), DeviceError> {
         let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        // The closure must also drop the streams.
+        // The closure takes the streams, so that they too are dropped in the relaxed mode with the context current.
         self.bound(move || {
             let mut all = Ok(());
             for stream in &streams {
@@ -654,8 +657,8 @@ impl Shared {
         let _relaxed = Relaxed::begin();
         let mut event = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the caller has made this context current, and the pointer is to a local variable of the type that
-        // the driver writes.
+        // SAFETY: the caller has made this context current, and the pointer is to a local variable of the type that the
+        // driver writes.
         self.check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
         Ok(RawEvent(event))
     }
@@ -723,7 +726,7 @@ impl Driver for CudaGpu {
             });
         };
         let block = gpu.pool.allocate(kind, bytes, |bytes| gpu.ask(kind, bytes), release)?;
-        // Memory returned after a loss is not reused.
+        // The device may have been lost during the allocation, and memory returned after a loss is not reused.
         if let Err(error) = gpu.sound() {
             self.free(block);
             return Err(error);
@@ -756,7 +759,7 @@ impl Driver for CudaGpu {
     }
 }
 
-/// Words to which devices write marks. They are allocated by the page, since allocating pinned memory may stall the
+/// Words to which the device writes marks. They are allocated by the page, since allocating pinned memory may stall the
 /// whole device.
 #[derive(Debug, Default)]
 struct Words {
@@ -789,8 +792,8 @@ struct Counter {
 impl Counter {
     fn new(gpu: &Shared) -> Result<Self, DeviceError> {
         let word = gpu.word()?;
-        // SAFETY: the word is pinned host memory, large enough, aligned and unused: either no device knows it yet, or a
-        // device has already written its last mark there.
+        // SAFETY: the word is pinned host memory, large enough, aligned and unused: either the device does not know it
+        // yet, or the device has already written its last mark there.
         unsafe { word.ptr.cast::<u64>().write(0) };
         let mut counter = Self { word, device: 0, made: 0 };
         // SAFETY: the address is that of pinned and mapped memory; the context is current.
@@ -823,13 +826,14 @@ struct LaneStream {
     imported: bool,
     /// Whether the running function has asked for the stream.
     shown: bool,
-    /// Whether an earlier function asked for the stream, which has not since been checked for a capture.
+    /// Whether an earlier function had access to the stream, and the stream has not been checked for a capture since.
     unseen: bool,
-    /// Whether a capture may also have contained other functions' work, which the device has not done.
+    /// Whether a capture that was ended may also have contained other functions' work, which the device has then not
+    /// done.
     unfit: bool,
 }
 
-/// Returns cudarc's handle to a lane's stream, or `None` if the stream is not on a CUDA device.
+/// Returns cudarc's handle to `stream`, or `None` if the stream is not on a CUDA device.
 pub(crate) fn stream_of(stream: &mut dyn Stream) -> Option<Arc<CudaStream>> {
     let lane = stream.as_any().downcast_mut::<LaneStream>()?;
     // An error left behind by a drop would make cudarc's next, unrelated call fail.
@@ -855,7 +859,7 @@ impl LaneStream {
     /// a graph: a mark in a graph never passes, or passes whenever the graph is launched.
     fn ready_to_issue(&mut self) -> Result<(), DeviceError> {
         if self.imported {
-            // Outside an operation, the program may capture the stream freely.
+            // While no operation includes an imported stream, the program may capture it freely.
             if self.ready()?.is_capturing(&self.stream)? {
                 let message = "the imported stream is being captured; end the capture before an operation includes it";
                 return Err(DeviceError::refused(CAPTURING, message));
@@ -876,7 +880,7 @@ impl LaneStream {
         self.shown || Arc::strong_count(&self.stream) > 1
     }
 
-    /// If the stream may be captured, ends the capture. Returns whether there was one.
+    /// If there may be a capture of the stream, looks for one and ends it. Returns what was found.
     fn look(&mut self) -> Result<LeftBehind, DeviceError> {
         if !self.unseen && !self.may_be_captured() {
             return Ok(LeftBehind::Nothing);
@@ -888,8 +892,8 @@ impl LaneStream {
         Ok(found)
     }
 
-    /// Ends a capture of the stream, like [`look`](Self::look), but without first checking whether there may be one.
-    /// Also works on a device that was given up, whose work must still be waited for.
+    /// Ends a capture of the stream, like [`look`](Self::look), but always asks the driver whether there is one. Also
+    /// works on a device that was given up, whose work must still be waited for.
     fn end_capture(&self) -> Result<LeftBehind, DeviceError> {
         let gpu = &*self.gpu.0;
         gpu.own()?;
@@ -925,8 +929,8 @@ impl Drop for LaneStream {
     fn drop(&mut self) {
         match &mut self.marks {
             Marks::Counter(counter) => {
-                // Acquire: after its last mark the device does not write the word again. If the last mark has not
-                // passed, the word is not reused.
+                // Acquire (edge `mark`): after the stream's last mark, the device does not write the word again. If the
+                // last mark has not passed, the word is not reused.
                 if counter.word().load(Acquire) == counter.made {
                     lock(&self.gpu.0.words).free.push(counter.word);
                 }
@@ -957,7 +961,7 @@ impl Stream for LaneStream {
         self.ready_to_issue()?;
         let gpu = &self.gpu.0;
         let Some(event) = event.downcast::<CudaEvent>() else {
-            return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated one"));
+            return Err(DeviceError::refused(-1, "a CUDA device cannot wait for an event of a simulated device"));
         };
         // SAFETY: the event and the stream are alive. The event may belong to another context.
         gpu.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.stream.cu_stream(), event.raw.0, 0) })
@@ -1013,7 +1017,8 @@ impl Stream for LaneStream {
     }
 
     fn probe(&mut self) -> Result<(), DeviceError> {
-        // The query would invalidate a capture, after which the stream could not be waited for.
+        // A query would invalidate a capture, after which the stream could not be waited for, so an open capture is
+        // ended first.
         self.ready_to_issue()?;
         let gpu = &*self.gpu.0;
         let _relaxed = Relaxed::begin();
@@ -1080,13 +1085,13 @@ impl Stream for LaneStream {
                 gpu.check("cuMemcpyDtoDAsync", result)
             }
             (MemoryOwner::Host, MemoryOwner::Host) => {
-                // SAFETY: obligations (1) and (2) are the driver's conditions for this copy. The driver knows the
-                // owner of each address.
+                // SAFETY: obligations (1) and (2) are the driver's conditions for this copy. The driver itself finds
+                // the owner of each address.
                 let result = unsafe { sys::cuMemcpyAsync(target, source, bytes, stream) };
                 gpu.check("cuMemcpyAsync", result)
             }
             (MemoryOwner::Simulated(_), _) | (_, MemoryOwner::Simulated(_)) => {
-                Err(DeviceError::refused(-1, "a CUDA device cannot copy memory of a simulated one"))
+                Err(DeviceError::refused(-1, "a CUDA device cannot copy from or to a simulated device's memory"))
             }
         }
     }

@@ -1,10 +1,10 @@
-//! The engine's interface to a device: a driver, its streams, and addresses in its memory.
+//! The engine's interface to a device: a driver, its streams, and addresses in memory.
 
 use std::{any::Any, fmt, sync::Arc};
 
 use crate::error::device::DeviceError;
 
-/// The size of the smallest block, in bytes. Drivers align blocks to at least this.
+/// The size of the smallest block, in bytes. Drivers align every block to at least this many bytes.
 pub(super) const ALIGNMENT: usize = 256;
 
 /// A GPU for an engine, created from a [`SimulatedGpu`](super::simulated::SimulatedGpu), or from a `CudaGpu` in builds
@@ -27,7 +27,7 @@ pub(crate) enum StreamRole {
 /// The kind of a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
-    /// The device's own memory, which the host cannot access.
+    /// The device's own memory, which only the device accesses.
     Device,
     /// Host memory that devices copy to and from directly.
     Pinned,
@@ -45,7 +45,7 @@ pub(crate) enum MemoryOwner {
     Cuda(usize),
 }
 
-/// An address in memory. The host cannot dereference an address in a device's own memory.
+/// An address in memory. Only the device may dereference an address in its own memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) kind: MemoryKind,
@@ -53,13 +53,13 @@ pub(crate) struct Address {
     pub(super) ptr: *mut u8,
 }
 
-// SAFETY: holding the pointer is harmless; code that dereferences it must justify the access.
+// SAFETY: sending or sharing the pointer is harmless; code that dereferences it must justify the access.
 unsafe impl Send for Address {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Address {}
 
 impl Address {
-    /// Returns the address of an empty block, aligned for every type.
+    /// Returns the address of an empty block, aligned to [`ALIGNMENT`] bytes.
     pub(super) fn nowhere(kind: MemoryKind) -> Self {
         Self { kind, owner: MemoryOwner::Host, ptr: std::ptr::without_provenance_mut(ALIGNMENT) }
     }
@@ -69,12 +69,12 @@ impl Address {
     }
 }
 
-/// A piece of memory from a [`Driver`]'s pool. Dropping it does not free the memory: its owner must return it to the
-/// driver.
+/// A piece of memory from a [`Driver`]'s pool. Dropping a block does not free its memory: the block must be passed to
+/// [`Driver::free`].
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) address: Address,
-    /// The size, which may exceed the requested size.
+    /// The size in bytes, which may exceed the requested size.
     pub(crate) bytes: usize,
 }
 
@@ -118,17 +118,17 @@ pub(crate) trait Driver: Send + Sync + fmt::Debug {
     fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<Block, DeviceError>;
 
     /// Returns one of this driver's blocks to the pool. Never calls the device, and waits only for a briefly held lock.
-    /// The device must no longer use the block.
+    /// The device must no longer use the block, unless the device has been given up.
     fn free(&self, block: Block);
 
     /// Gives up the device. The engine does not use the device afterwards, but frees memory that commands in flight may
-    /// still use. So once a call has returned on any thread, either the device no longer touches the memory of any
-    /// block, or the blocks that it may still touch are never reused.
+    /// still use. So once a call to this function has returned on any thread, either the device no longer touches the
+    /// memory of any block, or the blocks that the device may still touch are never reused.
     fn abandon(&self, error: &DeviceError);
 }
 
-/// The time at which the engine checks for a capture left open by a function: when the function ends, or later. The
-/// check may cost a call to the driver.
+/// When the engine checks for a capture left open by a function: as soon as the function has ended, or later. The check
+/// may cost a call to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureCheck {
     Now,
@@ -147,13 +147,14 @@ pub(crate) enum LeftBehind {
 
 /// A queue of commands for a device, used by one thread at a time.
 ///
-/// A call that returns an error other than a loss has had no effect on the stream.
+/// A call that returns an error other than a loss has issued nothing on the stream, although it may have ended a
+/// capture.
 pub(crate) trait Stream: Send {
-    /// Returns a number shared by all streams of one driver, and by no other driver while one of these streams exists.
-    /// Returns `None` for a stream without a driver.
+    /// Returns the number of the stream's driver, or `None` for a stream without one. No other driver has the same
+    /// number while a stream of this driver exists.
     fn driver(&self) -> Option<usize>;
 
-    /// Prepares the calling thread for program functions that use the stream, which another thread opened.
+    /// Prepares the calling thread for program functions that use the stream, which another thread may have opened.
     fn adopt(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -173,24 +174,25 @@ pub(crate) trait Stream: Send {
     /// Acquire (edge `mark`): the caller sees what the commands before that mark have written.
     fn passed(&mut self) -> Result<u64, DeviceError>;
 
-    /// Checks whether the stream is sound. Must be called periodically while no mark passes, since some drivers detect
-    /// faults only in this call.
+    /// Checks whether the stream is sound. Must be called periodically while no mark passes, since
+    /// [`passed`](Self::passed) does not detect every failure of the device.
     fn probe(&mut self) -> Result<(), DeviceError>;
 
     /// Makes the device copy `bytes` bytes from `from` to `to`.
     ///
     /// # Safety
-    /// 1. `from` and `to` have `bytes` bytes each, and stay allocated until the stream has passed a mark behind this
-    ///    command, or the device is lost.
+    /// 1. `from` and `to` each point to `bytes` bytes, which stay allocated until the stream has passed a mark behind
+    ///    this command, or the device is lost.
     /// 2. Until then, nothing else writes to either of them or reads from `to`, except commands that streams and events
     ///    order with this one.
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Records the end of a program function that may have used the stream. If the function left the stream capturing
-    /// and `check` is [`CaptureCheck::Now`], ends the capture without executing the captured work.
+    /// Must be called when a program function that may have used the stream has ended. If the function left the stream
+    /// capturing and `check` is [`CaptureCheck::Now`], ends the capture without executing the captured work.
     ///
     /// # Errors
-    /// The function left a failure for the next caller, or the capture cannot be ended.
+    /// The function left a failure for the driver's next caller, or the driver refuses a call needed to find or end the
+    /// capture.
     fn function_ended(&mut self, check: CaptureCheck) -> Result<LeftBehind, DeviceError> {
         let _ = check;
         Ok(LeftBehind::Nothing)

@@ -48,15 +48,15 @@ pub(crate) struct GpuLane<T> {
     pub(crate) gpu: usize,
     pub(crate) role: StreamRole,
     pub(crate) timeline: Timeline,
-    /// Whether a push has taken `worker` and started the lane's thread. Readers use this as a hint.
+    /// Whether a push has taken `worker` for the lane's thread. Readers use this as a hint.
     pub(crate) started: AtomicBool,
     /// The lane's worker, until the first push to the lane takes it.
     pub(crate) worker: Mutex<Option<Box<Worker<T>>>>,
-    /// The lane's stream and the operations to be issued next, while the worker is laid aside.
+    /// While no thread serves the lane after a recall: the lane's stream, and the operations to be issued next.
     pub(crate) kept: Mutex<Option<(GpuStream, VecDeque<OpRef<T>>)>>,
 }
 
-/// The role and the name of each lane of a GPU.
+/// The role and the name of each lane of a GPU in an engine of the kind [`PerDevice`](EngineKind::PerDevice).
 const LANE_ROLES: [(StreamRole, &str); LANES_PER_GPU] = [
     (StreamRole::CopyIn, "copy-in"),
     (StreamRole::CopyOut, "copy-out"),
@@ -134,7 +134,7 @@ impl<T> Gpus<T> {
     }
 
     /// Sends `op` to device lane `number`, which has issued operations for which `op` waits. The lane takes `op` ahead
-    /// of unissued operations in lower bands, on none of which `op` depends.
+    /// of the unissued operations in lower priority bands, none of which `op` depends on.
     pub(crate) fn send(&self, number: usize, op: OpRef<T>) {
         self.lanes[number].lane.inject_first(op);
     }
@@ -154,7 +154,7 @@ impl<T> Gpus<T> {
         self.lanes.iter().for_each(|lane| lane.lane.resume());
     }
 
-    /// Ends the threads of all lanes. No operation may be pending.
+    /// Tells the threads of all lanes to end. No operation may be pending.
     pub(crate) fn end(&self) {
         self.lanes.iter().for_each(|lane| lane.lane.end());
     }
@@ -169,7 +169,8 @@ impl Gpu {
     /// Records that the GPU is lost, and returns the error for all later operations.
     pub(crate) fn lose(&self, error: &DeviceError) -> DeviceError {
         // The device is given up before `lost` is set, since a thread that sees the loss may free memory. Every caller
-        // gives it up, since the caller may have issued commands after another thread gave it up.
+        // gives the device up, even after another thread has done so, since the caller may have issued commands in the
+        // meantime.
         self.driver.abandon(error);
         let loss = error.clone().into_loss();
         if self.lost.set(loss.clone()).is_ok() {
@@ -192,7 +193,8 @@ impl Gpu {
         }
     }
 
-    /// Prepares the calling thread for a stream that another thread has used. If that fails, the GPU is lost.
+    /// Prepares the calling thread for a stream that another thread may have used. If that fails, the GPU is lost and
+    /// the returned stream is dead.
     pub(crate) fn adopt(&self, mut stream: GpuStream) -> GpuStream {
         match stream.inner().adopt() {
             Ok(()) => stream,

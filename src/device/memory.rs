@@ -46,12 +46,12 @@ impl Drop for Owned {
 
 /// A fixed number of values in a device's memory.
 ///
-/// The host cannot access the values. Operations on the device use them, and copies move them to and from a
-/// [`PinnedVec`]. A `DeviceVec` exists only as a variable's value. So only operations that declare the variable can
-/// hold references to the vector, and the engine knows when the device has finished with it. The contents of a new
-/// vector are unspecified.
+/// The host cannot access the values. Operations on the device use them, and copies transfer them from and to a
+/// [`PinnedVec`] or another `DeviceVec`. A `DeviceVec` exists only as a variable's value. So only operations that
+/// declare the variable can hold references to the vector, and the engine knows when the device has finished with it.
+/// The contents of a new vector are unspecified.
 ///
-/// Dropping it returns its memory to the device's pool.
+/// Dropping the vector returns its memory to the device's pool.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -125,7 +125,7 @@ impl<T> fmt::Debug for DeviceVec<T> {
 /// exists while a copy writes them, and no mutable reference while a copy reads them. A new vector is filled with
 /// zeros. The CPU caches the memory like any other host memory.
 ///
-/// Dropping it returns its memory to the device's pool.
+/// Dropping the vector returns its memory to the device's pool.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

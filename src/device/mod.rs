@@ -9,13 +9,13 @@
 //! | what | who |
 //! |---|---|
 //! | a driver | any thread, at any time |
-//! | a stream | one thread at a time: the thread of its lane; in the naive engine, and for imported streams, the thread that runs an operation on it |
+//! | a stream | one thread at a time: the thread of its lane; in the naive engine, and for imported streams, the thread that runs an operation using the stream |
 //! | a block, and the memory in it | the owner that took the block from the pool, until the block is returned; the device, while commands that use the memory are in flight |
 //!
 //! # Order
 //!
 //! Commands of one stream take effect in the order in which they were issued. The device orders commands of two streams
-//! only if one stream waits for an event recorded by the other. The host sees what commands have written once
+//! only if one stream waits for an event recorded in the other. The host sees what commands have written once
 //! [`Stream::passed`](driver::Stream::passed) has returned the number of a mark behind them.
 //!
 //! # Edges
@@ -23,14 +23,14 @@
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
 //! | `mark` | the device, when it reaches a mark | [`Stream::passed`](driver::Stream::passed) | what the commands before the mark have written |
-//! | `event` | the device, when it reaches a recorded event | the device, in a stream that waits for the event | what the commands before the event have written, to commands behind the wait |
+//! | `event` | the device, when it reaches a recorded event | the device of a stream that waits for the event | what the commands before the event have written, to commands behind the wait |
 //!
 //! # After a loss
 //!
-//! An error that [is a loss](crate::DeviceError::is_lost) is permanent: later commands and queries on all streams of
-//! the device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
+//! After an error that [is a loss](crate::DeviceError::is_lost), later commands and queries on all streams of the
+//! device return a loss, and so do allocations. Once [`Driver::abandon`](driver::Driver::abandon) has returned, no
 //! block that the device may still touch is reused. Blocks can still be returned to the pool. The head of `cuda` states
-//! which hardware behaviour is assumed.
+//! what a lost GPU may still do.
 
 pub(crate) mod callback;
 #[cfg(feature = "cuda")]

@@ -6,8 +6,8 @@
 //!
 //! # Progress
 //!
-//! Each kind of memory has a lock, which is held only while a list of free blocks is changed, never during a call to
-//! the driver.
+//! Each kind of memory has a lock, which is held only while a list of free blocks is searched or changed, never during
+//! a call to the driver.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -21,7 +21,7 @@ use super::driver::{ALIGNMENT, Address, Block, MemoryKind};
 /// Up to this size, there are four block sizes for each power of two. The value is not tuned.
 const LARGE: usize = 64 << 20;
 
-/// The unit in which the CUDA driver allocates large memory.
+/// The unit in which the CUDA driver allocates large blocks.
 const PAGE: usize = 2 << 20;
 
 /// Free blocks, by size.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn free_blocks_are_released_before_an_allocation_fails() {
-        // The device is out of memory, or no more memory can be pinned.
+        // 2: the device is out of memory; 304: no more memory can be pinned.
         for code in [2, 304] {
             releases_if_refused_with(code);
         }
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(none.expect_err("there is no room").code(), code);
     }
 
-    /// One such reason is that another thread of the process is capturing a graph.
+    /// The error is that of a call refused because another thread of the process is capturing a graph.
     #[test]
     fn free_blocks_stay_if_an_allocation_fails_for_a_reason_other_than_lack_of_memory() {
         let (pool, mut count) = (Pool::new(), 0);

@@ -4,8 +4,8 @@
 //! long as its launch or the builder specifies, on one of the device's engines: one copies in, one copies out, and one
 //! or more compute. A command takes effect at the end of its time. As on hardware, commands of one stream run one after
 //! the other, streams wait for each other's events, and nothing else is ordered. With a
-//! [seed](SimulatedGpuBuilder::seed), the next command is picked at random from those that are ready, which exposes
-//! missing waits.
+//! [seed](SimulatedGpuBuilder::seed), the device picks the next command at random from those that are ready, so that
+//! missing waits show.
 //!
 //! The device has no thread. It does its work when one of its streams is polled or a command is issued on a full
 //! stream; it then executes commands of all streams. A kernel may therefore run on any thread that polls or issues, and
@@ -59,7 +59,8 @@ pub enum Clock {
     Real,
     /// A clock that only [`SimulatedGpu::advance`] moves.
     Manual,
-    /// No time passes: a command that waits for nothing is done at the next poll.
+    /// No time passes: a command that waits for nothing is done at the next poll or, if the device has a seed, at a
+    /// later one.
     Instantly,
 }
 
@@ -145,15 +146,15 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets the device's memory, in bytes. Allocations beyond it are refused. Default: 1 GiB.
+    /// Sets the size of the device's memory, in bytes. Allocations beyond it are refused. Default: 1 GiB.
     #[must_use]
     pub fn memory(mut self, bytes: usize) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// Sets how many commands a stream can hold. A call that exceeds this waits until the oldest command has ended.
-    /// Default: 1,024. 0 counts as 1.
+    /// Sets how many commands a stream can hold. A call that issues a command on a full stream waits until the stream's
+    /// oldest command has ended. Default: 1,024. 0 counts as 1.
     #[must_use]
     pub fn depth(mut self, commands: usize) -> Self {
         self.depth = commands.max(1);
@@ -193,7 +194,7 @@ impl SimulatedGpuBuilder {
     }
 }
 
-/// The calls that a simulated GPU has received so far.
+/// Counts of the calls that a simulated GPU has accepted so far, and of what they have caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -225,7 +226,7 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineUsage {
-    /// Commands that are done.
+    /// The number of commands that are done.
     pub commands: u64,
     /// The total duration of the commands.
     pub busy: Duration,
@@ -239,7 +240,7 @@ pub struct EngineUsage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// The engine that copies to the device, and from device to device.
+    /// The engine that copies to the device, within it, and from another device.
     pub copy_in: EngineUsage,
     /// The engine that copies from the device.
     pub copy_out: EngineUsage,
@@ -273,7 +274,7 @@ struct Device {
     number: u64,
     options: SimulatedGpuBuilder,
     state: Mutex<State>,
-    /// Notified whenever a command's effect has been executed on a device that has since been lost.
+    /// Notified whenever the effect of a command ends while the device is lost.
     idle: Condvar,
     pool: pool::Pool,
     /// Recognises a forked child, in which the locks may be held forever by threads of the parent.
@@ -293,20 +294,20 @@ impl SimulatedGpu {
         SimulatedGpuBuilder::new()
     }
 
-    /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by the new time. Has no
-    /// effect on other clocks.
+    /// Advances a [manual clock](Clock::Manual). The next poll completes the commands that end by the new time, or, if
+    /// the device has a seed, some of them. Other clocks are not affected.
     pub fn advance(&self, by: Duration) {
         self.0.control(|state| state.advance_clock(by));
     }
 
-    /// Loses the device, as if it had been pulled out: commands that are not done never will be, and every later call
-    /// to the device returns an error. A copy or kernel already being executed still finishes.
+    /// Loses the device, as if it had been pulled out. A copy or kernel that is being executed still finishes, but no
+    /// other command is executed, and every later call of an engine to the device returns an error.
     pub fn lose(&self) {
         self.0.lose(DeviceError::lost(999, "the simulated device was removed"));
     }
 
     /// Makes the `n`-th copy or kernel issued after this call fail at the end of its time, as if it had accessed an
-    /// illegal address; the device is then lost. With `n` = 1 the next command fails; 0 withdraws the request.
+    /// illegal address; the device is then lost. With `n` = 1 the next copy or kernel fails; 0 withdraws the request.
     pub fn fail_at(&self, n: u64) {
         self.0.control(|state| state.fail_in = n);
     }
@@ -344,12 +345,12 @@ impl SimulatedGpu {
         self.0.control(|state| state.stall());
     }
 
-    /// Ends a [stall](Self::stall). Commands that had not started before the stall cannot start before now.
+    /// Ends a [stall](Self::stall). Copies and kernels that had not started before the stall start no earlier than now.
     pub fn resume(&self) {
         self.0.control(|state| state.resume());
     }
 
-    /// Returns the calls that the device has received so far.
+    /// Returns the device's counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.0.control(|state| state.counts)
@@ -386,7 +387,7 @@ fn layout(bytes: usize) -> Layout {
 }
 
 impl Device {
-    /// Returns the state, or an error in a process forked after the device was created.
+    /// Locks and returns the state. Returns an error in a process forked after the device was created.
     fn state(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         if self.process.is_foreign() {
             return Err(DeviceError::lost(-1, "the device belongs to the parent process, which forked this one"));
@@ -405,7 +406,7 @@ impl Device {
         drop(leftovers);
     }
 
-    /// Allocates a piece of memory and fills it with a nonzero value.
+    /// Allocates a piece of memory and fills it with nonzero bytes.
     fn ask(&self, kind: MemoryKind, bytes: usize) -> Result<Address, DeviceError> {
         let mut state = lock(&self.state);
         if kind == MemoryKind::Device {
@@ -508,7 +509,7 @@ impl Simulated {
             if has_room(&state) || state.is_lost() {
                 return Ok(state);
             }
-            // The device has no thread, so this thread does its work, like a poll.
+            // The device has no thread, so this thread does the device's work, as a poll does.
             drop(timeline::work(&self.device.state, state, &self.device.idle)?);
             // A kernel may have forked this process, so the state is requested anew.
             thread::yield_now();
@@ -580,9 +581,13 @@ impl Stream for Simulated {
     unsafe fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError> {
         let owner = MemoryOwner::Simulated(self.device.number);
         for address in [from, to] {
-            // All simulated devices' memory is host memory, so copies between devices need no special treatment.
+            // All simulated devices' memory is host memory, so copies between simulated devices need no special
+            // treatment.
             if !matches!(address.owner, MemoryOwner::Host | MemoryOwner::Simulated(_)) {
-                return Err(DeviceError::refused(-1, "a simulated device cannot copy memory of a real one"));
+                return Err(DeviceError::refused(
+                    -1,
+                    "a simulated device cannot copy from or to a real device's memory",
+                ));
             }
         }
         let options = &self.device.options;

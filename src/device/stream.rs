@@ -3,16 +3,16 @@
 //!
 //! # The program's own streams
 //!
-//! [`GpuStream::include`] calls a function that issues work on another stream, and orders this work with events. Before
-//! the call, the other stream waits for an event of the lane's stream; afterwards, the lane's stream waits for an event
-//! of the other stream. So everything that an operation issues precedes its lane's next mark or event, which is all
-//! that the engine needs.
+//! [`GpuStream::include`] calls a function that issues work on another stream, and uses events to order this work.
+//! Before the call, the other stream waits for an event of the lane's stream; afterwards, the lane's stream waits for
+//! an event of the other stream. So everything that an operation issues precedes its lane's next mark or event. This is
+//! all that the engine needs.
 //!
 //! | state of the lane's stream | how it is reached | next |
 //! |---|---|---|
 //! | alone | – | forked |
-//! | forked | the other stream waits for an event of this one; the function runs, and is given only the other stream | alone, given up |
-//! | alone | it waits for an event of the other stream; the record and the wait are each tried up to [`MARK_TRIES`] times | forked |
+//! | forked | the other stream waits for an event of the lane's stream; the function runs, and is given only the other stream | alone, given up |
+//! | alone | the lane's stream waits for an event of the other stream; the record and the wait are each tried up to [`MARK_TRIES`] times | forked |
 //! | given up | the device is lost, or every attempt failed; the stream is dead: nothing more is issued on it, and the engine gives up the device | – |
 
 use std::{any::Any, fmt, panic::resume_unwind};
@@ -29,7 +29,8 @@ use crate::{
     values::device::Device,
 };
 
-/// How often the engine tries to mark a stream before it gives up the device.
+/// How many times the engine tries to mark a stream, or to order work behind that of an included stream, before it
+/// gives up the device.
 pub(crate) const MARK_TRIES: u32 = 3;
 
 /// How the function of a device operation ended.
@@ -86,7 +87,8 @@ impl GpuStream {
         Self { stream, device, marks: 0, given_up: None }
     }
 
-    /// Creates a stream in place of one that could not be opened.
+    /// Creates a stream on which every command and every poll returns `error`, in place of one that could not be opened
+    /// or adopted.
     pub(crate) fn dead(error: DeviceError, device: Device) -> Self {
         Self::new(Box::new(Dead(error)), device)
     }
@@ -97,7 +99,7 @@ impl GpuStream {
         self.device
     }
 
-    /// Returns the interface of a simulated device, or `None` on other devices or if the stream was given up.
+    /// Returns the stream's interface on a simulated device, or `None` on another device or if the stream was given up.
     #[must_use]
     pub fn simulated(&mut self) -> Option<SimulatedStream<'_>> {
         SimulatedStream::new(&mut *self.stream)
@@ -108,9 +110,9 @@ impl GpuStream {
     ///
     /// Besides the operation's variables, work issued on the stream may use only what outlives the work; this is why
     /// cudarc's launches are `unsafe`. The code of kernels must outlive the work, too: cudarc unloads a module when its
-    /// last `CudaFunction` or `CudaModule` is dropped, and whatever the operation's function owns is dropped before the
-    /// device has finished. So a program must keep its modules outside such functions, for instance as values of
-    /// variables that the operation reads.
+    /// last `CudaFunction` or `CudaModule` is dropped, and whatever the operation's function owns is dropped when the
+    /// function ends, possibly before the device has finished. So a program must keep its modules outside such
+    /// functions, for instance as values of variables that the operation reads.
     ///
     /// A function that captures a graph on the stream must end the capture on every exit path, panics included. If it
     /// does not, the operation fails in builds with debug assertions; in other builds the operation fails or the device
@@ -131,7 +133,7 @@ impl GpuStream {
     /// operation: the device does this work after everything issued on this stream before the call, and before
     /// everything issued on it after the call. `f` need not issue anything.
     ///
-    /// This call is for objects bound to a stream, such as a library's handle: their work stays on their own stream,
+    /// This method is for objects bound to a stream, such as a library's handle: their work stays on their own stream,
     /// yet is part of an operation. Work that the program issued on `other` before the call keeps its place there, so
     /// this operation waits for that work. The host does not wait. The call costs two events and two waits for events,
     /// which operations using only their lane's stream do not need.
@@ -196,7 +198,7 @@ impl GpuStream {
         // Ends a capture left open on `other` by `f`: `record`, below, would refuse a captured stream.
         let left = other.function_ended(FunctionEnd::Failed);
         // `f` may also have begun to capture the lane's stream. That capture's graph contains only this operation's
-        // work, so it is ended here as well.
+        // work, so that capture is ended here as well.
         let left = match self.stream.is_captured() {
             Ok(true) => left.and(self.function_ended(FunctionEnd::Failed)),
             _ => left,
@@ -221,15 +223,15 @@ impl GpuStream {
         left.map(|()| result)
     }
 
-    /// Records the end of a function that was given the stream. Returns the failure that the function left behind, if
-    /// any.
+    /// Must be called when a function that was given the stream has ended. Returns an error if the function left a
+    /// failure or an open capture behind.
     pub(crate) fn function_ended(&mut self, end: FunctionEnd) -> Result<(), DeviceError> {
         let check = match end {
             FunctionEnd::Returned if !cfg!(debug_assertions) => CaptureCheck::Later,
             _ => CaptureCheck::Now,
         };
-        // The function may have continued to use the original stream after it was given up, and its work must still be
-        // waited for.
+        // The function may have continued to use the original stream after that stream was given up, and the stream's
+        // work must still be waited for.
         let dead = match &mut self.given_up {
             Some((_, stream)) => stream.function_ended(CaptureCheck::Now),
             None => Ok(LeftBehind::Nothing),
@@ -268,7 +270,7 @@ impl GpuStream {
         Ok(())
     }
 
-    /// Copies values of type `T`. `from` and `to` are addresses with lengths.
+    /// Makes the device copy values of type `T`. `from` and `to` are addresses with lengths.
     ///
     /// # Safety
     /// 1. `from` and `to` contain as many values as their lengths state, and both belong to variables declared by the
@@ -284,21 +286,21 @@ impl GpuStream {
         unsafe { self.stream.copy(from, to, length * size_of::<T>()) }
     }
 
-    // Only the address and the length of a `PinnedVec` are used: another copy may be in flight in its memory, so not
-    // even a reference to the values may exist.
+    // Only the address and the length of a `PinnedVec` are used: another copy may be in flight in its memory, so no
+    // reference to its values may exist.
 
     pub(crate) fn copy_in<T>(&mut self, from: &PinnedVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: (1): the only caller is an operation that declares both vectors: it reads `from` and overwrites `to`.
+        // SAFETY: (1): the only caller is the function of an operation that reads `from` and overwrites `to`.
         unsafe { self.copy::<T>((from.address(), from.count()), (to.address(), to.len())) }
     }
 
     pub(crate) fn copy_out<T>(&mut self, from: &DeviceVec<T>, to: &mut PinnedVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: (1): the only caller is an operation that declares both vectors: it reads `from` and overwrites `to`.
+        // SAFETY: (1): the only caller is the function of an operation that reads `from` and overwrites `to`.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.count())) }
     }
 
     pub(crate) fn copy_across<T>(&mut self, from: &DeviceVec<T>, to: &mut DeviceVec<T>) -> Result<(), DeviceError> {
-        // SAFETY: (1): the only caller is an operation that declares both vectors: it reads `from` and overwrites `to`.
+        // SAFETY: (1): the only caller is the function of an operation that reads `from` and overwrites `to`.
         unsafe { self.copy::<T>((from.address(), from.len()), (to.address(), to.len())) }
     }
 }
@@ -323,8 +325,8 @@ impl GpuStream {
     }
 }
 
-/// Makes a call whose failure would leave the device in an unknown state, retrying a few times unless the device is
-/// lost.
+/// Makes a call whose failure would leave the device in an unknown state, and retries it a few times unless the device
+/// is lost.
 fn persist<R>(mut call: impl FnMut() -> Result<R, DeviceError>) -> Result<R, DeviceError> {
     let mut tries = 1;
     loop {
@@ -355,7 +357,7 @@ pub struct ImportedStream(GpuStream);
 
 impl ImportedStream {
     fn new(stream: Box<dyn Stream>) -> Self {
-        // `include` sets the operation's device.
+        // A placeholder: `include` sets the device to the operation's.
         Self(GpuStream::new(stream, Device::Cpu))
     }
 
@@ -390,7 +392,8 @@ impl fmt::Debug for ImportedStream {
     }
 }
 
-/// A stream that could not be opened or was given up. Every call returns the reason.
+/// Takes the place of a stream that could not be opened or adopted, or that was given up. Every command and every poll
+/// returns the reason.
 struct Dead(DeviceError);
 
 impl Stream for Dead {
@@ -492,7 +495,7 @@ mod tests {
     }
 
     /// Includes a stream while some calls are refused. Returns the calls so far, the result, and the lane's stream,
-    /// whose calls are recorded as well.
+    /// whose later calls are added to the same list.
     fn include(refused: &[&'static str]) -> (Calls, Result<(), DeviceError>, GpuStream) {
         let (gpu, calls) = (SimulatedGpu::builder().clock(simulated::Clock::Instantly).build(), Calls::default());
         lock(&calls.0).1.extend(refused);

@@ -1,18 +1,19 @@
 //! The progress of a device's streams, and the operations in flight that use a variable.
 //!
 //! A device operation releases its variables when it is *issued*, before the device has completed it. Dependent
-//! operations of the same device can then be issued, since events order the streams. If their functions may use values
-//! in host memory, however, they must wait until the device operation is *complete*, like all other dependent
-//! operations. So each lane numbers the operations it issues, each variable records the numbers of the operations that
-//! use it (in its [`DeviceUses`]), and the lane publishes the number of its last complete operation (in its
-//! [`Timeline`]).
+//! operations of the same device can then be issued, since streams and events order their commands. If their functions
+//! may use values in host memory, however, they must wait until the device operation is *complete*, like all other
+//! dependent operations. So each lane numbers the operations it issues and publishes the number of its last complete
+//! operation (in its [`Timeline`]), and each variable records, for each lane, the numbers of the last operations to use
+//! it (in its [`DeviceUses`]).
 //!
 //! # Who may touch what
 //!
 //! * `DeviceUses`: written by an operation's lane while the operation holds the variable. Each lane has its own part.
 //!   Any thread may read it.
 //! * `Timeline::completed`: written by its lane, read by any thread.
-//! * `Timeline::recorded`: changed by its lane, read by any lane of the device.
+//! * `Timeline::asked`: set by the device's other lanes, cleared by its lane.
+//! * `Timeline::recorded`: under its lock. Changed by its lane, read by any lane of the device.
 //!
 //! # Edges
 //!
@@ -122,7 +123,7 @@ impl Timeline {
         self.completed.load(Relaxed)
     }
 
-    /// Publishes that all operations up to `seq` are complete.
+    /// Publishes that all operations up to `seq` are complete, and removes the points that are no longer needed.
     pub fn complete(&self, seq: u64) {
         let order = if removed(Step::CompletionOfMarks) { Relaxed } else { Release };
         // Release (edge `passed`).
@@ -133,7 +134,7 @@ impl Timeline {
         }
     }
 
-    /// Publishes `recorded`, which is behind all earlier points, to the other lanes.
+    /// Publishes `recorded`, which must be behind all earlier points, to the other lanes.
     pub fn publish(&self, recorded: Recorded) {
         lock(&self.recorded).push_back(recorded);
     }

@@ -2,28 +2,28 @@
 //!
 //! # States
 //!
-//! 1. *Pushed*: the operation's record contains an [`AcquireJob`], and the operation waits behind earlier ones.
+//! 1. *Pushed*: the operation's record contains an [`AcquireJob`], and the operation's turn has not come.
 //! 2. *Acquired*: the operation's turn has come, and an [`Acquired`] has been put into the oneshot for the waiting
 //!    thread. The operation holds its variables.
 //! 3. *Released*: the [`Acquired`] was dropped, and the operation is complete.
 //!
 //! If the operation is skipped instead, the oneshot receives the failure. If the waiting thread gives up, the operation
-//! stays in the queues until its turn comes. Its job, by then the last owner of the oneshot, drops the oneshot and the
-//! [`Acquired`] in it, so no variable is held forever.
+//! stays in the queues until its turn comes. The operation's job, by then the last owner of the oneshot, drops the
+//! oneshot and the [`Acquired`] in it, so no variable is held forever.
 //!
 //! The operation is silent: only [`Acquired::mutated`] counts mutations, so none are counted for an unused
 //! [`Acquired`].
 //!
 //! For a future, a [`GuardsJob`] puts guards into the oneshot instead. The guards hold [shares](super::held) of the
-//! right to end the operation. If the future is dropped before the operation's turn comes, it [cancels](Claim) the
-//! operation, which then changes nothing.
+//! right to end the operation. Dropping the future before the operation's turn comes [cancels](Claim) the operation,
+//! which then changes nothing.
 //!
 //! # Who may touch what
 //!
 //! * The job: the thread that starts or skips the operation. Ending a started operation does not touch the job, since
 //!   another thread may end the operation while `start` is still running
 //!   ([`FnState::MayRun`](super::ending::FnState::MayRun)).
-//! * The values: the owner of the [`Acquired`] or the guards, as the accesses permit.
+//! * The values: the owner of the [`Acquired`] or of a guard, as the accesses permit.
 //!
 //! This module has no edges of its own: the oneshot hands over the [`Acquired`] or the guards, along with everything
 //! that the queues have handed over.
@@ -85,7 +85,7 @@ impl Drop for Acquired {
     }
 }
 
-/// The job of an operation that acquires its variables for another thread.
+/// The job of an operation that acquires its variables for a waiting thread.
 struct AcquireJob(Option<Arc<Oneshot<Acquired>>>);
 
 impl Job for AcquireJob {
@@ -95,7 +95,7 @@ impl Job for AcquireJob {
         if let (Some(oneshot), Some(right)) = (self.0.take(), cx.take_right()) {
             let acquired = Acquired { right: ManuallyDrop::new(right), core: Arc::clone(cx.core()) };
             let wakers = oneshot.set(Ok(acquired));
-            debug_assert!(wakers.is_none(), "only threads wait");
+            debug_assert!(wakers.is_none(), "no future waits for this oneshot");
         }
         Ok(())
     }
@@ -112,8 +112,8 @@ impl Job for AcquireJob {
 }
 
 impl Core {
-    /// Pushes an operation with this entry and waits until the operation may run or `deadline` has passed. The
-    /// operation then holds the variable until the returned value is dropped.
+    /// Pushes an operation with this entry and waits until the operation may run or `deadline` has passed. If the
+    /// operation may run, it holds the variable until the returned value is dropped.
     pub(crate) fn acquire(
         self: &Arc<Self>,
         name: &'static str,
@@ -122,7 +122,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<Acquired, WaitError> {
         let oneshot = Oneshot::new();
-        // Like a wait, this operation needs no worker and takes no time on the thread that finds it ready.
+        // Like the operation of a wait, this one needs no worker and takes no time on the thread that finds it ready.
         let spec = Spec::internal(name, 0, flag::INLINE | flag::ASYNC | flag::SILENT);
         // SAFETY: the caller has a handle to the variable.
         let cell = unsafe { entry.cell.as_ref() };

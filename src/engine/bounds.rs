@@ -31,11 +31,11 @@ const SHARDS: usize = 16;
 #[derive(Default)]
 pub(crate) struct Bounds {
     /// Whether the engine or one of its groups may have a limit. Also true if the engine shuffles, since shuffling uses
-    /// the counts.
+    /// the counts below.
     in_use: AtomicBool,
     /// The number of threads that run operations without a worker or complete them from outside.
     pub(super) running: AtomicUsize,
-    /// The number of threads not counted in `running` because they wait inside such operations.
+    /// The number of threads counted here instead of in `running` while they sleep in a wait for an engine.
     pub(super) waiting: AtomicUsize,
     /// The number of threads inside a push from outside.
     pushing: [CachePadded<AtomicUsize>; SHARDS],

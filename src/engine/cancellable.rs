@@ -3,14 +3,16 @@
 //! # States
 //!
 //! 1. *Pushed*: the function is present, and the [`Claim`] is pending.
-//! 2. *Claimed*: the operation's thread takes the function, calls or drops it, and sets the oneshot once the operation
-//!    is complete.
+//! 2. *Claimed*: the owner of the ready operation takes the function, and calls or drops it. The thread that ends the
+//!    operation sets the oneshot once the operation is complete.
 //! 3. *Cancelled* instead: the canceller sets the oneshot immediately and drops the function. The operation stays in
-//!    the queues until its turn comes, and then either fails with the same failure or changes nothing.
+//!    the queues until its turn comes, and then fails with the same failure or, if it was cancelled quietly, changes
+//!    nothing.
 //!
 //! # Who may touch what
 //!
-//! * The function: the thread that wins the claim.
+//! * The function: the thread that wins the claim. If that is a waiter that comes too late to take the operation from
+//!   its queue, it leaves the function to the worker that popped the operation.
 //! * The failure: created under its lock by the first thread that needs it. A canceller creates it before trying to
 //!   claim the operation.
 //!
@@ -43,11 +45,11 @@ use crate::{
     values::name::Name,
 };
 
-/// The function of a cancellable operation. Only the thread that wins the claim may call it, at most once, or drop it
-/// uncalled.
+/// The function of a cancellable operation. The head of this module states which thread may call it, at most once, or
+/// drop it uncalled.
 pub struct Cancellable<F: ?Sized> {
     claim: Claim,
-    /// The operation's failure, if it is cancelled.
+    /// The failure with which the operation fails if it is cancelled, once it has been created.
     failure: Mutex<Option<OpError>>,
     name: Name,
     location: &'static Location<'static>,
@@ -63,7 +65,7 @@ pub struct Cancellable<F: ?Sized> {
 /// `op` is stored.
 #[derive(Debug, Default)]
 pub struct Place {
-    /// The record of the operation, once it enters a queue.
+    /// The operation's record, once the operation enters a queue.
     op: AtomicPtr<()>,
     /// The lane of that queue.
     lane: AtomicU8,
@@ -88,7 +90,7 @@ impl Place {
         self.task.store(task.as_ptr(), Relaxed);
     }
 
-    /// Returns the task of the operation, which identifies the operation until it is complete.
+    /// Returns the pointer to the operation's task, which identifies the operation until completion.
     pub(super) fn task(&self) -> Option<NonNull<()>> {
         // Relaxed: set before the push returned the handle.
         NonNull::new(self.task.load(Relaxed))
@@ -106,8 +108,8 @@ impl Place {
         self.held_back_by.store(std::ptr::null_mut(), Relaxed);
     }
 
-    /// Returns the pointer to the task of the operation that keeps this one from entering a queue, or null if there is
-    /// none. The task pointer may only be compared.
+    /// Returns the atomic that contains a pointer to the task of the operation that keeps this one from entering a
+    /// queue, or null if there is none. The pointer in it may only be compared.
     pub(super) fn held_back_by(&self) -> &AtomicPtr<()> {
         &self.held_back_by
     }
@@ -122,7 +124,8 @@ impl Place {
     pub(super) fn is_held_back_by(&self, by: NonNull<()>) -> bool {
         // Relaxed: the value is exact inside the work that holds the operation back. It is also exact inside operations
         // released together with this one, since they enter their queues only after `let_go` has been called for all of
-        // them. Other threads may read an earlier value, but do not run inside the operation that it identifies.
+        // them. Other threads may read an earlier value, but they do not run inside the operation that this value
+        // identifies.
         self.held_back_by.load(Relaxed) == by.as_ptr()
     }
 }
@@ -177,7 +180,7 @@ impl<F: Send> Function for Option<F> {
 pub(crate) type Handled<R> = Oneshot<R, Cancellable<dyn Function>>;
 
 impl<F: ?Sized> Cancellable<F> {
-    /// Returns the claim of the operation.
+    /// Returns the claim on the operation.
     pub fn claim(&self) -> &Claim {
         &self.claim
     }
@@ -200,8 +203,8 @@ impl<F: ?Sized> Cancellable<F> {
         &self.place
     }
 
-    /// Claims the operation, if it has entered a queue of `lane` and has neither started nor been cancelled. Returns
-    /// its record, which only a caller that was pinned before the call may use.
+    /// Claims the operation, if it is in a queue of `lane`, or about to enter one, and has neither started nor been
+    /// cancelled. Returns the operation's record, which only a caller that was pinned before the call may use.
     pub fn claim_ready(&self, lane: u8) -> Option<NonNull<()>> {
         // Acquire (edge `publish`).
         let op = NonNull::new(self.place.op.load(Acquire))?;
@@ -218,8 +221,8 @@ impl Cancellable<dyn Function> {
         *lock(&self.stop) = Some(Box::new(stop));
     }
 
-    /// Cancels the operation if it has not started: calls `tell` with its failure and then drops the function.
-    /// Otherwise, asks the operation to stop. Returns whether this call cancelled the operation.
+    /// Cancels the operation if it has neither started nor been cancelled: calls `tell` with the failure and then drops
+    /// the function. If the operation has started, asks it to stop. Returns whether this call cancelled the operation.
     pub fn cancel(&self, how: Cancel, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();
         if !self.claim.cancel(how) {
@@ -247,8 +250,8 @@ impl Cancellable<dyn Function> {
         self.is_cleared.store(true, Release);
     }
 
-    /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with its failure and
-    /// drops the function. Returns whether the caller must count the operation out of its scope: either this call
+    /// Cancels the operation loudly if it has neither started nor been cancelled: calls `tell` with the failure and
+    /// then drops the function. Returns whether the caller must count the operation out of its scope: either this call
     /// cancelled the operation, or its turn has not come and an earlier call has cancelled it and dropped the function.
     pub fn abandon(&self, failures: &Arc<Failures>, tell: impl FnOnce(OpError)) -> bool {
         let failure = self.failure();

@@ -29,7 +29,8 @@ impl Outcome {
 }
 
 impl Core {
-    /// Completes a successful operation that was not run by a GPU and reports to neither a handle nor a wait.
+    /// Completes an operation that has succeeded on the CPU. The caller has checked that the operation is not silent,
+    /// that it reports no result, and that none of its variables had failed.
     #[inline(always)]
     pub(super) fn complete_plainly(&self, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Ticket {
         op.each_access(|access| {
@@ -44,7 +45,7 @@ impl Core {
         ticket
     }
 
-    /// Completes an operation with `result` and adds the operations that become ready to `ready`.
+    /// Completes an operation with `result`. Adds to `ready` the operations that become ready.
     #[inline(never)]
     pub(crate) fn complete(
         &self,
@@ -99,8 +100,8 @@ impl Core {
         Epilogue::CleanUp(Completed::new(tracker::complete(op, ready), Ok(()), Vec::new(), FnState::NotCalled))
     }
 
-    /// Updates variables and failures as [`complete`](Self::complete) does, for an operation that is silent or was run
-    /// by a GPU.
+    /// The part of [`complete`](Self::complete) that updates variables and failures, for a silent operation or a GPU
+    /// operation.
     fn note_special(&self, op: &Op<Task>, result: &mut Result<(), OpError>, ended: &mut Vec<OpError>) {
         match result {
             Ok(()) if op.task().has(flag::SILENT) => {}
@@ -141,8 +142,8 @@ impl Core {
         ended[first..].iter().for_each(OpError::mark_reported);
     }
 
-    /// Takes the failures of the variables that an operation overwrites. If the operation then fails, its own failure
-    /// replaces them, and the taken failures must still be reported.
+    /// Takes the failures of the variables that an operation overwrites. If the operation has failed, its own failure
+    /// replaces the taken ones, which remain to be reported.
     pub(crate) fn take_overwritten(&self, op: &Op<Task>, taken: &mut Vec<OpError>) {
         for access in op.accesses() {
             let cell = VarCell::of(access);
@@ -162,8 +163,8 @@ impl Core {
     }
 
     /// Runs [`fail_variables`](Self::fail_variables) for a GPU operation. Operations behind it may already hold its
-    /// variables. Returns the failure used. It is `failure`, unless that is the loss of a GPU and one of the variables
-    /// has already failed because of a loss, in which case it is the earlier failure.
+    /// variables. Returns the failure with which the variables fail: `failure` or, if that is the loss of a GPU and one
+    /// of the variables has already failed because of a loss, the earlier failure.
     pub(crate) fn fail_on_device(&self, op: &Op<Task>, failure: OpError) -> OpError {
         self.fault_lock.with(|| {
             // SAFETY: this runs under the fault lock.
@@ -189,7 +190,7 @@ impl Core {
             let cell = VarCell::of(access);
             if !cell.fault().has_failed() {
                 // SAFETY: the operation holds its variables until the tracker completes it; or the caller is a GPU lane
-                // and holds the fault lock, and only other lanes read the failure before the lane's timeline reports
+                // and holds the fault lock, and only other lanes read the failure before the caller's timeline reports
                 // the operation complete.
                 let none = unsafe { cell.fault().set_failure(Some(failure.clone())) };
                 debug_assert!(none.is_none(), "the variable had not failed");

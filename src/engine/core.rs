@@ -9,9 +9,9 @@
 //!
 //! * `phase`: raised by the threads that shut the engine down, and by the only thread of a forked child; read by any
 //!   thread.
-//! * `handles`: changed by the handles that keep the engine open.
+//! * `handles`: changed by the owners of the handles that keep the engine open.
 //! * `placements`: set once, before the engine has a handle.
-//! * The other fields have protocols of their own.
+//! * The other fields are constant or have protocols of their own.
 
 use std::{
     io, ptr,
@@ -43,20 +43,24 @@ pub(super) mod phase {
     pub(crate) const OPEN: u8 = 0;
     /// Any thread may push, except inside an observer.
     pub(crate) const OBSERVED: u8 = 1;
-    /// Any thread may push, but the engine has a limit: pushes from outside wait for room.
+    /// Any thread may push, except inside an observer. The engine has a limit, and holds back pushes from outside while
+    /// it is full.
     pub(crate) const BOUNDED: u8 = 2;
-    /// Only this engine's operations and the engine itself may push.
+    /// Only this engine's operations and the engine itself may push. Children may be pushed on any thread.
     pub(crate) const DRAINING: u8 = 3;
-    /// Only the engine itself may push. Operations that have not started are cancelled, except clean-ups.
+    /// Only the engine itself may push. Operations that have not started are cancelled, except clean-ups and the
+    /// engine's own.
     pub(crate) const CANCELLING: u8 = 4;
-    /// Only the engine itself may push. No operation was pending at the end of the previous phase, so threads may exit.
+    /// Only the engine itself may push. A wait in an earlier phase found no operation pending, and the threads may have
+    /// ended.
     pub(crate) const CLOSED: u8 = 5;
-    /// The engine belongs to the parent of this forked process. Every call returns before taking a lock.
+    /// This process is a forked child, and the engine belongs to the parent process. Every call returns before taking a
+    /// lock.
     pub(crate) const FORKED: u8 = 6;
 }
 
-/// Starts a thread to serve the GPU lane with this number, and gives it the lane's worker. Returns the worker if the
-/// thread cannot be started.
+/// Starts a thread to serve the GPU lane with this number, and gives it the lane's worker. If the thread cannot be
+/// started, returns the error and, if it still exists, the worker.
 pub(crate) type ServeLane = fn(&Arc<Core>, u8, BoxedWorker<Task>) -> Result<(), (io::Error, Option<BoxedWorker<Task>>)>;
 
 /// The engine.
@@ -64,13 +68,13 @@ pub(crate) struct Core {
     pub(super) kind: EngineKind,
     /// Whether the engine has a limit on pending operations.
     pub(super) is_bounded: bool,
-    /// Whether [`push_sole`](Core::push_sole) may push to the engine: it has workers but neither a GPU nor a limit of
-    /// its own, and it neither records nor shuffles.
+    /// Whether [`push_sole`](Core::push_sole) may push to the engine: it has workers, but no GPU, no limit of its own,
+    /// no recorder and no observer, and it does not shuffle.
     pub(crate) is_straight: bool,
     pub(super) phase: CachePadded<AtomicU8>,
     next_id: AtomicU64,
     pub(super) pending: PendingOps,
-    /// The number of operations that held-back pushes have run.
+    /// The number of operations run by threads whose pushes were held back.
     pub(super) helped: Count,
     /// The threads sleeping in calls to this engine.
     pub(super) sleepers: Sleepers,
@@ -143,7 +147,7 @@ impl Core {
             core.limit(limit);
         }
         if core.shuffler.is_some() {
-            // Shuffling uses the counts for limits to detect that nothing is running.
+            // Shuffling uses the counts in `bounds` to detect that nothing is running.
             core.bounds.begin_use();
         }
         core
@@ -153,8 +157,8 @@ impl Core {
         self.kind
     }
 
-    /// Ends the engine in a forked child, on that process's only thread: pending operations stay pending, and calls
-    /// return errors. If the thread belonged to the engine, its main loop ends.
+    /// Ends the engine in a forked child, on the child's only thread: pending operations stay pending, and calls return
+    /// errors. If the thread belonged to the engine, its main loop ends.
     #[cfg_attr(not(all(target_os = "linux", not(any(raddle_loom, raddle_shuttle, miri)))), allow(dead_code))]
     pub(crate) fn end_in_child(&self) {
         // Relaxed: there is no other thread.
@@ -163,8 +167,8 @@ impl Core {
         self.gpus.end_in_child();
     }
 
-    /// Whether the engine belongs to the parent of this forked process. If so, none of its locks may be taken, since a
-    /// thread of the parent may hold them.
+    /// Whether this process is a forked child and the engine belongs to the parent process. If so, none of the engine's
+    /// locks may be taken, since a thread of the parent process may have held them at the fork.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         // Relaxed: `FORKED` is stored only where there is no other thread.
@@ -200,8 +204,8 @@ impl Core {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Returns the mark of this engine's pending operations whose functions have been called. No record is at that
-    /// address.
+    /// Returns the mark of this engine's pending operations whose functions have been called. The mark is an address at
+    /// which there is no record.
     #[inline]
     pub(super) fn started_mark(&self) -> *mut () {
         self.mark().wrapping_byte_add(1)

@@ -5,18 +5,19 @@
 //!
 //! | from | to | because |
 //! |---|---|---|
-//! | an operation | the operations queued behind it | they start once it is complete |
-//! | an operation | a waiter for it, for its group, or for all operations of its engine | the wait ends when the operation has ended |
-//! | an operation whose epilogue runs | a waiter for its group, or for all operations of its engine | the operation is counted out after the epilogue |
+//! | an operation | the operations queued behind it that depend on it | they cannot start before it is complete |
+//! | an operation | a waiter for it, for one of its groups, or for all operations of its engine | the wait cannot end before the operation has ended |
+//! | an operation whose epilogue runs | a waiter for one of its groups, or for all operations of its engine | the operation is counted out after the epilogue |
 //! | a parent | a waiter for a child that is not in a queue yet | the child enters its queues when the parent's own work has ended |
-//! | a waiter | what its thread is inside of | the thread continues when the wait is over |
+//! | a waiter | what its thread is inside of | the thread cannot continue before the wait is over |
 //!
 //! If the walk reaches the thread's own wait, nothing along the path can continue.
 //!
-//! Each step of such a cycle lasts at least as long as the step before it: a queued operation cannot start before the
-//! one ahead of it is complete, which in turn cannot complete while its thread waits. So the cycle is real if none of
-//! its waits is over after the walk: no awaited operation can then have been complete during the walk, and each record
-//! still belonged to its operation. A walk may encounter an unfinished push, so walks are repeated.
+//! A queued operation does not start before the operation ahead of it is complete, and an operation that is not
+//! asynchronous does not complete while its function waits. Until the completion of an asynchronous operation has been
+//! used, walks treat that operation like the others. So the cycle is real if none of its waits is over after the walk:
+//! no awaited operation can then have been complete during the walk, and each record still belonged to its operation. A
+//! walk may encounter an unfinished push, so walks are repeated.
 //!
 //! # Who ends a cycle
 //!
@@ -27,8 +28,8 @@
 //! | all are at the end of a scope | the one that began to wait last | it abandons operations that cannot start; see [`engine::scope`](crate::engine::scope) |
 //!
 //! A walk finds only one of the cycles through its own wait. One is enough. Among all refusable waits in cycles that
-//! share waits, consider the one that began last: it is also the last in whichever cycle its walk finds, and therefore
-//! ends that cycle.
+//! share waits, consider the one that began last: it is also the last refusable wait in whichever cycle its walk finds,
+//! and therefore ends that cycle.
 //!
 //! # Not followed
 //!
@@ -63,7 +64,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(80);
 
 /// Until pauses reach `LONGEST_PAUSE`, all waiters together spend at most about `1 / SHARE` of a core's time on walks:
-/// each pause grows with the duration of the walk before it. Not tuned.
+/// each pause grows with the duration of the walk before it and with the number of waiters. Not tuned.
 const SHARE: u32 = 16;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -87,7 +88,8 @@ fn waiters() -> &'static Waiters {
 pub(super) struct Target<'a> {
     /// The task of the operation. The pointer identifies the operation until completion and is never dereferenced.
     pub(super) task: NonNull<()>,
-    /// The pointer to the task of the operation that keeps this one from entering a queue, if this one has a handle.
+    /// Holds a pointer to the task of the operation that keeps this one from entering a queue, or null while none does.
+    /// `None` if this one has no handle.
     pub(super) held_back_by: Option<&'a AtomicPtr<()>>,
     pub(super) describe: &'a dyn Fn() -> Awaited,
 }
@@ -107,7 +109,7 @@ unsafe impl<T: ?Sized> Sync for AnyThread<'_, T> {}
 
 impl<'a, T: ?Sized> AnyThread<'a, T> {
     /// # Safety
-    /// 1. Any thread may use `value` in every way that the caller allows.
+    /// 1. Any thread may use `value` in every way in which the caller uses the result.
     unsafe fn new(value: &'a T) -> Self {
         Self(value)
     }
@@ -122,8 +124,8 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
     NonNull::new(op.shared_task_ptr().cast_mut().cast())
 }
 
-/// Returns the operations among `ops` that are not complete. The function of an asynchronous operation may still run
-/// after the operation is complete.
+/// Returns the operations among `ops` that are not complete. Leaves out the operations around a complete one, since
+/// they may be complete as well. An asynchronous operation may be complete while its function still runs.
 ///
 /// # Safety
 /// 1. The calling thread is pinned.
@@ -131,15 +133,16 @@ fn identity(op: &Op<Task>) -> Option<NonNull<()>> {
 ///    not complete. An operation around another one is completed, and its record reused, only after that one is
 ///    complete.
 unsafe fn incomplete(ops: &[Nested]) -> impl Iterator<Item = NonNull<Op<Task>>> {
-    // The depth of the last operation that is complete, or may be.
+    // The depth of the last operation examined, if it is complete. Deeper ones that follow are around it and may be
+    // complete as well.
     let mut over = None;
     ops.iter().filter_map(move |&Nested { op, depth }| {
         if over.is_some_and(|over| depth > over) {
             return None;
         }
         let op: NonNull<Op<Task>> = op.cast();
-        // SAFETY: (2): this is an operation with depth 0, or the one inside it was found to be incomplete. (1): since
-        // then, the record cannot be reused.
+        // SAFETY: (2): the operation has depth 0, or the one inside it was found to be incomplete. (1): since then, the
+        // record cannot be reused.
         let is_over = unsafe { op.as_ref() }.task().is_over();
         over = is_over.then_some(depth);
         (!is_over).then_some(op)
@@ -181,7 +184,8 @@ pub(super) unsafe fn ticket_in(op: &Op<Task>, pending: &PendingOps) -> Option<Ti
 
 /// Returns a function that any thread may call to check whether a oneshot's result is set.
 pub(super) fn is_done<Q, T: ?Sized>(oneshot: &Oneshot<Q, T>) -> impl Fn() -> bool + Sync {
-    // SAFETY: the oneshot is already shared with the thread that sets its result, and `is_done` takes its lock.
+    // SAFETY: the oneshot is already shared with the thread that sets its result, and `is_done` takes the oneshot's
+    // lock.
     let oneshot = unsafe { AnyThread::new(oneshot) };
     move || oneshot.get().is_done()
 }
@@ -236,7 +240,8 @@ struct Walk {
     /// Whether the walk follows only waits at the ends of scopes.
     only_closing: bool,
     steps: Vec<Step>,
-    /// The step from which the walk returned to its own wait, and the awaited operation through which it did so.
+    /// The step from which the walk returned to the walking thread's wait, and the awaited operation through which it
+    /// did so.
     found: Option<(usize, NonNull<Op<Task>>)>,
     /// The operations to visit, each with the index of its step.
     ahead: Ahead<Task>,
@@ -261,8 +266,8 @@ impl Walk {
         while let Some((inside, step)) = todo.pop() {
             for &(op, in_group) in &inside.ended {
                 let op: NonNull<Op<Task>> = op.cast();
-                // SAFETY: the epilogue's frame keeps the record alive. Its thread is this one, or was in the list of
-                // waiters after this thread was pinned.
+                // SAFETY: the epilogue's frame keeps the record alive. The frame's thread is this one, or was in the
+                // list of waiters after this thread was pinned.
                 let known = unsafe { op.as_ref() };
                 let reaches = |goal: &Goal<'_>| {
                     goal.covers(|pending| {
@@ -355,7 +360,7 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
     let is_refusable = |step: &&Step| step.kind == Kind::Refusable;
     let is_last = |step: &Step| step.number < waiter.number();
     let ends_it = match waiter.kind() {
-        // Other walks do not follow a wait with a time limit, so this one must end the cycle.
+        // Other walks do not follow a wait with a time limit, so this thread must end the cycle.
         Kind::Timed => true,
         Kind::Refusable => walk.way_to(from).filter(is_refusable).all(is_last),
         Kind::Closing => walk.way_to(from).all(|step| step.kind == Kind::Closing && is_last(step)),
@@ -369,8 +374,9 @@ pub(super) fn find_cycle(waiter: &Waiter<'_>, inside: &Inside, is_single: bool) 
     Some(Cycle { through: (!is_single).then(|| pushed(op)) })
 }
 
-/// Returns the operations counted in `pending` that cannot start before the calling thread continues, each with its
-/// identifying pointer and its ticket. The thread waits at the end of a scope; the walk follows only such waits.
+/// Returns the operations counted in `pending` that cannot start or cannot end before the calling thread continues,
+/// each with its identifying pointer and its ticket. The thread waits at the end of a scope; the walk follows only such
+/// waits.
 pub(super) fn blocked_members(
     waiter: &Waiter<'_>,
     inside: &Inside,
@@ -396,10 +402,10 @@ pub(super) fn blocked_members(
 }
 
 impl Core {
-    /// Calls `wait`, which blocks at most until the time given to it, and repeats the call while it returns
+    /// Calls `wait`, which blocks at most until the time given to it. Repeats the call as long as `wait` returns
     /// [`WaitError::TimedOut`] and `deadline` has not passed. Between calls, walks if a walk is due. Returns
-    /// [`WaitError::WouldDeadlock`] if a walk finds that the thread would wait for `goal` forever. If the goal is a
-    /// single operation, `describe` describes it.
+    /// [`WaitError::WouldDeadlock`] if a walk finds a cycle that this thread must end. If the goal is a single
+    /// operation, `describe` describes it.
     pub(super) fn wait_watching<R>(
         &self,
         goal: Goal<'_>,
@@ -435,8 +441,8 @@ impl Core {
         })
     }
 
-    /// Returns [`WaitError::WouldDeadlock`] if one walk finds that the calling thread would wait for `goal` forever.
-    /// Called by a thread about to run other operations on top of its own.
+    /// Returns [`WaitError::WouldDeadlock`] if a single walk finds that the calling thread would wait for `goal`
+    /// forever. Called by a thread that is about to run other operations on top of its own.
     pub(super) fn refuse_cycle(
         &self,
         goal: Goal<'_>,

@@ -4,16 +4,21 @@
 //! |---|---|
 //! | is [inline](flag::INLINE): it takes no time | on this thread, immediately |
 //! | is [eager](flag::EAGER), and is ready when this thread pushes it | on this thread, immediately |
-//! | belongs to a naive or closed engine, which has no workers | on this thread |
+//! | belongs to a naive engine, which has no workers, or to a closed one, whose workers may have ended | on this thread |
 //! | belongs to a GPU | on the thread of its lane on that GPU |
 //! | is none of these | on a worker of its lane |
+//!
+//! The first row that applies decides. However, an operation of the program that is pushed inside the function of a
+//! device operation does not run there: it is left to a worker or, on an engine without workers, to an enclosing ready
+//! loop.
 //!
 //! # Operations inside operations
 //!
 //! An operation running on this thread may make others ready that must run here as well. These do not run inside each
 //! other: the engine's innermost [ready loop](ReadyLoop) on this thread runs them one after another, in
-//! [`run_loop`](Core::run_loop). A push inside an operation starts a loop of its own ([`run_nested`](Core::run_nested))
-//! while the stack has room, and otherwise leaves its operation to the enclosing loop.
+//! [`run_loop`](Core::run_loop). If a push inside an operation must run its own operation here, it starts another loop
+//! ([`run_nested`](Core::run_nested)), unless loops are already nested too deeply. In that case, the push runs an
+//! inline operation at once and leaves any other to the workers or, if the engine has none, to its innermost loop.
 
 use std::{iter, sync::Arc};
 
@@ -51,7 +56,7 @@ impl Core {
         }
     }
 
-    /// Dispatches an operation that may run on this thread, may be taken by a waiter, or is recorded.
+    /// Dispatches an operation that may have to run on this thread, must be claimed before it starts, or is recorded.
     #[inline(never)]
     fn dispatch_specially(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().has(flag::INLINE | flag::EAGER) || !self.has_workers() {
@@ -62,7 +67,7 @@ impl Core {
         }
     }
 
-    /// Schedules a ready operation on its lane, where a waiter may take it.
+    /// Schedules a ready operation on its lane, where a waiter may take it, or passes it to the shuffler.
     fn schedule(self: &Arc<Self>, op: OpRef<Task>) {
         let Some(op) = self.shuffle(op) else { return };
         if self.gpus.is_empty() {
@@ -93,7 +98,7 @@ impl Core {
     /// GPU has yet to complete.
     ///
     /// A CPU operation enters its lane only once, when all its dependencies are complete; the lane's injector relies on
-    /// this. Later GPU commands that use the same variables follow the operation.
+    /// this. GPU commands issued later are not dependencies of the operation.
     #[cold]
     fn schedule_beside_gpus(self: &Arc<Self>, op: OpRef<Task>) {
         if op.task().lane >= FIRST_LANE {
@@ -111,7 +116,7 @@ impl Core {
 
     // ------------------------------------------------------------------------------------ after a completion ----
 
-    /// Dispatches operations that a completion made ready, and then runs the epilogue of the complete operation.
+    /// Dispatches the operations in `ready`, and then runs the epilogue of the operation that made them ready.
     pub(crate) fn dispatch_ready(self: &Arc<Self>, ready: &mut ReadyList<Task>, epilogue: Epilogue) {
         let here = self.schedule_ready(ready, |op| worker_thread::schedule(self, op));
         self.run_here(here, epilogue);
@@ -142,14 +147,14 @@ impl Core {
         here
     }
 
-    /// Whether the engine has workers. The workers do not exit while the caller has an operation that is still counted
-    /// as pending.
+    /// Whether the engine has workers. If this returns `true` while an operation of the caller is counted as pending,
+    /// the workers do not exit before that operation is counted out.
     #[inline]
     pub(super) fn has_workers(&self) -> bool {
         self.kind != EngineKind::Naive && !self.is_closed()
     }
 
-    /// Runs operations that must run on this thread, after an operation that only has to be counted out.
+    /// Runs operations that must run on this thread, and counts out the operation that made them ready.
     #[cold]
     pub(super) fn run_here_after(self: &Arc<Self>, here: ReadyList<Task>, ticket: Ticket) {
         self.run_here(here, Epilogue::CountOut(ticket));
@@ -174,7 +179,7 @@ impl Core {
     #[inline(never)]
     fn run_now(self: &Arc<Self>, op: OpRef<Task>) {
         // Work issued by a device operation's function is not complete when the function returns, so no operation of
-        // the program may run inside it.
+        // the program may run inside that function.
         let forbidden = !op.task().has(flag::INLINE) && no_wait::in_device_function();
         if forbidden && self.has_workers() {
             self.observe_ready(&op);
@@ -188,8 +193,8 @@ impl Core {
         self.run_nested(Some(op), &mut ReadyList::default(), &mut iter::empty());
     }
 
-    /// Starts a ready loop inside those already running on this thread, or leaves the work to this engine's innermost
-    /// loop if they are nested too deeply.
+    /// Runs the work in a new ready loop inside those already running on this thread. If these are nested too deeply,
+    /// [leaves](Self::leave) the work to this engine's innermost loop instead.
     fn run_nested(
         self: &Arc<Self>,
         first: Option<OpRef<Task>>,
@@ -216,8 +221,8 @@ impl Core {
         epilogues: &mut dyn Iterator<Item = Epilogue>,
     ) {
         epilogues.for_each(|epilogue| ready_loop.push_epilogue(epilogue));
-        // Threads may wait for inline operations, which take no time. Program code woken by their completion is left to
-        // the loop.
+        // Inline operations run here, since they take no time and threads may wait for them. The program code in their
+        // epilogues is left to the loop.
         while let Some(op) = ready.pop() {
             if op.task().has(flag::INLINE) {
                 self.execute_in(ready_loop, op, ready);
@@ -236,8 +241,9 @@ impl Core {
         }
     }
 
-    /// Runs a ready operation on this thread. Leaves its epilogue to `ready_loop` until the operations that it made
-    /// ready have been dispatched.
+    /// Runs a ready operation on this thread. Leaves its epilogue to `ready_loop`, which runs it after the operations
+    /// in `ready` have been dispatched. If `ready` is empty and the operation only has to be counted out, counts it out
+    /// here.
     fn execute_in(self: &Arc<Self>, ready_loop: &ReadyLoop, op: OpRef<Task>, ready: &mut ReadyList<Task>) {
         match self.execute_plainly(op, ready) {
             Ok(ticket) if ready.is_empty() => self.count_out(ticket),
@@ -259,7 +265,8 @@ impl Core {
         }
     }
 
-    /// Runs the operations and epilogues left to loops on this thread, for a caller about to wait.
+    /// Runs the operations left to this engine's loops on this thread, for [`catch_up`](Self::catch_up). The epilogues
+    /// left to these loops are run by workers or, if the engine has none, by this thread.
     pub(super) fn run_deferred(self: &Arc<Self>) {
         let (mut ready, epilogues) = ready_loop::take_deferred(self);
         let mut epilogues = epilogues.into_iter();
@@ -270,7 +277,7 @@ impl Core {
             }
         }
         let mut run = || self.run_loop(None, &mut ready, &mut epilogues);
-        // If the operating system refuses another stack, the loop runs on this one.
+        // If no other stack is available, the loop runs on this one.
         if !ready_loop::is_stack_short() || ready_loop::on_another_stack(&mut run).is_err() {
             run();
         }
@@ -300,7 +307,8 @@ impl Core {
         panics::__rust_end_short_backtrace(|| no_wait::outside_deletion(|| ready_loop::run(self, run)));
     }
 
-    /// Runs the next operations in `ready`, or the next work left to `ready_loop`.
+    /// Runs the inline operations in `ready`, and leaves the others to the workers or to `ready_loop`. If there are no
+    /// inline operations, runs one epilogue left to `ready_loop` or, if there is none, one operation left to it.
     fn run_next(self: &Arc<Self>, ready_loop: &ReadyLoop, ready: &mut ReadyList<Task>) {
         let mut own = ReadyList::default();
         while let Some(op) = ready.pop() {

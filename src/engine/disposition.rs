@@ -16,7 +16,7 @@ use crate::{
 
 impl Core {
     /// Whether a ready operation may run without further checks: none of its variables has failed or may be in use by a
-    /// GPU, the operation was not rejected, and the engine is not being cancelled.
+    /// GPU, the operation was not rejected, and the engine is open or draining.
     #[inline]
     pub(super) fn is_sound(&self, op: &Op<Task>) -> bool {
         let mut sound = true;
@@ -28,8 +28,8 @@ impl Core {
         sound && !op.is_rejected() && self.phase.load(Relaxed) < phase::CANCELLING
     }
 
-    /// Decides the disposition of a ready operation that is about to be issued to the GPU `at` or run on the CPU. Does
-    /// not determine the events that a stream must wait for.
+    /// Decides the disposition of a ready operation that is about to be issued to the GPU `at` or, if `at` is the CPU,
+    /// to run there. Does not determine the events that a stream must wait for.
     #[cold]
     pub(crate) fn disposition_at(&self, op: &Op<Task>, at: Device) -> Disposition {
         let task = op.task();
@@ -58,7 +58,7 @@ impl Core {
             self.fault_lock.with(|| self.failure_disposition(op))
         };
         match (disposition, self.gpus.lost(self.gpus.device_of(task.lane))) {
-            // An operation that must always run receives a stream that refuses every call.
+            // On a lost GPU, an operation that must always run receives a stream that refuses every call.
             (Disposition::Run, Some(error)) if !task.has(flag::NO_SKIP | flag::KEPT) => {
                 Disposition::Skip(task.failed_by(Cause::Device(error.clone())))
             }
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Decides whether an operation is skipped because one of its variables has failed.
+    /// Decides whether an operation is skipped because a variable that it does not overwrite has failed.
     fn failure_disposition(&self, op: &Op<Task>) -> Disposition {
         if !op.task().has(flag::NO_SKIP) {
             for access in op.accesses() {
@@ -83,10 +83,10 @@ impl Core {
         Disposition::Run
     }
 
-    /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`. The caller
-    /// sends the operation to that lane, which later sends it back. Each lane is returned at most once per operation:
-    /// commands that the lane receives later are not dependencies. For example, readers may run alongside an operation
-    /// with a [`Mode::Await`] access.
+    /// Returns a GPU lane that must complete a dependency of `op` before `op` may run on the device `at`, if there is
+    /// one. The caller sends the operation to that lane, which later sends it back. Each lane is returned at most once
+    /// per operation: commands that the lane receives later are not dependencies. For example, readers pushed later may
+    /// run alongside an operation with a [`Mode::Await`] access.
     pub(crate) fn pending_on_device(&self, op: &Op<Task>, at: Device) -> Option<usize> {
         let waited = &op.task().waited;
         // Relaxed: only the owner of a ready operation uses this field.
@@ -117,8 +117,8 @@ impl Core {
         pending
     }
 
-    /// Returns the first GPU lane accepted by `counts` that has yet to complete an operation on `cell` that an access
-    /// of `mode` must follow.
+    /// Returns the first GPU lane that `counts` accepts and that has not completed every operation on `cell` which an
+    /// access of `mode` must follow.
     pub(super) fn lane_before(&self, cell: &VarCell, mode: Mode, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let is_pending = |&lane: &usize| {
             let last = cell.fault().last_on_device(lane, mode);
@@ -127,7 +127,7 @@ impl Core {
         (0..self.gpus.lanes().len()).filter(|&lane| counts(lane)).find(is_pending)
     }
 
-    /// Whether stream order places `op` behind the commands for `cell` in the lanes of the GPU `at`.
+    /// Whether stream order suffices to place `op` behind the commands that use `cell` in the lanes of the GPU `at`.
     pub(crate) fn follows_on_device(&self, op: &Op<Task>, cell: &VarCell, at: Device) -> bool {
         let task = op.task();
         let host_uses_value = cell.is_host_value() && !task.has(flag::COPY);

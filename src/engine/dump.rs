@@ -1,9 +1,9 @@
 //! Dumps of pending work, taken while the engine runs.
 //!
-//! From an operation's push until its function is dropped, the first word of its record contains its engine's mark
-//! ([`registry`](crate::memory::registry)). The thread taking the dump is pinned, so the records that it finds are not
-//! reused. An operation's function may be dropped in the meantime, but the parts of the record read here, such as the
-//! name and the accesses, remain valid.
+//! From an operation's push until shortly before the operation is counted out, the first word of its record contains a
+//! mark of its engine ([`registry`](crate::memory::registry)). The thread taking the dump is pinned, so the records
+//! that it finds are not reused. An operation's task may be dropped in the meantime, but the parts of the record read
+//! here, such as the name and the accesses, remain valid.
 
 use std::{
     collections::HashMap,
@@ -35,9 +35,9 @@ use crate::{
     values::name::Name,
 };
 
-/// The maximum number of readers visited between a reader and the next mutating operation: the first if the reader
-/// holds the variable, the second if it waits. Not tuned: there may be a million readers. All readers behind a mutating
-/// operation are visited, since they wait only for that operation.
+/// The maximum number of readers visited between a reader and the next mutating operation: the first number applies if
+/// the reader holds the variable, the second if it waits. Not tuned: there may be a million readers. All readers behind
+/// a mutating operation are visited, since they wait only for that operation.
 const MAX_READERS: [usize; 2] = [1024, 64];
 
 impl Core {
@@ -51,12 +51,12 @@ impl Core {
         let pinned = epoch::pin();
         // The indices of operations, by record and by task; the task identifies an operation to waiters.
         let (mut by_record, mut by_task) = (HashMap::new(), HashMap::new());
-        // Pairs of an operation's record and the index of an operation that it waits for.
+        // Pairs of an operation's record and the index of an operation for which this operation waits.
         let mut before = Vec::new();
         // The records of the operations, and the indices of the variables by address.
         let (mut records, mut variables) = (Vec::new(), HashMap::new());
-        // Listed before the operations, so any operation still awaited afterwards by one of these threads is found to
-        // be pending.
+        // The sleeping threads are listed before the operations. Any operation that one of these threads still awaits
+        // afterwards is therefore found to be pending.
         let (mut sleepers, mut scopes) = (self.sleepers.list(), self.sleepers.scopes());
         let inside = sleepers.iter_mut().map(|sleeper| &mut sleeper.ops);
         for ops in inside.chain(scopes.iter_mut().map(|scope| &mut scope.around)) {
@@ -81,8 +81,8 @@ impl Core {
             note_accesses(op, index, &mut dump.variables, &mut variables);
             dump.ops.push(described);
         };
-        // SAFETY: (1): only `enqueue` and the functions that start operations set these marks, on records whose tasks
-        // are filled.
+        // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
+        // filled.
         unsafe { each_marked(&pinned, marks, look) };
         for (later, earlier) in before {
             if let Some(&later) = by_record.get(&later) {
@@ -93,7 +93,7 @@ impl Core {
         for (child, parent) in members.parents() {
             if let Some(parent) = by_record.get(&parent).map(|&parent| &mut dump.ops[parent]) {
                 parent.waits_for.push(child);
-                // Children enter their queues only after their parent's function has returned.
+                // A child is marked when it enters its queues, which it does only after its parent's work has ended.
                 parent.state = OpState::WaitingForChildren;
             }
         }
@@ -181,7 +181,7 @@ impl Core {
                 *ready += 1;
             }
         };
-        // SAFETY: (1): only `enqueue` sets this mark, on records whose tasks are filled.
+        // SAFETY: (1): only pushes set this mark, on records whose tasks are filled.
         unsafe { each_marked(&pinned, [self.mark(), self.mark()], look) };
         ready
     }
@@ -202,8 +202,8 @@ impl Recorded for Core {
         }
         let pinned = epoch::pin();
         let look = |op: &Op<Task>, _: *mut ()| op.task().op_id().into_iter().for_each(&mut *found);
-        // SAFETY: (1): only `enqueue` and the functions that start operations set these marks, on records whose tasks
-        // are filled.
+        // SAFETY: (1): only pushes and the functions that start operations set these marks, on records whose tasks are
+        // filled.
         unsafe { each_marked(&pinned, [self.mark(), self.started_mark()], look) };
     }
 }
@@ -213,8 +213,8 @@ fn name_of(cell: &VarCell) -> String {
     cell.name().map_or_else(|| format!("#{}", cell.queue().id()), Name::to_string)
 }
 
-/// Adds the operation at `index` to the holders and waiters of its variables. `known` maps the addresses of variables
-/// to their indices.
+/// Adds the operation at `index` to the holders or the waiters of each of its variables. `known` maps the addresses of
+/// variables to their indices.
 fn note_accesses(op: &Op<Task>, index: usize, variables: &mut Vec<PendingVar>, known: &mut HashMap<usize, usize>) {
     for access in op.accesses() {
         let standing = access.standing();

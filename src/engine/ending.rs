@@ -1,6 +1,6 @@
 //! The decision on a ready operation, and the work left after the operation has ended.
 //!
-//! An operation that has ended passes through these states:
+//! An ending operation passes through these states:
 //!
 //! 1. Its function was called, or it was skipped, cancelled or rejected. An operation that is not plain is kept in an
 //!    [`Unfinished`] until the slow path completes it.
@@ -30,15 +30,15 @@ pub(crate) enum Disposition {
     Skip(OpError),
     /// The GPU lane with this number has yet to complete a dependency.
     Forward(usize),
-    /// The push was refused, the operation was cancelled quietly, or this is a forked child, in which the parent's
-    /// operations are left alone.
+    /// The push was refused, the operation was cancelled quietly, or this is a forked child, in which the parent
+    /// process's operations are left alone.
     Discard,
 }
 
 /// The work left for a complete operation after its successors have been dispatched.
 #[must_use = "the operation must still be counted out"]
 pub(crate) enum Epilogue {
-    /// The operation is not complete, or another thread ends it.
+    /// The operation is not complete, or it is ended elsewhere.
     Nothing,
     /// The operation only has to be counted out.
     CountOut(Ticket),
@@ -56,8 +56,8 @@ pub(crate) type Epilogues = SmallVec<[Epilogue; 2]>;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FnState {
     Called,
-    /// The operation is asynchronous: its function was called and may still run on another thread, so ending the
-    /// operation must not touch the function.
+    /// The operation is asynchronous: its function was called and may still be running, so ending the operation must
+    /// not touch the function.
     MayRun,
     /// The function was not called and must be dropped in the epilogue.
     NotCalled,
@@ -92,7 +92,7 @@ impl Completed {
         Self { op, result, ended, function, cleanup }
     }
 
-    /// Reports the result of a complete asynchronous operation.
+    /// Reports the result of a complete asynchronous operation to its observers.
     pub(super) fn report_to(&mut self, observers: Observers) {
         let result = self.result.as_ref().map(|&()| ());
         if let Some(handle) = observers.handle {

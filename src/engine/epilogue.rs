@@ -35,7 +35,7 @@ impl Core {
         Epilogue::Nothing
     }
 
-    /// Runs the epilogue of an operation after the operations that it made ready have been dispatched.
+    /// Runs the epilogue of an operation. Called after the operations that it made ready have been dispatched.
     pub(crate) fn finish(self: &Arc<Self>, epilogue: Epilogue) {
         match epilogue {
             Epilogue::Nothing => {}
@@ -51,8 +51,8 @@ impl Core {
         }
     }
 
-    /// Whether program code that may wait must run on a worker: the calling thread serves a GPU lane and must not
-    /// block.
+    /// Whether program code that may wait must be left to a worker: the calling thread serves a GPU lane, so it must
+    /// not block, and the engine has workers.
     fn leaves_to_workers(&self) -> bool {
         worker_thread::serves_device() && self.has_workers()
     }
@@ -115,7 +115,7 @@ impl Core {
         }
     }
 
-    /// Counts an operation out and wakes the futures whose wait for all operations or for room is over.
+    /// Counts an operation out and wakes the futures whose waits, for all operations or for room, are over.
     #[inline(always)]
     pub(crate) fn count_out(self: &Arc<Self>, ticket: Ticket) {
         if let Some(wakers) = self.pending.leave(ticket) {
@@ -126,13 +126,14 @@ impl Core {
     /// Wakes futures that wait for all operations or for room.
     #[cold]
     pub(super) fn wake(self: &Arc<Self>, wakers: Wakers) {
-        // A GPU lane's thread leaves the wakers to a worker, unless the workers may have ended. In that case the
-        // operation pushed for the wakers would run here. Counting that operation out would wake the waker that ends
-        // the engine; that waker would find this operation pending, register again, and be woken again, endlessly.
+        // A GPU lane's thread leaves the wakers to a worker, unless the workers may have ended. In that case, the
+        // operation pushed for the wakers would run here. The waker that ends the engine would find that operation
+        // pending and register again. Counting the operation out would then wake that waker in another such operation,
+        // and so on, endlessly.
         if self.leaves_to_workers() || removed(Step::WakeHereOnceClosed) && worker_thread::serves_device() {
             return self.hand_over(|_| wakers.wake());
         }
-        // This thread may have given up its worker, either to a function that waited or to a stop.
+        // This thread may have given up its worker, either to a function that had waited or to a stop.
         if worker_thread::begin_code() {
             regain_worker(None);
         }

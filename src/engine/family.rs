@@ -1,15 +1,16 @@
-//! Operations with children. A parent is complete once its own work has ended and all its children are complete.
+//! Operations with children. A parent is complete once its own work has ended, all its children are complete and, if it
+//! is asynchronous, its completion has been used.
 //!
 //! Children take their parent's place in the order of operations. Each of the parent's variables that a child declares
 //! is represented by a variable of the family, whose queue orders the children under the parent's access. The value
-//! stays in the parent's variable. A family also has variables with values of their own, which only its children can
-//! declare.
+//! stays in the parent's variable. A family may also have variables with values of their own, which only its children
+//! and their descendants can declare.
 //!
 //! # States
 //!
 //! 1. *Working*: the parent's own work continues: its function is running, its future or one of that future's guards
-//!    exists, or a call that pushes a child or creates a variable has not returned. A child is counted as pending and
-//!    has a record, but is in no queue yet, so it shares no value with the parent's work.
+//!    exists, or a call that pushes a child or creates a variable has not returned. A pushed child is counted as
+//!    pending and has a record, but is in no queue yet, so it shares no value with the parent's work.
 //! 2. *Released* ([`Family::release`]): the work has ended. The children have entered the queues in push order. If the
 //!    work has failed, the variables that the parent mutates have failed for the children as well, and so have the
 //!    family's own variables. The value of each of the family's own variables is dropped after the children have used
@@ -23,8 +24,8 @@
 //! * `plan`: set by the thread that starts the parent, before its function is called; then constant.
 //! * `identity`: constant. The pointers are only compared.
 //! * `is_future`: set by the thread that starts the parent, before the future exists.
-//! * `parent`: set by the thread that starts the parent or uses its completion; taken by the thread that drops the last
-//!   share.
+//! * `parent`: set by the thread that starts the parent or, if the parent is asynchronous, by the thread that uses its
+//!   completion or ends its future; taken by the thread that drops the last share.
 //! * `stand_ins`, `variables`, `children` and `own`: under their locks.
 //! * In a forked child, no thread may touch anything, since the operations belong to the parent process.
 //!
@@ -107,7 +108,7 @@ impl Plan {
 /// A pushed child that is not in a queue yet.
 struct Child {
     op: OpRef<Task>,
-    /// The place where the handle finds the operation.
+    /// The place in the state that the operation shares with its handle, if it has one.
     place: Option<NonNull<Place>>,
 }
 
@@ -192,7 +193,8 @@ impl Family {
         Self::new(core, &hold, Some(Parent { op, observers: None }))
     }
 
-    /// Creates the family of an asynchronous operation that is about to start. The right to complete it has a share.
+    /// Creates the family of an asynchronous operation that is about to start. The right to complete the operation has
+    /// a share.
     pub(super) fn of_async(core: &Arc<Core>, op: &Op<Task>) -> Arc<Self> {
         let family = Self::new(core, op, None);
         family.count.enter();
@@ -252,7 +254,7 @@ impl Family {
     /// Creates a variable of the family and returns a handle to it.
     ///
     /// # Errors
-    /// Returns [`PushError::ParentEnded`] if the parent's work has ended.
+    /// Returns [`PushError::ParentEnded`] if the parent's work has ended, and [`PushError::Forked`] in a forked child.
     pub(crate) fn create_var<T: Send + 'static>(&self, value: T) -> Result<NonNull<VarCell>, PushError> {
         let admitted = match self.admit() {
             Ok(admitted) => admitted,
@@ -282,12 +284,13 @@ impl Family {
         self.plan.get()?.within.as_ref()?.upgrade()
     }
 
-    /// Replaces each variable in a child's `entries` with the family's variable that represents it, and returns the new
-    /// entries. The family's own variables are not replaced.
+    /// Returns a child's `entries` with each variable replaced by the family's variable that represents it. The
+    /// family's own variables are not replaced.
     ///
     /// # Errors
     /// Returns [`PushError::NotHeld`] if the parent does not declare one of the variables, or only reads one that the
-    /// child mutates.
+    /// child mutates. For a variable of another engine or of an unrelated family, returns
+    /// [`PushError::ForeignVariable`] or [`PushError::FamilyVariable`] instead.
     fn stand_in(
         &self,
         entries: &[Entry],
@@ -338,7 +341,8 @@ impl Family {
         let place = job.place_of_handle();
         let mut replaced = || {
             let admitted = self.admit()?;
-            // A variable deleted after the parent's push is accepted: the deletion is queued behind the parent.
+            // A variable that was deleted after the parent's push is not refused, since the deletion is queued behind
+            // the parent.
             let sorted = push::sort(entries, &spec.name, location)?;
             Ok((self.stand_in(sorted, &spec.name, location)?, admitted))
         };
@@ -427,13 +431,13 @@ impl Family {
             }
         }
         let children = lock(&self.children).take().unwrap_or_default();
-        // All children are released before the first one may run, since it may wait for another.
+        // All children are released before the first one may run, since that child may wait for another.
         for place in children.iter().filter_map(|child| child.place) {
             // SAFETY: the operation has not started, so the place is valid.
             unsafe { place.as_ref() }.let_go();
         }
         // Without workers, all children enter their queues before the first one runs. With workers, no child runs on
-        // this thread, not even an eager one, since it could wait for another.
+        // this thread, not even an eager one, since it could wait for a child that is not in a queue yet.
         let mut ready = ReadyList::default();
         let has_workers = self.core.has_workers();
         let mut dispatch = |op: OpRef<Task>| match has_workers {
@@ -448,13 +452,13 @@ impl Family {
         for cell in variables {
             self.count.enter();
             let Some(this) = self.this.upgrade() else { unreachable!("the caller has a reference") };
-            // SAFETY: (1): the family has a handle to the variable. (2): every child that declares it has entered its
-            // queue, and all other pushes are refused.
+            // SAFETY: (1): the family has a handle to the variable. (2): every child that declares the variable has
+            // entered the variable's queue, and all other pushes are refused.
             unsafe { self.core.empty_variable(cell, KinShare::new(this), &mut dispatch) };
         }
         self.leave();
-        // Operations that run inside this call may wait for the parent, so nothing here may delay the parent from now
-        // on.
+        // Operations that run inside the next call may wait for the parent, so this thread has already dropped its
+        // share of the family.
         self.core.dispatch_ready(&mut ready, Epilogue::Nothing);
     }
 
@@ -500,7 +504,8 @@ impl Family {
     }
 }
 
-/// The admitted push of a child or creation of a variable.
+/// An admitted push of a child or creation of a variable, which is a part of the parent's work until this value is
+/// dropped.
 struct Admitted<'f>(&'f Family);
 
 impl Drop for Admitted<'_> {
@@ -546,7 +551,7 @@ impl Kin for Family {
             return;
         }
         match self.this.upgrade() {
-            // Nested families, each with a single child, may end one inside another to a great depth.
+            // Nested families, each with a single child, may end inside one another to a great depth.
             Some(this) if ready_loop::is_stack_short() => self.core.hand_over(move |_| this.end()),
             _ => ready_loop::in_place(|| self.end()),
         }

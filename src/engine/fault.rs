@@ -5,7 +5,8 @@
 //!
 //! * `failure` and `FAILED`: read by operations that hold the variable and changed by those that hold it for writing.
 //!   Lanes of the same GPU hold a variable one after another without waiting for each other's commands to complete.
-//!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`].
+//!   While such commands are in flight, only those lanes read and change the failure, under the [`FaultLock`]. A thread
+//!   that begins a wait and finds the variable idle may also read `FAILED`.
 //! * `uses` and `ON_DEVICE`: see [`DeviceUses`]. The bit is cleared by an operation that holds the variable for
 //!   writing, once all operations recorded in the uses are complete.
 //!
@@ -13,8 +14,8 @@
 //!
 //! This module has no edges of its own. The variable's queue hands over the effects of earlier operations. A lane's
 //! [`Timeline`](crate::device::timeline::Timeline) hands over everything that the lane recorded before completing an
-//! operation. The [`FaultLock`] hands over the changes made by its previous holder. So an operation that depends on GPU
-//! operations checks the timelines first and then the failure.
+//! operation. The [`FaultLock`] hands over the changes made by its previous holders. So an operation that depends on
+//! GPU operations checks the timelines first and then the failure.
 
 use crate::{
     device::timeline::DeviceUses,
@@ -65,7 +66,7 @@ impl<E: Clone> Fault<E> {
     }
 
     /// Whether a wait must be pushed although no operation is pending in the queue: the variable has failed or GPUs
-    /// have not completed their operations on it. `is_pending` checks the timelines for such operations.
+    /// have not completed their operations on it. `is_pending` checks the timelines for operations in flight.
     #[inline]
     pub fn needs_wait(&self, is_pending: impl FnOnce() -> bool) -> bool {
         // The timelines are checked first, since a lane records an operation's failure before completing the operation.
@@ -118,8 +119,8 @@ impl<E: Clone> Fault<E> {
         self.bits.fetch_or(ON_DEVICE, Relaxed);
     }
 
-    /// Returns the number of the last operation issued by `lane` on the variable that an access of `mode` must follow,
-    /// or 0 if there is none.
+    /// Returns the number of the last operation on the variable that `lane` has issued and that an access of `mode`
+    /// must follow, or 0 if there is none.
     pub fn last_on_device(&self, lane: usize, mode: Mode) -> u64 {
         // Relaxed: an operation that holds the variable reads the exact value. A caller that does not hold it relies on
         // what the queue has handed over.

@@ -1,11 +1,10 @@
 //! Engines in a forked child.
 //!
-//! Only the thread that forked exists in the child, and any lock may have been held by another of the parent's threads.
-//! So [`watch`] registers a handler that ends every live engine before the program continues in the child. Each
-//! engine's phase becomes `FORKED`, in which every call returns before taking a lock ([`Core::is_forked`]). The
-//! engines' memory is left untouched. The thread that forked may have belonged to an engine; in the child, it belongs
-//! to none. It receives a new epoch collector, since threads that the child lacks may be pinned in the parent's
-//! collector forever.
+//! Only the thread that forked exists in the child, and another of the parent's threads may have held any lock at the
+//! fork. So [`watch`] registers a handler that ends every live engine before the program continues in the child. Each
+//! engine's phase becomes `FORKED`, in which every call returns before taking a lock ([`Core::is_forked`]). The engines
+//! are never dropped. The thread that forked may have belonged to an engine; in the child, it belongs to none. It
+//! receives a new epoch collector, since threads that the child lacks may be pinned in the parent's collector forever.
 //!
 //! The handler takes no lock, allocates nothing and logs nothing, because another thread may have been doing any of
 //! these things when the process forked. No handler runs in the parent.
@@ -69,7 +68,7 @@ impl<T> Slots<T> {
         })
     }
 
-    /// Adds `object`. The caller must [remove](Self::remove) it before it is freed.
+    /// Adds `object`. The caller must [remove](Self::remove) the object before freeing it.
     pub fn add(&self, object: NonNull<T>) {
         let object = object.as_ptr();
         // Release (edge `slot`): the object. Relaxed on failure: the slot is taken.

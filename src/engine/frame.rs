@@ -7,11 +7,11 @@
 //!
 //! | the frame | its operation |
 //! |---|---|
-//! | [`Holds::Variables`] | has not released its variables: its function runs, or a device completes it |
+//! | [`Holds::Variables`] | has not released its variables: its function runs, its future is polled or dropped, or this thread waits until a device has completed it |
 //! | [`Holds::Variables`], and the task [is over](Task::is_over) | is complete although its function still runs |
 //! | [`Holds::Nothing`] | has released its variables: its epilogue runs |
 //! | [`Holds::AcquiredVariables`] | holds its variables for program code outside the program's operations |
-//! | without an operation | was counted out |
+//! | without an operation | was counted out, if there was one |
 //!
 //! # Who may touch what
 //!
@@ -65,7 +65,7 @@ pub(crate) struct Frame {
     /// the frame ends.
     op: Option<NonNull<Op<Task>>>,
     core: *const Arc<Core>,
-    /// What can cancel the operation, or null.
+    /// The operation's families and what can cancel it, or null.
     limits: Cell<*const Limits>,
     /// The right to end an asynchronous operation, until the operation's completion takes it. The right is put back if
     /// a panic in the function drops the completion, or if the function fails after its completion has been used or
@@ -99,8 +99,8 @@ impl Frame {
         ptr::eq(Arc::as_ptr(self.engine()), core)
     }
 
-    /// Whether the operation is complete although its function still runs: it is asynchronous, and its completion was
-    /// used.
+    /// Whether the operation is complete although its function still runs: it is asynchronous, it cannot have children,
+    /// and its completion was used.
     fn is_over(&self) -> bool {
         // Epilogues are excluded, since their program code is part of the operation.
         self.holds == Holds::Variables && self.op().is_some_and(|op| op.task().is_over())
@@ -116,7 +116,7 @@ impl Frame {
         debug_assert!(replaced.is_none(), "an operation has one right");
     }
 
-    /// Returns what can cancel the operation.
+    /// Returns the operation's families and what can cancel it.
     fn limits(&self) -> Limits {
         // SAFETY: the `Limits` are borrowed by a call to `limited_by`, which restores the previous pointer when it
         // ends.
@@ -157,7 +157,8 @@ impl Frame {
         self.limits().child_of.and_then(|kin| unsafe { kin.as_ref() }.known_from())
     }
 
-    /// Calls `look` with the queue of each variable that the operation holds, itself or through its parents.
+    /// Calls `look` with the queue of each variable held by the operation, by its parents, or by the operations around
+    /// its scope.
     fn each_held(&self, mut look: impl FnMut(NonNull<()>)) {
         if self.holds == Holds::Nothing || self.is_over() {
             return;
@@ -206,7 +207,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Returns the claim of the operation, if it has a handle.
+    /// Returns the claim on the operation, if the operation has a handle.
     fn claim(&self) -> Option<&Claim> {
         // SAFETY: these `Limits` belong to an unfinished call to `claimed_by`, whose caller has borrowed the claim.
         self.claim.map(|claim| unsafe { claim.as_ref() })
@@ -227,7 +228,7 @@ pub(super) fn innermost() -> *const Frame {
     FRAME.with(Cell::get)
 }
 
-/// Returns the engine of the innermost operation running on this thread.
+/// Returns the engine of the innermost operation for which program code runs on this thread.
 pub(crate) fn current_engine() -> Option<Arc<Core>> {
     let mut current = None;
     any_frame(|frame| {
@@ -267,7 +268,7 @@ pub(crate) fn enter_async<R>(core: &Arc<Core>, op: &Op<Task>, right: Right<Task>
     enter_with(core, Some(op), Holds::Variables, Some(right), f)
 }
 
-/// Calls `f`, program code of `core`, after its operation was counted out.
+/// Calls `f`, program code that `core` runs for no operation, or after the operation was counted out.
 pub(crate) fn enter_after<R>(core: &Arc<Core>, f: impl FnOnce() -> R) -> R {
     enter_with(core, None, Holds::Nothing, None, |_| f())
 }
@@ -308,7 +309,8 @@ pub(crate) fn leave_all() {
     FRAME.with(|cell| cell.set(ptr::null()));
     no_wait::forget();
     // If this thread was running on behalf of a blocked thread, that thread's frames and loops are on a stack that may
-    // soon be reused. They become the innermost again when this thread's own end, so `seen` hides them.
+    // soon be reused. They become the innermost again when this thread's own frames and loops end, so `seen` hides
+    // them.
     STACK.with(|cell| cell.set(if cell.get() == Stack::Own { Stack::Own } else { Stack::Lost }));
 }
 
@@ -346,8 +348,8 @@ pub(super) fn any_frame(mut wanted: impl FnMut(&Frame) -> bool) -> bool {
     false
 }
 
-/// Calls `look` with each of this thread's frames, innermost first, until it returns `false`. Skips frames already
-/// known through an operation of a scope opened inside them.
+/// Calls `look` with each of this thread's frames, innermost first, until `look` returns `false`. Stops at the frame in
+/// which the scope of an inner frame's operation was opened, since the scope knows that frame and those around it.
 fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     let mut known_from = None;
     any_frame(|frame| {
@@ -359,8 +361,8 @@ fn each_unknown(mut look: impl FnMut(&Frame) -> bool) {
     });
 }
 
-/// If a panic in the function of an operation on this thread dropped its completion, takes the right to end the
-/// operation. Returns the right and the operation's engine.
+/// If a panic in the function of an operation on this thread dropped the operation's completion, takes the right to end
+/// the operation. Returns the right and the operation's engine.
 pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
     let mut lost = None;
     any_frame(|frame| {
@@ -370,13 +372,15 @@ pub(crate) fn take_lost() -> Option<(Arc<Core>, Right<Task>)> {
     lost
 }
 
-/// Whether this thread is inside an operation of `core`.
+/// Whether this thread is inside an operation of `core`. Code that uses acquired variables does not count as part of an
+/// operation.
 pub(crate) fn in_operation_of(core: &Core) -> bool {
     let is_operation = |frame: &Frame| frame.op.is_some() && frame.holds != Holds::AcquiredVariables;
     any_frame(|frame| frame.is_of(core) && is_operation(frame) && !frame.is_over())
 }
 
-/// Whether an operation running on this thread holds the variable whose queue is `queue`.
+/// Whether an operation running on this thread, one of its parents, or an operation around its scope holds the variable
+/// whose queue is `queue`.
 pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
     let mut names = false;
     let look = |frame: &Frame| {
@@ -392,7 +396,8 @@ pub(crate) fn holds(queue: NonNull<VarQueue<Task>>) -> bool {
 pub(crate) enum Declared {
     No,
     Read,
-    /// The operation mutates the variable, or an operation around it has declared the variable in any way.
+    /// The operation mutates the variable, or one of its parents or an operation around its scope has declared the
+    /// variable in any way.
     Any,
 }
 
@@ -448,7 +453,8 @@ pub(super) struct HeldAround {
 }
 
 impl HeldAround {
-    /// Calls `look` with the queue of each variable that the operation holds, itself or through its parents.
+    /// Calls `look` with the queue of each variable held by the operation, by its parents, or by the operations around
+    /// its scope.
     ///
     /// # Safety
     /// 1. The frame has not ended.
@@ -479,8 +485,8 @@ pub(super) fn held_around() -> Box<[HeldAround]> {
     held.into()
 }
 
-/// Returns the operations of any engine that run on this thread and have not released their variables, along with the
-/// parents of any that are children.
+/// Returns the operations of any engine that run on this thread and have not released their variables, along with their
+/// parents and the operations around their scopes.
 pub(super) fn running_ops() -> Ops {
     let mut ops = Ops::new();
     let look = |frame: &Frame| {
@@ -532,7 +538,7 @@ pub(crate) fn runs(claim: &Claim) -> bool {
     any_frame(|frame| frame.limits().claim == Some(NonNull::from(claim)))
 }
 
-/// Whether the operation with this place is a child that waits for a function on this thread to return.
+/// Whether the operation with this place is a child that waits for work on this thread to end.
 pub(super) fn holds_back(place: &Place) -> bool {
     // Most operations are not held back, and the search grows with the frames.
     place.is_held_back() && any_frame(|frame| frame.family().is_some_and(|family| family.holds_back(place)))
@@ -599,12 +605,13 @@ impl<'a> Call<'a> {
         self.frame
     }
 
-    /// Takes the right to end an asynchronous operation, for its completion. Returns `None` on a second call.
+    /// Takes the right to end an asynchronous operation, for the operation's completion. Returns `None` on a second
+    /// call.
     pub(crate) fn take_right(&self) -> Option<Right<Task>> {
         self.frame.take_right()
     }
 
-    /// Calls `f` with the right to end an asynchronous operation, before its completion takes it.
+    /// Calls `f` with the right to end an asynchronous operation, unless a completion has already taken the right.
     pub(crate) fn with_right(&self, f: impl FnOnce(&mut Right<Task>)) {
         if let Some(mut right) = self.frame.take_right() {
             f(&mut right);

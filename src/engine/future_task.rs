@@ -4,7 +4,7 @@
 //!
 //! 1. *Started*: the operation's job has created a [`FutureTask`] and polls it on the thread running the job.
 //! 2. *Between two polls*: only wakers refer to the task. The first wake pushes an internal operation, which has no
-//!    variables and polls the future. So the operation's own record enters its lane only once, and a wake does not have
+//!    variables and polls the future. So the operation's own record enters its lane only once, and a poll does not have
 //!    to wait in the variables' queues.
 //! 3. *Ended*: the future has returned a result or panicked, and has been dropped. The operation ends once its guards
 //!    have been dropped as well.
@@ -53,7 +53,7 @@ use crate::{
     values::kind::EngineKind,
 };
 
-/// The name of the operations that poll.
+/// The name of the internal operations that poll futures.
 pub(super) const POLL: &str = "poll";
 
 /// An operation's future, and the recipient of its value.
@@ -81,7 +81,8 @@ impl<F, R> Running<F, R> {
     }
 }
 
-/// Calls `f`, program code of an operation. If `delivery` is `Some`, the operation has a handle, which may cancel it.
+/// Calls `f`, program code of an operation. If the operation has a handle, `delivery` is `Some`, and the frame refers
+/// to the operation's claim during the call.
 fn claimed<R, T>(delivery: Option<&Delivery<R>>, frame: &Frame, f: impl FnOnce() -> T) -> T {
     match delivery {
         Some(delivery) => frame.claimed_by(delivery.handle.beside().claim(), f),
@@ -138,7 +139,7 @@ impl<R: Send + 'static> Deliver for Delivery<R> {
     }
 }
 
-/// A future that has not ended, with its share of the operation.
+/// A future that has not ended, with its share of the right to end the operation.
 struct Started {
     future: Pin<Box<dyn Polled>>,
     share: Share,
@@ -162,7 +163,7 @@ impl Started {
         panics::catch(|| frame::enter(core, share.op(), Holds::Variables, run))
     }
 
-    /// Drops the future and its share of the operation.
+    /// Drops the future and its share of the right to end the operation. The future has ended with `result`.
     fn end(mut self, core: &Arc<Core>, result: Result<(), OpError>) {
         let cleared = self.enter(core, |future, frame| future.clear(frame));
         if core.is_forked() {
@@ -293,8 +294,8 @@ impl Drop for FutureTask {
 }
 
 /// Starts the asynchronous operation of `call`. `make` creates its future, with guards that hold shares of the right to
-/// end the operation. The first poll takes place here; later polls have `priority`. The future's value is delivered to
-/// `handle`.
+/// end the operation. The first poll takes place here; later polls are pushed with `priority`. The future's value is
+/// delivered to `handle`.
 pub(crate) fn start<F, R>(
     call: &Call<'_>,
     priority: i32,
@@ -328,8 +329,8 @@ where
     Ok(())
 }
 
-/// The job of an operation that is a future and has a handle. Delivering the future's value reports the operation's end
-/// to the handle; if the operation never starts, this job reports its end.
+/// The job of an operation that is a future and has a handle. The delivery of the future's value reports the result to
+/// the handle. If the operation never starts, this job reports the failure instead.
 pub(crate) struct FutureJob<F, R>(Shared<F, R>);
 
 impl<F, R> FutureJob<F, R> {

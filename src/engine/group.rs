@@ -6,7 +6,8 @@
 //! clean-ups, members of a cancelled group and of the groups inside it no longer start: when a member's turn comes, it
 //! fails, or changes nothing if the group was cancelled quietly.
 //!
-//! A member is counted in its group and in those around it from before its push until its epilogue has run.
+//! A member is counted in its group and in those around it from before its push until its epilogue has run, or until
+//! the end of its scope abandons it.
 //!
 //! # Who may touch what
 //!
@@ -86,7 +87,8 @@ impl Group {
         })
     }
 
-    /// Records that the members are children of the operation with this record, which does not complete before they do.
+    /// Records that the members are children of the operation with this record. That operation does not complete before
+    /// they do.
     pub(super) fn set_parent(&self, record: NonNull<()>) {
         // Relaxed: only dumps use this pointer, through the records of members, which are pushed later.
         self.belongs_to.store(record.as_ptr(), Relaxed);
@@ -102,7 +104,8 @@ impl Group {
         ptr::eq(self, other) || self.parent.as_ref().is_some_and(|parent| parent.is_within(other))
     }
 
-    /// Cancels the members that have not started, except clean-ups. Does nothing if the group was cancelled before.
+    /// Cancels the members that have not started, including those pushed later, except clean-ups. Does nothing if the
+    /// group was cancelled before.
     pub(crate) fn cancel(&self, how: Cancel) {
         let state = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
         // Relaxed: a member that starts at the same time may run or be cancelled. If the exchange fails, an earlier
@@ -192,7 +195,8 @@ impl Membership {
     /// Returns the membership's tickets, for threads that know only the member's record.
     pub(super) fn joined(&self) -> Joined {
         let counts = self.group.path().map(|group| ptr::from_ref(&group.pending));
-        // Relaxed: see `set_parent`. If a push misses the store, dumps merely omit the member from its parent.
+        // Relaxed: see `set_parent`. If a push misses the store, dumps merely do not show the member as a child of its
+        // parent.
         Joined::new(self.group.belongs_to.load(Relaxed), counts.zip(self.tickets.iter().copied()))
     }
 
@@ -226,7 +230,7 @@ const BOXED: u32 = u32::MAX;
 type Tickets = Vec<(*const PendingOps, Ticket)>;
 
 impl Joined {
-    /// Returns the value for an operation without a group.
+    /// Returns the `Joined` of an operation without a group.
     pub(crate) fn nothing() -> Self {
         Self {
             counts: [MaybeUninit::uninit(); LEVELS],

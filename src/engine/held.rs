@@ -1,8 +1,9 @@
-//! Shares of the right to end an operation. They hold the operation's variables for guards or for a future.
+//! Shares of the right to end an operation. While shares exist, the operation holds its variables, for guards or for a
+//! future.
 //!
 //! # States
 //!
-//! 1. *Held*: shares exist, each in a guard or with the operation's future.
+//! 1. *Held*: shares exist, each in a guard, with guards that have not been taken, or with the operation's future.
 //! 2. *Ended*: the last share was dropped, and the operation is complete. If a share is leaked, the operation never
 //!    ends, and its variables remain held forever.
 //!
@@ -12,7 +13,7 @@
 //! |---|---|
 //! | nothing: the guards were not taken | the variables are unchanged |
 //! | the guards were taken | the mutations are counted; or, if a panic dropped a guard, the mutated variables fail |
-//! | the future has ended | its result applies; or, if a panic dropped a guard, the mutated variables fail |
+//! | the future has ended | its result applies; if it succeeded but a panic dropped a guard, the mutated variables fail |
 //!
 //! # Who may touch what
 //!
@@ -62,7 +63,8 @@ impl KeepsOpen {
 
 impl Drop for KeepsOpen {
     fn drop(&mut self) {
-        // AcqRel: the uses through all other handles precede the shutdown, whose phase they must not see.
+        // AcqRel: every use of the engine through another handle happens before the shutdown that begins here, so no
+        // such use sees the shutdown's phase.
         if !self.0.is_forked() && self.0.handles.fetch_sub(1, AcqRel) == 1 {
             self.0.begin_shutdown(false);
             self.0.end_in_background();
@@ -84,7 +86,7 @@ enum Ending {
 struct Held {
     right: UnsafeCell<ManuallyDrop<Right<Task>>>,
     core: Arc<Core>,
-    /// The number of shares. It has 64 bits on every platform, so it cannot wrap even if guards are leaked.
+    /// The number of shares. The counter has 64 bits on every platform, so it cannot wrap even if guards are leaked.
     shares: AtomicU64,
     /// Whether a panic dropped a guard.
     panicked: AtomicBool,
@@ -195,7 +197,7 @@ impl Share {
         self.right().parent_of()
     }
 
-    /// Records that the guards, which keep the engine open, were taken.
+    /// Records that the guards, which keep the engine open from now on, were taken.
     pub(super) fn take(&self, keeps_open: KeepsOpen) {
         *lock(&self.held.ending) = Ending::Taken(keeps_open);
     }
@@ -212,7 +214,7 @@ impl Drop for Share {
             return;
         }
         if !self.panicking && thread::panicking() {
-            // Relaxed: the decrement of `shares` below publishes it (edge `share`).
+            // Relaxed: the decrement of `shares` below publishes this store (edge `share`).
             self.held.panicked.store(true, Relaxed);
         }
         // Release (edge `share`): the uses of the variables through this guard.

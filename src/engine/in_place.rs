@@ -1,17 +1,17 @@
 //! Waits in place: a waiting thread runs, on its own stack, ready operations that must complete before the wait can
 //! end.
 //!
-//! * A ready operation with a handle is owned by its entry in a queue of its lane. A waiter takes ownership from the
-//!   entry, which stays in the queue with a share of the record until a worker pops the entry and finds it stale
-//!   ([`OpRef::take`]).
+//! * A ready operation with a handle is owned by its entry in a queue of its lane. A waiter for that handle, or the end
+//!   of the operation's scope, may take ownership from the entry, which stays in the queue with a share of the record
+//!   until a worker pops the entry and finds it stale ([`OpRef::take`]).
 //! * An operation that the wait is known to depend on ([`leads_to`](Core::leads_to)) is taken from the deque of the
 //!   waiter's own worker or, on an engine without workers, from the ready loops of the waiter's thread.
 //!
 //! # Limits
 //!
-//! A waiter runs no other operations, so no wait is delayed by an unrelated one: a wait depends on everything that runs
-//! above it on the stack. A waiter hands over its worker if it finds no such operation, if its stack is short, or if
-//! the wait has a time limit.
+//! A waiter runs no other operations in place, so no wait is delayed by an unrelated operation: a wait depends on
+//! everything that runs above it on the stack. A waiter hands over its worker if it finds no such operation, if its
+//! stack is short, or if the wait has a time limit.
 
 use std::{iter, ptr::NonNull, sync::Arc};
 
@@ -29,7 +29,8 @@ use crate::{
 };
 
 impl Core {
-    /// Lets a waiter take a ready operation with a handle from the queue that the operation is about to enter.
+    /// Lets a waiter take a ready operation out of the queue that the operation is about to enter. Does nothing if
+    /// waiters cannot take the operation.
     pub(super) fn publish(op: &OpRef<Task>) {
         // A device's thread has no pending operation of its own. If a waiter completed this operation, the engine could
         // end before the entry was in its queue.
@@ -51,8 +52,8 @@ impl Core {
         });
     }
 
-    /// Runs the operation of `handled` on the calling thread, if the thread has a worker of the operation's lane and
-    /// the operation is in a queue.
+    /// Runs the operation of `handled` on the calling thread, if the operation is in a queue of the lane that the
+    /// thread's worker serves, and the stack is not short. A borrowed place counts as a worker.
     pub(super) fn run_in_place<R>(self: &Arc<Self>, handled: &Handled<R>) {
         let Some(op) = self.take_ready(handled.beside()) else { return };
         worker_thread::note_stale();
@@ -60,7 +61,7 @@ impl Core {
         self.run_on_this_stack(op);
     }
 
-    /// Runs the operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
+    /// Runs those operations in the deque of the calling thread's worker that [lead to](Self::leads_to) `goal`, until
     /// none is left, the wait for `goal` is over, or the stack is short. Without workers, runs such operations from
     /// this thread's ready loops.
     pub(super) fn run_leading(self: &Arc<Self>, is_over: impl Fn() -> bool, goal: &Goal<'_>) {
@@ -83,8 +84,8 @@ impl Core {
             let mut ready = ReadyList::default();
             let epilogue = panics::__rust_end_short_backtrace(|| self.execute(op, &mut ready));
             let epilogue = self.defer_epilogue(epilogue);
-            // Without workers, operations that are now ready are left to the loop around the wait, which takes from
-            // that loop the operations on which it depends.
+            // Without workers, operations that are now ready are left to the loop around the wait. From that loop, the
+            // wait takes the operations on which it depends.
             if !self.has_workers() {
                 ready_loop::with_loop(self, |ready_loop| self.leave(ready_loop, &mut ready, &mut iter::empty()));
             }
@@ -92,7 +93,7 @@ impl Core {
         });
     }
 
-    /// Takes a handle's operation from its queue.
+    /// Takes a handle's operation from its queue, if the calling thread can run it in place.
     fn take_ready(&self, shared: &Cancellable<dyn Function>) -> Option<OpRef<Task>> {
         let lane = worker_thread::lane_of(self)?;
         if ready_loop::is_stack_short() {

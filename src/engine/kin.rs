@@ -7,10 +7,11 @@ use crate::{engine::cancellable::Place, notify::waiters::Nested};
 
 /// A family as seen by its parent and children, or a scope as seen by its operations.
 pub(crate) trait Kin: Send + Sync {
-    /// Calls `look` with the queue of each variable held by the parent or by an operation around the scope, and so on
-    /// outwards. The pointers are only compared.
+    /// Calls `look` with the queue of each variable held by the parent or by the operations around the scope, and by
+    /// those further out. The pointers are only compared.
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>));
-    /// Calls `look` with the parent or the operations around the scope, and so on outwards. Depths start at 0.
+    /// Calls `look` with the parent or with the operations around the scope, and with those further out. Depths start
+    /// at 0.
     fn each_parent(&self, look: &mut dyn FnMut(Nested));
     /// Returns the frame in which the scope was opened, if it was opened on the calling thread. The pointer is only
     /// compared. `each_held` and `each_parent` cover that frame and the frames around it.

@@ -2,10 +2,11 @@
 //!
 //! # Who may touch what
 //!
-//! * The membership: first the thread that starts or skips the operation, then the thread that ends it. The start of an
-//!   asynchronous operation moves the membership to the [right](super::right::Right).
+//! * The membership: first the thread that starts or skips the operation, then the thread that ends it. When an
+//!   asynchronous operation starts, its membership moves into the [`Right`](super::right::Right).
 //!
-//! This module has no edges of its own: the tracker's queues hand over the job with its operation.
+//! This module has no edges of its own: the queues of the tracker and of the scheduler hand over the job with its
+//! operation.
 
 use std::{ptr::NonNull, sync::Arc, time::Instant};
 
@@ -28,7 +29,8 @@ pub(crate) struct LimitedJob<W> {
     group: Option<Arc<Group>>,
     /// Whether the operation was claimed. If so, neither the group nor the deadline can cancel it.
     is_claimed: bool,
-    /// Taken by `report` or `discard`. If the operation is asynchronous, `start` moves it to the right.
+    /// Taken by `report` or `discard`. If the operation is asynchronous, `start` moves the membership into the
+    /// [`Right`](super::right::Right) instead.
     membership: Option<Membership>,
 }
 
@@ -37,9 +39,9 @@ impl<W> LimitedJob<W> {
         Self { job, deadline, group: group.cloned(), is_claimed: false, membership: group.map(Group::enter) }
     }
 
-    /// Creates the job of a child or of a scope's operation, in the group of its family or scope. Until the operation
-    /// ends, it has a share of `kin`, which the caller has counted. `mutates` says whether the operation mutates a
-    /// variable.
+    /// Creates the job of a child or of a scope's operation, in the group of its family or scope. The operation's
+    /// membership keeps a share of `kin`. If `kin` is a family, the caller has already counted that share. `mutates`
+    /// says whether the operation mutates a variable.
     pub(crate) fn with_kin(
         job: W,
         group: &Arc<Group>,
@@ -55,7 +57,8 @@ impl<W> LimitedJob<W> {
         limited
     }
 
-    /// Cancels an operation that is about to start, if its group was cancelled or its deadline has passed.
+    /// Returns how an operation that is about to start is cancelled, if its group or one around it was cancelled or its
+    /// deadline has passed. Otherwise, returns [`Claimed::Run`].
     fn limit(&self, task: &Task) -> Claimed {
         match self.group.as_ref().and_then(|group| group.cancelled()) {
             Some(Cancel::Loudly) => Claimed::Cancelled(task.failed_by(Cause::Cancelled)),
@@ -135,8 +138,8 @@ impl<W: Job> Job for LimitedJob<W> {
     }
 
     fn discard(&mut self) {
-        // The membership and the group are dropped after the call below, even if program code panics. Nothing is left
-        // to drop with the record, which may be dropped where program code must not run.
+        // The membership and the group are dropped after the call below, even if program code panics in that call. They
+        // must not be left in the record, which may be dropped where program code must not run.
         let _group = (self.take_membership(), self.group.take());
         self.job.discard();
     }

@@ -1,5 +1,5 @@
-//! The reason why program code on this thread must not wait: the code is the function of a device operation, a deletion
-//! or an observer.
+//! The reason why program code on this thread must not wait: the code belongs to a device operation's function, to a
+//! deletion or to an observer.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ pub(crate) enum NoWait {
     /// The function of a device operation of any engine is running. The work that it issues is not complete when it
     /// returns.
     DeviceFunction,
-    /// A deletion of any engine is running.
+    /// The value of a variable of any engine is being dropped, or the function of a deletion is running.
     Deletion,
     /// An observer of any engine is running.
     Observer,
@@ -21,7 +21,7 @@ pub(crate) enum NoWait {
 // push to a naive engine reads the reason.
 thread_static!(static NO_WAIT: Cell<Option<NoWait>> = Cell::new(None));
 
-/// Calls `f`, program code that must not wait.
+/// Calls `f` with `why` as the reason why its program code must not wait.
 pub(crate) fn without_waits<R>(why: NoWait, f: impl FnOnce() -> R) -> R {
     set_no_wait(Some(why), f)
 }
@@ -34,7 +34,7 @@ pub(crate) fn outside_deletion<R>(f: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Calls `f` with `no_wait` as the reason why program code on this thread must not wait.
+/// Calls `f` while `no_wait` is the reason, if any, why program code on this thread must not wait.
 pub(crate) fn set_no_wait<R>(no_wait: Option<NoWait>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<NoWait>);
     impl Drop for Restore {

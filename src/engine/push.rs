@@ -2,8 +2,8 @@
 //!
 //! [`Core::push`] takes these steps:
 //!
-//! 1. [`check_and_sort`](Core::check_and_sort): every variable belongs to this engine and is not deleted; the accesses
-//!    are sorted by variable and distinct.
+//! 1. [`check_and_sort`](Core::check_and_sort): the push is refused unless every variable belongs to this engine and is
+//!    not deleted. The accesses are sorted by variable, and accesses to the same variable are merged.
 //! 2. [`begin_inline`](Core::begin_inline): the operation is counted as pending and receives a record, if the engine
 //!    accepts it.
 //! 3. [`Task::fill`]: the function is moved into the record.
@@ -81,7 +81,8 @@ impl Core {
         let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN {
             if phase != phase::FORKED {
-                // In a forked child, counting out may take a lock that a thread of the parent process held.
+                // Not done in a forked child, since counting out may take a lock that a thread of the parent process
+                // held.
                 self.count_out(ticket);
             }
             return self.push_slowly(name, location, &mut entry, job);
@@ -156,8 +157,8 @@ impl Core {
         Ok(op)
     }
 
-    /// Returns an error if a variable of the operation `name` belongs to another engine or is known to have been
-    /// deleted.
+    /// Returns an error if `cell`, a variable of the operation `name`, belongs to another engine or to an operation's
+    /// children, or is known to have been deleted.
     #[inline]
     pub(crate) fn check_variable(
         &self,
@@ -241,7 +242,7 @@ impl Core {
         unsafe { self.begin_inline(spec, priority, entries) }
     }
 
-    /// Counts an operation as pending and creates its record, if the engine accepts it. The entries have passed
+    /// Counts an operation as pending and creates its record, if the engine accepts it. The entries must have passed
     /// [`check_and_sort`](Self::check_and_sort).
     ///
     /// # Safety
@@ -276,7 +277,7 @@ impl Core {
     }
 
     /// Decides whether an engine that is shutting down, is observed, or has a limit accepts an operation. If it does
-    /// not, counts the operation out again, except in a forked child. An operation that was held back is counted again,
+    /// not, the operation is counted out, except in a forked child. An operation that was held back is counted anew,
     /// with a new ticket.
     #[cold]
     #[inline(never)]
@@ -325,8 +326,8 @@ impl Core {
     }
 
     /// Whether the naive engine accepts an operation on this thread. The naive engine runs an operation inside its
-    /// push, which is forbidden in the function of a device operation. There, it accepts only internal operations,
-    /// unless a ready loop of this engine encloses the function and can run the operation later.
+    /// push, but no operation of the program may run inside the function of a device operation. There, it accepts only
+    /// internal operations, unless a ready loop of this engine encloses the function and can run the operation later.
     #[cold]
     fn naive_engine_accepts(&self, spec: &Spec) -> bool {
         spec.flags & flag::INTERNAL != 0 || !no_wait::in_device_function() || ready_loop::has_loop(self)
@@ -367,7 +368,7 @@ impl Core {
 pub(super) struct Rejected;
 
 impl Rejected {
-    /// Returns the error of the operation `name` with these entries.
+    /// Returns the error of the push of the operation `name` with these entries.
     #[cold]
     pub(super) fn into_error(self, name: &Name, location: &'static Location<'static>, entries: &[Entry]) -> PushError {
         // SAFETY: the creator of the entries keeps handles to their variables until the push returns.

@@ -1,12 +1,13 @@
-//! Ready loops, which run operations on a thread without a worker or inside another operation.
+//! Ready loops, which run operations on a thread without a worker, inside another operation, or right after the
+//! operation that made them ready.
 //!
 //! A loop lives on the stack of the thread that runs it and is linked into that thread's list, innermost first. It
 //! ends, and leaves the list, once it has no operation or epilogue left to run.
 //!
 //! # Who may touch what
 //!
-//! * The list and the loops in it: only the thread that runs them. [`on_another_stack`] lends them to another thread
-//!   while their owner is blocked.
+//! * The list and the loops in it: only the thread to which they belong. [`on_another_stack`] lends them to another
+//!   thread while their own is blocked.
 //! * `deferred` and `epilogues`: the thread that runs the loop. No program code runs while either of them is borrowed.
 //!
 //! There are no edges between threads. In a forked child, loops of threads that did not survive the fork are never read
@@ -44,9 +45,9 @@ const MAX_LOOKS: usize = 32;
 /// A loop that runs ready operations on this thread.
 pub(crate) struct ReadyLoop {
     core: *const Arc<Core>,
-    /// Operations that must run here.
+    /// The operations left to this loop.
     deferred: RefCell<ReadyList<Task>>,
-    /// The epilogues of operations that completed here.
+    /// The epilogues left to this loop.
     epilogues: RefCell<LinkedList<Epilogue>>,
     depth: usize,
     /// The loop around this one, or null.
@@ -112,7 +113,7 @@ pub(crate) fn run<R>(core: &Arc<Core>, f: impl FnOnce(&ReadyLoop) -> R) -> R {
     })
 }
 
-/// Calls `f` with the loops of this thread, innermost first, until it returns a value.
+/// Calls `f` with each loop of this thread, innermost first, until `f` returns a value. Returns that value.
 fn find_loop<R>(mut f: impl FnMut(&ReadyLoop) -> Option<R>) -> Option<R> {
     let mut at = seen(INNERMOST.with(Cell::get));
     // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on whose
@@ -132,11 +133,10 @@ pub(crate) fn with_loop<R>(core: &Core, f: impl FnOnce(&ReadyLoop) -> R) -> Opti
     find_loop(|ready_loop| f.take_if(|_| ready_loop.is_of(core)).map(|f| f(ready_loop)))
 }
 
-// The number of operations running in place and of families ending that are nested on this thread's stack.
+// The number of calls to `in_place` on this thread's stack.
 thread_static!(static IN_PLACE: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which runs an operation on top of the operation waiting on this thread, or ends a family inside a child's
-/// epilogue.
+/// Calls `f`, which runs an operation on the stack of a waiting thread, or ends a family inside a child's epilogue.
 pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -149,7 +149,7 @@ pub(super) fn in_place<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether this thread's loops and operations running in place are nested [`MAX_DEPTH`] deep.
+/// Whether this thread's loops and calls to [`in_place`] are nested at least [`MAX_DEPTH`] deep.
 pub(crate) fn is_deep() -> bool {
     // SAFETY: a loop lives until it has left the list, on the stack of this thread or of the blocked thread on whose
     // behalf this thread runs.
@@ -162,15 +162,15 @@ pub(crate) fn is_stack_short() -> bool {
     stack::is_short().unwrap_or_else(is_deep)
 }
 
-/// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if no other stack is
-/// available.
+/// Runs `f` on another stack, with the frames and loops of the calling thread. Returns `f` if the thread's worker
+/// cannot be handed over or no other stack is available.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn on_another_stack(f: impl FnOnce()) -> Result<(), impl FnOnce()> {
     // `f` may wait for operations that need the worker.
     if yield_worker().is_err() {
         return Err(f);
     }
-    // The other thread is counted as running operations in place of this one.
+    // The engines that count this thread in `running` count the other thread instead.
     let runs = Cell::new(Some(room::take_runs()));
     let (frames, innermost) = (frame::current(), seen(INNERMOST.with(Cell::get)));
     let mut f = Some(f);
@@ -220,7 +220,7 @@ pub(crate) fn take_deferred(core: &Core) -> (ReadyList<Task>, Epilogues) {
     (ready, epilogues)
 }
 
-/// Takes the first operation left to a loop of `core` on this thread that is `wanted`. Examines a limited number of
+/// Takes the first `wanted` operation among those left to this thread's loops of `core`. Examines at most [`MAX_LOOKS`]
 /// operations per loop.
 pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
     find_loop(|ready_loop| {
@@ -249,7 +249,7 @@ pub(super) fn take_deferred_if(core: &Core, wanted: impl Fn(&OpRef<Task>) -> boo
     })
 }
 
-/// Returns an engine whose loops on this thread have operations or epilogues left.
+/// Returns the engine of this thread's innermost loop that has operations or epilogues left, if there is one.
 pub(crate) fn engine_with_deferred() -> Option<Arc<Core>> {
     find_loop(|ready_loop| (!ready_loop.is_empty()).then(|| Arc::clone(ready_loop.engine())))
 }

@@ -1,7 +1,7 @@
 //! Reports the events of operations to the [recorder](crate::trace::recorder) and to observers.
 //!
-//! An engine that records sets a flag on its operations. A run tests this flag together with the flags of operations
-//! that are not plain. On an engine that does not record, the cost is little more than one test per push.
+//! An engine with a [`Recording`] sets a flag on its operations. A run tests this flag together with the flags of
+//! operations that are not plain. On an engine without a `Recording`, the cost is little more than one test per push.
 
 use std::{collections::HashMap, io, sync::Arc, thread, time::Duration};
 
@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl Core {
-    /// Adds this engine to its recorder.
+    /// Adds this engine to its recorder, if events are recorded.
     pub(crate) fn introduce(self: &Arc<Self>) {
         let Some(recording) = self.recording.as_deref().filter(|recording| recording.is_kept) else { return };
         let gpu_lanes =
@@ -52,13 +52,15 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the operations whose functions are running and where each one runs, if this is recorded.
+    /// Returns the operations whose functions are running, each with the place where it runs. The map is empty if
+    /// events are not recorded or if this is a forked child.
     pub(super) fn running_ops(&self) -> HashMap<OpId, String> {
         let recording = self.recording().filter(|recording| recording.is_kept);
         recording.map(|recording| recording.recorder.running()).unwrap_or_default()
     }
 
-    /// Returns the time since an operation was pushed, if the push was recorded.
+    /// Returns the time since an operation was pushed. Returns `None` if the engine has no [`Recording`] or if this is
+    /// a forked child.
     pub(super) fn age_of(&self, op: OpId) -> Option<Duration> {
         self.recording().map(|recording| recording.recorder.age(op))
     }
@@ -174,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Records that the function of `op` has returned but the operation has not ended.
+    /// Records that the function of `op` has returned. Called only if the return does not end the operation.
     #[inline]
     pub(crate) fn record_return(&self, op: &Op<Task>) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -185,7 +187,7 @@ impl Core {
         }
     }
 
-    /// Records that `op` is ending. Called before it completes.
+    /// Records that `op` is ending. Called before `op` is complete.
     #[inline]
     pub(crate) fn record_end(&self, op: &Op<Task>, outcome: Outcome, function: FnState) {
         if let (Some(id), Some(recording)) = (op.task().op_id(), self.recording()) {
@@ -232,7 +234,7 @@ impl Core {
         }
     }
 
-    /// Returns where an operation of `lane` runs on this thread.
+    /// Returns the place where this thread runs operations of `lane`.
     #[inline]
     fn place(&self, recording: &Recording, lane: u8) -> Place {
         match worker_thread::runner_of(self) {
@@ -285,8 +287,8 @@ impl Details for Observed<'_> {
     }
 
     fn accesses(&self) -> Vec<ObservedAccess> {
-        // A variable that the operation has already released may be freed once this thread is unpinned, or may have
-        // been freed before it was pinned. Variables released from now on remain valid.
+        // Variables that the operation has already released may have been freed before this thread was pinned. Those
+        // released from now on remain valid while the thread is pinned.
         let _pinned = epoch::pin();
         let held = self.op.accesses().iter().filter(|access| access.standing() != Standing::Done);
         let describe = |access: &Access<Task>| ObservedAccess {

@@ -1,4 +1,4 @@
-//! `Recording`: the recorder and the observers of an engine.
+//! `Recording`: the recorder, the observers, the profile and the watchdog of an engine.
 
 use std::{cell::Cell, io, path::Path, sync::Arc};
 
@@ -20,7 +20,7 @@ pub(crate) struct Recording {
     pub(super) is_kept: bool,
     observers: Vec<Arc<dyn Observer>>,
     profile: Option<Profile>,
-    /// Stops the watchdog when it is dropped.
+    /// The watchdog stops when this sender is dropped.
     watchdog: Mutex<Option<mpsc::Sender<()>>>,
     /// The number of the engine.
     pub(super) engine: u16,
@@ -53,9 +53,11 @@ impl Recording {
         }
         let is_kept = recorder.is_some() || profile.is_some();
         recorder.iter().for_each(Recorder::keep);
-        // Numbers repeat after 65,535 engines in a process. A recorder serves fewer engines than that at a time.
+        // Numbers repeat after 65,535 engines in a process. No recorder is expected to serve that many engines at a
+        // time.
         let engine = (engine.saturating_sub(1) % u64::from(u16::MAX) + 1) as u16;
-        // If the program has set no recorder, an internal one numbers the operations.
+        // If the program has set no recorder, an internal one numbers the operations and, if there is a profile,
+        // records their events.
         let recorder = recorder.unwrap_or_else(|| {
             if is_kept { Recorder::with_capacity(PROFILED_BYTES) } else { Recorder::with_capacity(0) }
         });
@@ -63,7 +65,7 @@ impl Recording {
         Ok(Some(Box::new(Self { recorder, is_kept, observers, profile, watchdog: Mutex::new(None), engine })))
     }
 
-    /// Keeps the watchdog running until the engine ends. Dropping `stop` stops it.
+    /// Keeps `stop`, whose drop stops the watchdog, until the engine ends.
     pub(super) fn watch_until_end(&self, stop: mpsc::Sender<()>) {
         *lock(&self.watchdog) = Some(stop);
     }

@@ -6,15 +6,15 @@
 //!   maximum priority. The worker that runs this operation is given to the first thread in the queue, and the thread
 //!   that ran the operation becomes a spare.
 //!
-//! Therefore, within the limits below, no more functions compute than there are workers, and the queue costs the
-//! workers nothing.
+//! Therefore, within the limits below, no more functions compute than there are workers, and workers need not check the
+//! queue between operations.
 //!
 //! # Limits
 //!
 //! A function continues without a worker if it receives none within [`LONGEST_STAY`]: all workers may be blocked until
 //! this function makes progress. It queues no longer than its wait's time limit, and does not queue while its engine is
-//! being stopped. The function also continues without a worker if a held-back push runs the operation that the
-//! function's thread pushed, on a thread without a worker.
+//! being stopped. If a [held-back push](super::room), whose thread has no worker, runs an operation that a queued
+//! thread pushed, the first function in the queue also continues without a worker.
 
 use std::{cell::Cell, panic::Location, time::Instant};
 
@@ -37,8 +37,8 @@ const RETURNS_AHEAD: u32 = 16;
 // The number of calls to `without_regaining` on this thread's stack.
 thread_static!(static BLOCKING: Cell<usize> = Cell::new(0));
 
-/// Calls `f`, which blocks the calling thread. A function that has handed over its worker regains one when the
-/// outermost such call returns or panics, but not after waits inside such calls.
+/// Calls `f`, which blocks the calling thread. A function that has handed over its worker [waits for
+/// another](regain_worker) when the outermost such call returns or panics, but not after waits inside such calls.
 pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -52,8 +52,8 @@ pub(super) fn without_regaining<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// If the calling thread has handed over its worker, borrows an idle worker's place or waits for a worker, until
-/// `deadline` at the latest.
+/// If the calling thread has handed over its worker, borrows an idle worker's place or waits for a worker, for at most
+/// [`LONGEST_STAY`] and until `deadline` at the latest. Does nothing inside [`without_regaining`].
 #[track_caller]
 pub(super) fn regain_worker(deadline: Option<Instant>) {
     if BLOCKING.with(Cell::get) > 0 {
@@ -86,8 +86,9 @@ pub(super) fn regain_worker(deadline: Option<Instant>) {
 }
 
 impl Core {
-    /// Gives the calling thread's worker to the first thread queued for a worker of `lane`. If the calling thread has
-    /// no worker, lets the queued thread continue without one.
+    /// Gives the calling thread's worker to the first thread queued for a worker of `lane`. If no thread is queued, the
+    /// calling thread keeps its worker. If the calling thread has no worker, lets the first queued thread continue
+    /// without one.
     fn give_to_returning(&self, lane: u8) {
         match worker_thread::take_worker(self) {
             Some(worker) => {

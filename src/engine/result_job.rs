@@ -1,4 +1,4 @@
-//! The jobs of operations with a handle.
+//! The jobs of operations with handles.
 //!
 //! The function is stored [next to](Cancellable) the oneshot that the handle waits for. The job takes that function
 //! when the operation starts, and sets the oneshot when the operation is complete, unless the
@@ -20,8 +20,8 @@ use crate::{
     },
 };
 
-/// Creates the state that an operation with these properties, pushed at `location`, shares with its handle. A
-/// [clean-up](crate::OpBuilder::cleanup) cannot be cancelled.
+/// Creates the state that an operation with these properties, pushed at `location`, shares with its handle. If the
+/// operation is a [clean-up](crate::OpBuilder::cleanup), its claim is already started, so it cannot be cancelled.
 pub(crate) fn shared<F, R>(
     spec: &Spec,
     location: &'static Location<'static>,
@@ -65,7 +65,7 @@ impl<F, R> Shared<F, R> {
         }
     }
 
-    /// Sets the result and returns the clean-up.
+    /// Sets the result and returns the [`Cleanup`].
     pub(super) fn set(&mut self, result: Result<R, OpError>) -> Cleanup
     where
         F: Send + 'static,
@@ -82,7 +82,7 @@ impl<F, R> Shared<F, R> {
     }
 }
 
-/// A function with a handle to its result.
+/// The job of an operation with a handle to its result.
 pub(crate) struct ResultJob<F, R> {
     value: Option<R>,
     /// Taken by `report`, so that a value without a handle is dropped in the epilogue.
@@ -141,8 +141,8 @@ where
     }
 }
 
-/// The function of an asynchronous operation with a handle. The [right](super::right::Right) to end the operation
-/// reports the operation's end to the handle, or this job does if the function is not called.
+/// The job of an asynchronous operation with a handle. If the function is called, the [right](super::right::Right) to
+/// end the operation reports the end to the handle; otherwise, this job does.
 pub(crate) struct AsyncResultJob<F>(Shared<F, ()>);
 
 impl<F> AsyncResultJob<F> {

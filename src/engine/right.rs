@@ -46,7 +46,7 @@ pub(super) trait Deliver: Send {
     fn deliver(self: Box<Self>, result: Result<(), OpError>) -> Delivered;
 }
 
-/// The program code that a delivery leaves to run.
+/// The program code that remains to be run after a delivery.
 pub(super) struct Delivered {
     pub(super) wakers: Option<Wakers>,
     pub(super) unwanted: Box<dyn Any + Send>,

@@ -1,30 +1,33 @@
-//! Limits on pending operations: which pushes are held back when an engine or group is full, and what their threads do
-//! while waiting.
+//! Limits on pending operations: which pushes are held back when an engine or group is full, and what the pushing
+//! threads do while waiting.
 //!
-//! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Program
-//! code that an engine calls is never held back, since room may depend on its progress. Such code runs in a [`frame`],
-//! on a thread started by an engine, in a device's function or kernel, or inside a push that is itself held back.
+//! An engine, and each group, may have a limit on its [`PendingOps`]. Only pushes from outside are held back. Pushes by
+//! program code that an engine calls are never held back, since room may depend on the progress of that code. Such code
+//! runs in a [`frame`], on a thread started by an engine, in a device operation's function or a kernel, or inside a
+//! push that is itself held back.
 //!
 //! # A push that is held back
 //!
 //! [`hold_back`](Core::hold_back) repeatedly acts on the first of these cases that applies, until the push continues or
 //! is refused:
 //!
-//! 1. A shutdown has begun: the push is refused.
+//! 1. A shutdown has begun, or this is a forked child: the push is refused.
 //! 2. There is room: the push continues. If there is no room and the engine is stopped, the push is refused.
-//! 3. An operation in a lane of workers is ready: the thread runs it, in its own ready loop. The thread's stack has no
-//!    frame, so no other operation is beneath this one. If the operation waits, it blocks the thread, as an eager
-//!    operation does, so it must not wait for anything that this thread holds.
+//! 3. An operation in a lane of workers is ready: the thread runs it in a ready loop. The thread's stack has no frame,
+//!    so no other operation is beneath this one. If the operation waits, it blocks the thread, as an eager operation
+//!    does. It must therefore not wait for anything that this thread holds.
 //! 4. No operation is ready or running: the push continues despite the lack of room, since the pending operations are
 //!    waiting for something that only the program can do, perhaps on this thread.
-//! 5. Otherwise, the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit, which
-//!    doubles each time, expires. The limit is needed because no event reports that nothing is running.
+//! 5. Otherwise, the thread sleeps until there is room ([`PendingOps::wait_for_room`]), or until a time limit expires.
+//!    This time limit doubles with each sleep, up to a maximum. It is needed because no event reports that nothing is
+//!    running.
 //!
 //! # What runs
 //!
-//! A thread that pushes from outside is counted in `pushing` until its operation is in the queues and, if it is ready,
-//! in a lane. Otherwise, if the thread were suspended during the push, operations behind the pushed one would appear to
-//! wait for nothing. For the same reason, a thread that completes an operation from outside is counted in `running`.
+//! A thread that pushes from outside is counted in `pushing` until its operation is in the queues and, if ready, in a
+//! lane. Without this count, if the thread were suspended during the push, operations behind the pushed one would
+//! appear to wait for nothing. For the same reason, a thread that completes an operation from outside is counted in
+//! `running`.
 //!
 //! A worker of a lane counts as running an operation unless its last search found nothing
 //! ([`Lane::idle_since`](crate::scheduler::Lane::idle_since)). Threads that run operations without a worker are counted
@@ -37,10 +40,10 @@
 //!
 //! # How far a limit is exceeded
 //!
-//! A count is a sum over shards, taken under a lock. To count less often, a thread that finds room takes a
-//! [credit](CREDIT) of at most half of that room, up to [`MAX_CREDIT`] operations. It counts again when the credit is
-//! used up. A single pushing thread therefore exceeds the limit only in case 4. Each of several threads may exceed it
-//! by at most `MAX_CREDIT` operations, or by one operation without credit.
+//! A count is a sum over shards, taken under a lock. To count less often, a thread that finds room in an engine takes a
+//! [credit](CREDIT) of at most half of that room, up to [`MAX_CREDIT`] operations. The thread counts again when the
+//! credit is used up. A single pushing thread therefore exceeds the limit only in case 4. Each of several threads may
+//! add at most `MAX_CREDIT` operations to the excess, or one operation if it has no credit.
 //!
 //! # Who may touch what
 //!
@@ -74,9 +77,9 @@ use crate::{
 /// summing the shards is less than that of the rest of the check.
 const MAX_CREDIT: u64 = 32;
 
-/// The first and the longest time limit for the sleep of a held-back push. The limit doubles each time. Not tuned: the
-/// first is the default time for which workers search before sleeping; with the longest, wake-ups use no measurable CPU
-/// time.
+/// The first and the longest time limit for the sleep of a held-back push. The time limit doubles with each sleep. Not
+/// tuned: the first is the default time for which workers search before sleeping; with the longest, wake-ups use no
+/// measurable CPU time.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
 // The engine in which this thread last found room, and the number of operations that it may push there before counting
@@ -113,7 +116,7 @@ fn first_full<'a>(
 }
 
 impl Core {
-    /// Limits the number of the engine's pending operations. The engine has no handle yet.
+    /// Limits the number of the engine's pending operations. Called before the engine has a handle.
     pub(crate) fn limit(&self, limit: u64) {
         self.bounds.begin_use();
         // No thread waits yet.
@@ -136,8 +139,8 @@ impl Core {
         }
     }
 
-    /// Whether a push whose operation was already counted may continue. If so, counts the calling thread in `pushing`,
-    /// if it is outside.
+    /// Returns whether a push whose operation was already counted may continue. If so and the calling thread is
+    /// outside, counts the thread in `pushing`.
     pub(super) fn may_push_counted(&self) -> bool {
         if !is_outside() {
             return true;
@@ -194,7 +197,8 @@ impl Core {
         Ok(())
     }
 
-    /// Returns an error if a push of an operation of `group` would be held back or refused now.
+    /// Returns an error if the calling thread is outside and its push of an operation of `group` would be held back or
+    /// refused now. Also returns an error in a forked child.
     pub(crate) fn check_room(&self, group: Option<&Arc<Group>>) -> Result<(), PushError> {
         if self.is_forked() {
             return Err(PushError::Forked);
@@ -226,7 +230,7 @@ impl Core {
         let mut has_run = false;
         loop {
             if self.is_forked() {
-                // An operation run here has forked the process.
+                // An operation run here has forked the process, and this is the child.
                 return Err(PushError::Forked);
             }
             if !self.is_open() {
@@ -239,8 +243,8 @@ impl Core {
                 return Err(PushError::Full);
             }
             if self.threads().have_work() {
-                // Counted before the operation is taken, so that other threads see the operation in a lane or this
-                // thread in `running`.
+                // Counted before the operation is taken, so that other threads see either the operation in a lane or
+                // this thread in `running`.
                 running.get_or_insert_with(|| self.run_without_worker());
                 if let Some(op) = self.threads().take_ready() {
                     self.helped.add_one();
@@ -267,8 +271,8 @@ impl Core {
         }
     }
 
-    /// Whether no lane has work and nothing is running. `again` is true if the previous check, some time ago, gave the
-    /// same result.
+    /// Whether no lane has work and nothing is running. `again` says whether the previous check, some time ago,
+    /// returned `true`.
     pub(super) fn is_still(&self, again: bool) -> bool {
         match self.stillness() {
             Stillness::Still => true,
@@ -303,7 +307,8 @@ impl Core {
         (!self.bounds.are_threads_at_work()).then_some(idle)
     }
 
-    /// Wakes the threads and futures waiting for room, for a shutdown.
+    /// Wakes the threads that wait for room in the engine, and all futures that wait for room, since a shutdown has
+    /// begun.
     pub(super) fn end_waits_for_room(self: &Arc<Self>) {
         // Threads that wait for room in a group time out and check again.
         self.pending.interrupt_waits_for_room();
@@ -317,8 +322,9 @@ impl Core {
 
     // -------------------------------------------------------------------------------------------- what runs ----
 
-    /// Counts the calling thread as running operations without a worker until the returned value is dropped. Engine
-    /// threads are not counted, since their workers' state shows whether they are running anything.
+    /// If limits may be in use, counts the calling thread in `running` until the returned value is dropped, unless it
+    /// is already counted there. Engine threads are not counted here, since their workers' state shows whether they are
+    /// running anything.
     pub(super) fn run_without_worker(self: &Arc<Self>) -> Option<Running<'_>> {
         let is_counted = || with_runs(|runs| runs.iter().any(|core| Arc::ptr_eq(core, self))) == Some(true);
         let counts = self.bounds.are_in_use() && !is_engine_thread() && !is_counted() && self.begin_running();
@@ -358,7 +364,7 @@ impl Core {
 #[derive(PartialEq, Eq)]
 enum Stillness {
     Busy,
-    /// No operation was found to be running, but a thread may be about to continue after a wait.
+    /// Nothing was found ready or running, but a thread may be about to continue after a wait.
     Perhaps,
     Still,
 }
@@ -372,7 +378,8 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Calls `f` with the engines that count this thread in `running`.
+/// Calls `f` with the engines that count this thread in `running`. Returns `None` if the thread is ending and the list
+/// no longer exists.
 fn with_runs<R>(f: impl FnOnce(&mut Vec<Arc<Core>>) -> R) -> Option<R> {
     RUNS.try_with(|runs| f(&mut runs.borrow_mut())).ok()
 }
@@ -418,7 +425,7 @@ impl Drop for Waits {
 
 // -------------------------------------------------------------------------------------------------- futures ----
 
-/// A future that resolves when there is room for one operation. Polling it does not wait for room.
+/// A future that resolves when there is room for one operation. A poll does not block until there is room.
 pub(crate) struct WhenRoom {
     core: Arc<Core>,
     group: Option<Arc<Group>>,

@@ -1,7 +1,8 @@
 //! Running a ready operation: calling its function or skipping the operation, and then completing it.
 //!
-//! Most operations are *plain*: they run on the CPU, complete when their function returns, and report no result.
-//! [`execute_inline`](Core::execute_inline) runs plain operations on a fast path, and
+//! Most operations are *plain*: nothing keeps them from running on the CPU, they complete when their function returns,
+//! and they have neither a failure nor a result to report. [`execute_inline`](Core::execute_inline) runs plain
+//! operations on a fast path, [`execute_recorded`](Core::execute_recorded) does so while recording them, and
 //! [`execute_otherwise`](Core::execute_otherwise) runs all others.
 
 use std::sync::Arc;
@@ -160,7 +161,8 @@ impl Core {
         if matches!(result, Ok(Ok(()))) { Ok(()) } else { Self::failure_of(op, result) }
     }
 
-    /// The slow path of [`result_of`](Self::result_of). A separate function, so that the call takes fewer instructions.
+    /// The slow path of [`result_of`](Self::result_of). It is a separate function so that the fast path takes fewer
+    /// instructions.
     #[cold]
     #[inline(never)]
     fn failure_of(op: &Op<Task>, result: Result<Result<(), Cause>, panics::Payload>) -> Result<(), OpError> {
@@ -171,7 +173,7 @@ impl Core {
     }
 
     /// Calls the function of an operation with children and then lets the children enter their queues. The operation
-    /// completes when its last child does.
+    /// completes once all its children are complete.
     fn start_parent(self: &Arc<Self>, op: OpRef<Task>) {
         op.mark(self.started_mark());
         let hold = op.hold();
@@ -191,7 +193,8 @@ impl Core {
 
     // --------------------------------------------------------------------------------- asynchronous operations ----
 
-    /// Calls the function of an asynchronous operation, which completes when its completion is used.
+    /// Calls the function of an asynchronous operation. Normally, the operation completes when its completion is used,
+    /// not when the function returns.
     fn start_async(self: &Arc<Self>, op: OpRef<Task>, ready: &mut ReadyList<Task>) -> Epilogue {
         op.mark(self.started_mark());
         // The completion may end the operation while its function still runs.
@@ -230,7 +233,8 @@ impl Core {
             std::mem::forget((hold, failure, family, kin));
             return Epilogue::Nothing;
         }
-        // Without children, an operation whose completion was lost ends here, which records the return as well.
+        // If the right was put back and there is no family, the operation ends here, and the record of its end includes
+        // the return.
         if lost.is_none() || family.is_some() {
             self.record_return(&hold);
         }
@@ -248,8 +252,9 @@ impl Core {
                 self.fail_late(&hold, failure);
                 Epilogue::Nothing
             }
-            // A panic dropped the completion, or the function failed after its completion had been used or dropped. If
-            // the function caught the panic and succeeded, the loss of the completion is the failure.
+            // A panic dropped the completion, or a function with references to values failed after its completion had
+            // been used or dropped. If the function caught the panic and succeeded, the loss of the completion is the
+            // failure.
             (Some(right), failure) => {
                 let failure = failure.unwrap_or_else(|| hold.task().failed_by(Cause::LostCompletion));
                 let _ = hold.task().async_state().map(AsyncState::resolve);

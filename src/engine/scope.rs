@@ -1,41 +1,43 @@
-//! Scopes: operations that may borrow from the stack frame that opens the scope.
+//! Scopes: operations that may borrow data that outlives the call to [`Engine::scope`](crate::Engine::scope).
 //!
 //! # States
 //!
-//! 1. *Open*: the function that opened the scope and the scope's own operations push to it.
-//! 2. *Closing*: that function has returned or panicked. Only the scope's operations may still push to it.
-//!    [`close`](Scoped::close) waits until none of them is pending.
+//! 1. *Open*: the scope's function, which was passed to `Engine::scope`, and the scope's operations may push to the
+//!    scope.
+//! 2. *Closing*: the scope's function has returned or panicked. Only the scope's operations may still push to the
+//!    scope. [`close`](Scoped::close) waits until none of them is pending.
 //! 3. *Closed*: every operation has ended or been abandoned, and its captures have been dropped. The values of the
 //!    scope's variables are dropped next ([`drop_values`](Scoped::drop_values)). These drops are program code, which
-//!    may push to the scope and create variables. So if there were any values, the scope is closing again.
-//! 4. *Over*: the scope is closed, and none of its variables has a value. The frame may end.
+//!    may push to the scope and create variables. So if there were any values, the scope becomes *closing* again.
+//! 4. *Over*: the scope is closed, and none of its variables has a value. The call to `Engine::scope` may return.
 //!
 //! # Who may touch what
 //!
-//! * `held`: constant. While the operations around the scope run, its referents are read by the function that opened
-//!   the scope and by the scope's operations that were not abandoned.
+//! * `held`: constant. Its pointers may be dereferenced only while the operations around the scope run, by the scope's
+//!   function and by operations of the scope that were not abandoned.
 //! * `around`, `members`, `variables` and `emptied`: under their locks.
 //!
 //! This module has no edges of its own: the group's count hands over the effects of the operations.
 //!
 //! # Cycles of waits
 //!
-//! The wait at the end of a scope cannot return early, since operations of the scope borrow from the frame that the
-//! wait keeps alive. A [cycle](super::deadlock) through this wait is broken by another of its waits, for a handle, a
-//! variable or a group. A cycle may have no such wait: two operations may each hold a variable declared by an operation
-//! in the other's scope, or an operation of the scope may be queued, directly or through others, behind the operation
-//! that opened the scope. In that case, the scope whose end began to wait last *abandons* those of its operations that
-//! cannot start:
+//! The wait at the end of a scope must not return early, since operations of the scope borrow from stack frames that
+//! the wait keeps alive. A [cycle](super::deadlock) through this wait is broken by another wait in the cycle, for a
+//! handle, a variable or a group. But a cycle may have no such wait: two operations may each hold a variable declared
+//! by an operation in the other's scope, or an operation of the scope may be queued, directly or through others, behind
+//! the operation that opened the scope. In that case, the scope whose end began to wait last *abandons* those of its
+//! operations that cannot start:
 //!
 //! * It cancels them, which drops their functions and thus ends their borrows. They stay in the queues until their turn
-//!   comes and then fail the variables that they mutate. Of the scope, they keep only the memory of its variables,
-//!   without the values.
-//! * It counts them out of the scope immediately, so they are not counted out again when their turn comes
-//!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). The scope returns [`WaitError::WouldDeadlock`].
+//!   comes and then fail the variables that they mutate. They keep nothing of the scope except the memory of its
+//!   variables, without the values.
+//! * It counts them out of the scope immediately. They are not counted out again when their turn comes
+//!   ([`Claim::settle`](crate::notify::claim::Claim::settle)). Unless another operation of the scope has failed, the
+//!   wait returns [`WaitError::WouldDeadlock`].
 //!
 //! Such a cycle cannot be foreseen when a scope is opened or when its operations are pushed, since operations may be
 //! pushed to the other scope later. Operations pushed to the scope's group rather than to the scope are not abandoned.
-//! A cycle that contains only such operations is logged.
+//! If the scope cannot abandon any operation of the cycle, the cycle is logged.
 
 use std::{
     any::Any,
@@ -89,12 +91,12 @@ struct Members {
     left: usize,
 }
 
-/// Whether the operation of `handled` has ended. A cancelled operation ends when its turn comes.
+/// Whether the operation of `handled` has ended or been abandoned. A cancelled operation ends when its turn comes.
 fn is_gone(handled: &Handled<()>) -> bool {
     handled.is_done() && !handled.beside().claim().awaits_turn()
 }
 
-/// An open scope.
+/// A scope that is not over.
 pub(crate) struct Scoped {
     core: Arc<Core>,
     group: Arc<Group>,
@@ -112,7 +114,7 @@ pub(crate) struct Scoped {
     variables: Mutex<Vec<OwnedVar>>,
     /// Variables whose values were dropped; they are freed with the scope.
     emptied: Mutex<Vec<OwnedVar>>,
-    /// Whether dumps show the scope until it is over, as they do if it was opened inside an operation.
+    /// Whether dumps show the scope until it is over. They do if the scope was opened inside an operation.
     is_listed: bool,
 }
 
@@ -123,15 +125,15 @@ impl fmt::Debug for Scoped {
 }
 
 // SAFETY: `opened_in` is only compared. The pointers in `held` and `around` are used only while the operations around
-// the scope run, by its operations that are not abandoned and by the function that opened it.
+// the scope run, by the scope's function and by those of its operations that are not abandoned.
 unsafe impl Send for Scoped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Scoped {}
 
 impl Kin for Scoped {
     fn each_held(&self, look: &mut dyn FnMut(NonNull<()>)) {
-        // SAFETY: (1): only operations of the scope and the function that opened it call this function, and the frames
-        // around the scope outlive them. An abandoned operation never calls it, since its function was dropped.
+        // SAFETY: (1): only the scope's function and its operations call this method, and the frames around the scope
+        // outlive them. An abandoned operation never calls it, since that operation's function was dropped.
         self.held.iter().for_each(|held| unsafe { held.each(look) });
     }
 
@@ -195,8 +197,8 @@ impl Scoped {
         &self.group
     }
 
-    /// Whether an operation around the scope holds the variable. If so, an operation of the scope would wait for the
-    /// variable forever.
+    /// Whether an operation around the scope holds the variable. If so, an operation of the scope that declared the
+    /// variable would wait for it forever.
     pub(crate) fn is_held_around(&self, cell: NonNull<VarCell>) -> bool {
         let mut is_held = false;
         self.each_held(&mut |queue| is_held |= queue == VarCell::queue_ptr(cell).cast());
@@ -230,7 +232,9 @@ impl Scoped {
     }
 
     /// Waits until every operation of the scope has ended or been abandoned. Returns the failure of the first
-    /// operation, in push order, that failed, unless a wait has already returned that failure.
+    /// operation, in push order, that has failed since the last wait for the scope's group. If there is none but
+    /// operations were abandoned, returns [`WaitError::WouldDeadlock`]. In a forked child, returns an error
+    /// immediately.
     pub(crate) fn close(&self) -> Result<(), WaitError> {
         struct AbortOnPanic;
         impl Drop for AbortOnPanic {
@@ -238,7 +242,7 @@ impl Scoped {
                 std::process::abort();
             }
         }
-        // A panic, which only a bug in the engine could cause, would end the frame from which the operations borrow.
+        // A panic, which only a bug in the engine could cause, would end stack frames from which the operations borrow.
         let must_return = AbortOnPanic;
         let result = self.wait();
         std::mem::forget(must_return);
@@ -326,7 +330,7 @@ impl Scoped {
     }
 
     /// Cancels the scope's operations that cannot start and counts them out of the scope: their functions are dropped,
-    /// so they no longer need what they borrow. Returns whether any operation was abandoned.
+    /// so the operations no longer use what they borrowed. Returns whether any operation was abandoned.
     fn abandon(&self, blocked: &[(NonNull<()>, Ticket)], left: &[Arc<Handled<()>>]) -> bool {
         let members: Vec<_> = match &self.members {
             Some(members) => lock(members).list.iter().chain(left).map(Arc::clone).collect(),
@@ -397,7 +401,7 @@ impl Scoped {
                 panics::discard(second);
             }
         }
-        // Drops of other values may still try to declare the variables.
+        // The variables are not freed yet, since drops of other values may still try to declare them.
         lock(&self.emptied).extend(variables);
         panicked.map_or(Ok(true), Err)
     }

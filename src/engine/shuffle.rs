@@ -3,14 +3,14 @@
 //! Such an engine puts ready operations into its [`Shuffler`] instead of their lanes. A thread draws them one at a
 //! time.
 //!
-//! * With several workers, it draws after a random delay, and only if no drawn operation is waiting for a worker.
+//! * With several workers, it draws after a random delay, and only if no operation seems to be waiting in a lane.
 //!   Operations therefore overlap where their accesses permit, and start in an unusual order and at unusual times.
 //! * With one worker, the order of the draws normally depends only on the seed and the program. The thread draws when
-//!   nothing is running and the program has pushed everything that it can, since the set of ready operations then does
-//!   not depend on which thread was faster.
+//!   nothing is running and the program seems to have pushed everything that it can, since the set of ready operations
+//!   then does not depend on which thread was faster.
 //!
-//! The engine's own operations, except polls of futures, are not shuffled, nor are eager operations that are ready when
-//! pushed.
+//! The engine's own operations, except polls of futures, are not shuffled, nor are eager operations that run on the
+//! pushing thread.
 //!
 //! A function may wait for another operation by means unknown to the engine. The thread therefore also draws if the
 //! right moment has not come within [`LONGEST_WAIT`].
@@ -68,18 +68,19 @@ impl Core {
         self.shuffler.as_ref().filter(|_| !self.is_forked())
     }
 
-    /// Returns the seed of an engine that shuffles.
+    /// Returns the seed, if this engine shuffles.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         self.shuffler().map(|shuffler| shuffler.seed())
     }
 
-    /// Returns the number of draws so far, or `None` if any ready operation has yet to be drawn. If two calls return
-    /// the same number, no operation was waiting to be drawn between them.
+    /// Returns the number of draws so far, or `None` if a ready operation has yet to be drawn or to enter its lane. If
+    /// two calls return the same number, no operation was waiting to be drawn between them.
     pub(super) fn draws_if_none_is_due(&self) -> Option<u64> {
         self.shuffler().map_or(Some(0), |shuffler| shuffler.draws_if_empty())
     }
 
-    /// Records that the calling thread is pushing.
+    /// Records that the calling thread is pushing, if the engine shuffles and the thread is not running program code
+    /// for an engine.
     #[inline]
     pub(super) fn note_shuffled_push(&self) {
         if let Some(shuffler) = self.shuffler().filter(|_| !frame::in_program()) {
@@ -93,7 +94,7 @@ impl Core {
         if self.shuffler.is_none() { Some(op) } else { self.shuffle_slowly(op) }
     }
 
-    /// [`shuffle`](Self::shuffle) on an engine that may shuffle.
+    /// [`shuffle`](Self::shuffle) on an engine with a shuffler.
     #[cold]
     fn shuffle_slowly(&self, op: OpRef<Task>) -> Option<OpRef<Task>> {
         let (Some(shuffler), Some(id)) = (self.shuffler(), op.task().op_id()) else { return Some(op) };

@@ -3,12 +3,12 @@
 //! | phase | pushes that are accepted | next |
 //! |---|---|---|
 //! | open, observed, bounded | all, except those of observers; an engine with a limit holds some back ([`room`](super::room)) | draining or cancelling, by [`begin_shutdown`](Core::begin_shutdown) |
-//! | draining | those made by the engine's operations, and the engine's own | cancelling, closed |
+//! | draining | those made by the engine's operations, those of children, and the engine's own | cancelling, closed |
 //! | cancelling | the engine's own; operations that have not started fail, except clean-ups | closed |
-//! | closed | the engine's own; the operations run on the pushing thread | - |
+//! | closed | the engine's own; such operations run on the pushing thread | - |
 //!
 //! A shutdown waits until no operation is pending, closes the engine, and waits again, since an operation counted
-//! before the engine was closed still needs its workers. Then the threads end.
+//! before the engine was closed still needs the engine's workers. Then the threads end.
 
 use std::{
     future::Future,
@@ -37,7 +37,7 @@ use crate::{
 };
 
 impl Core {
-    /// Starts refusing pushes. With `cancel`, operations that have not started fail, except clean-ups.
+    /// Starts refusing pushes. If `cancel` is `true`, operations that have not started fail, except clean-ups.
     pub(crate) fn begin_shutdown(self: &Arc<Self>, cancel: bool) {
         let phase = if cancel { phase::CANCELLING } else { phase::DRAINING };
         // Relaxed: an operation counted after the wait that follows this call has acquired the phase with the count
@@ -66,14 +66,15 @@ impl Core {
         self.phase.load(Relaxed) >= phase::CLOSED
     }
 
-    /// Refuses pushes by operations as well. Called when no operation is pending. Otherwise, program code that the
-    /// engine still runs, such as a deletion, could push to threads that are about to end.
+    /// Makes the engine refuse all pushes but its own. Called when no operation is pending. Without this, program code
+    /// that the engine still runs, such as the function of a deletion, could push to threads that are about to end.
     fn close(&self) {
         // Relaxed: an operation counted later has acquired the phase with the count (edge `open`).
         self.phase.fetch_max(phase::CLOSED, Relaxed);
     }
 
-    /// Waits until no operation is pending and the threads have ended. The shutdown must have begun.
+    /// Waits until no operation is pending and the threads have ended, or until `deadline`. The shutdown must have
+    /// begun.
     pub(crate) fn finish_shutdown(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         let ended = self.drain(deadline).and_then(|()| {
             self.end(deadline);
@@ -83,9 +84,9 @@ impl Core {
         ended
     }
 
-    /// Runs [`finish_shutdown`](Self::finish_shutdown) for the drop of the last handle. Does not wait for threads left
-    /// behind by an earlier shutdown, nor does it wait inside program code run by any engine, since operations of two
-    /// engines may each drop the last handle to the other engine.
+    /// Finishes a shutdown as [`finish_shutdown`](Self::finish_shutdown) does, for the drop of the last handle. Does
+    /// not wait for threads left behind by an earlier shutdown, nor does it wait inside program code run by any engine,
+    /// since operations of two engines may each drop the last handle to the other engine.
     pub(crate) fn finish_by_drop(self: &Arc<Self>) {
         if frame::in_program() {
             self.end_in_background();
@@ -98,8 +99,8 @@ impl Core {
         }
     }
 
-    /// Prepares the calling thread to wait for all of the engine's functions. Returns an error if the thread is running
-    /// one of them or must not wait.
+    /// Prepares the calling thread to wait for all of the engine's functions. Returns an error if the thread works for
+    /// the engine or was started for it, must not wait, or cannot hand over its worker.
     pub(super) fn make_way_outside(&self) -> Result<(), ShutdownError> {
         // An operation of another engine hands over its worker before waiting, since this engine may depend on that
         // worker. After the wait, the operation receives a worker again.
@@ -107,7 +108,8 @@ impl Core {
         if may_not_wait || self.make_way().is_err() { Err(ShutdownError::InsideOperation) } else { Ok(()) }
     }
 
-    /// Waits until no operation is pending. If the caller must not wait, the engine ends in the background.
+    /// Waits until no operation is pending, and closes the engine. If the caller must not wait, returns an error, and
+    /// the engine ends in the background.
     fn drain(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ShutdownError> {
         debug_assert!(!self.is_open());
         if self.is_forked() {
@@ -160,12 +162,12 @@ impl Core {
         AsyncShutdown { core: Arc::clone(self), told }
     }
 
-    /// Tells the threads to end, and logs a warning about any failure that was never reported.
+    /// Tells the threads to end, and logs a warning if a failure was never reported.
     fn end(self: &Arc<Self>, deadline: Option<Instant>) {
         // Shuffling ends before the lanes do, since no entry may enter a lane that has ended.
         self.end_shuffling();
-        // A stop concurrent with the shutdown may have recalled workers. No further threads are started for those
-        // workers.
+        // A stop concurrent with the shutdown may have recalled workers or laid them aside. No threads are started for
+        // those workers.
         self.threads.cancel_stop(|| self.gpus.end());
         drop(self.threads.aside().take());
         let failure = self.failures.to_warn_of();
@@ -195,7 +197,7 @@ impl Core {
     }
 }
 
-/// A waker that ends an engine for which no thread waits: the thread that counts out the last operation wakes it.
+/// A waker that ends an engine for whose end no thread waits: the thread that counts out the last operation wakes it.
 ///
 /// A weak reference suffices, since the engine is kept alive by its threads, and by completions and guards.
 struct End {
@@ -226,7 +228,7 @@ impl Wake for End {
 /// A shutdown that proceeds in the background, whether or not it is awaited.
 struct AsyncShutdown {
     core: Arc<Core>,
-    /// `Ok`: resolves when the threads have been told to end. `Err`: why the caller must not wait for this.
+    /// `Ok`: resolves when the threads have been told to end. `Err`: why the shutdown cannot be awaited.
     told: Result<Waiter<()>, ShutdownError>,
 }
 

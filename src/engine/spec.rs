@@ -45,7 +45,7 @@ pub(crate) struct Spec {
     /// Whether the operation is a child. Since its parent is then pending, the child may be pushed on any thread while
     /// the engine drains.
     pub(crate) is_child: bool,
-    /// Whether closed variables accept the operation: it deletes, frees or awaits the variable.
+    /// Whether closed variables accept the operation: it deletes, empties, frees or awaits a variable.
     pub(crate) passes_closed: bool,
 }
 

@@ -1,11 +1,11 @@
 //! Stops and starts, in which worker threads end and are started again while pending operations are kept.
 //!
-//! For each worker, a stop pushes an operation named *stop* that [lays the worker aside](crate::threads::aside). The
-//! thread, left without a worker, ends. The workers of GPU lanes are [recalled](crate::scheduler::Lane::recall)
-//! instead: such a lane's thread issues no more operations, and lays its worker aside once the GPU has completed the
-//! issued work. While a function that has handed over its worker is waiting, no worker is laid aside, and those already
-//! laid aside are taken up again, since the function may be waiting for an operation of any lane. A stop is therefore
-//! over only once no function is running on the engine's threads.
+//! For each CPU worker, a stop pushes an operation named *stop*, which [lays aside](crate::threads::aside) the worker
+//! that runs it. The thread, left without a worker, ends. The workers of GPU lanes are
+//! [recalled](crate::scheduler::Lane::recall) instead: such a lane's thread issues no more operations, and lays its
+//! worker aside once the GPU has completed the issued work. While a function that has handed over its worker is
+//! waiting, no worker is laid aside, and those already laid aside are taken up again, since the function may be waiting
+//! for an operation of any lane. A stop is therefore over only once no function is running on the engine's threads.
 
 use std::{io, panic::Location, sync::Arc, time::Instant};
 
@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// Records that a function on this thread has handed over its worker. Takes up the workers that were laid aside,
-    /// since the function may wait for their operations.
+    /// since the function may wait for operations that they would run.
     pub(super) fn function_waits(self: &Arc<Self>) {
         let workers = self.threads.aside().function_waits(|| self.gpus.resume());
         if workers.is_empty() {
@@ -131,8 +131,8 @@ impl Core {
     }
 
     /// On the first use of a GPU lane, gives the lane's worker to a thread started by `serve_lane`. If the engine is
-    /// stopped and no function is waiting, the thread is started when the engine starts again. Returns the worker if no
-    /// thread can be started.
+    /// stopped and no function is waiting, the worker is laid aside instead, and receives a thread later. Returns the
+    /// worker if no thread can be started.
     pub(crate) fn begin_lane(
         self: &Arc<Self>,
         worker: BoxedWorker<Task>,
@@ -176,7 +176,7 @@ impl Core {
     }
 
     /// Lays the worker of the calling thread aside, unless the stop was cancelled. Tries again later if a function is
-    /// waiting.
+    /// waiting or the thread has no worker.
     fn lay_aside(self: &Arc<Self>, lane: u8) {
         match self.threads.aside().lay(|| worker_thread::take_worker(self)) {
             // A sleeping worker may have been passed over when the other stop operations were pushed.

@@ -58,7 +58,8 @@ pub(crate) mod flag {
     pub(crate) const INLINE: u16 = 1;
     /// Must be claimed before it starts: [`Job::CLAIMS`](super::Job::CLAIMS).
     pub(crate) const CLAIMS: u16 = 2;
-    /// Runs on the pushing thread if it is ready when it is pushed.
+    /// Runs on the pushing thread if it is ready when pushed, unless it is a child or is pushed inside a device
+    /// operation's function.
     pub(crate) const EAGER: u16 = 4;
     /// Does not change its variables' versions or failures when it completes.
     pub(crate) const SILENT: u16 = 8;
@@ -264,7 +265,7 @@ impl Drop for Task {
 }
 
 impl Task {
-    /// Drops the name and the state, if there are any.
+    /// Drops the name and the state of an asynchronous operation, if there are any.
     #[inline(never)]
     fn drop_rest(&mut self) {
         if self.has(flag::NAMED) {
@@ -351,8 +352,8 @@ impl Op<Task> {
         unsafe { self.with_body(Body::discard) }
     }
 
-    /// Reports the result to the operation's handle or, if the operation is a wait, to the waiting threads. Returns the
-    /// program code that remains to be run.
+    /// Reports the result to the operation's handle and group, if it has them, or, if the operation is a wait, to those
+    /// that wait. Returns the program code that remains to be run.
     ///
     /// # Safety
     /// 1. This thread ends the operation.
@@ -400,7 +401,7 @@ pub(crate) struct Cleanup {
 }
 
 impl Cleanup {
-    /// Returns the clean-up of a `oneshot` that has been set, with the `wakers` found in it.
+    /// Creates the `Cleanup` of a `oneshot` that has been set, with the `wakers` found in it.
     pub(super) fn new<R: Send + 'static, T>(wakers: Option<Wakers>, oneshot: Arc<Oneshot<R, T>>) -> Self {
         let unwanted = Arc::into_inner(oneshot).and_then(Oneshot::into_result);
         // Dropping a result that needs no drop runs no program code.
@@ -408,7 +409,7 @@ impl Cleanup {
         Self { wakers, unwanted: unwanted.map(|result| Box::new(result) as _), membership: None }
     }
 
-    /// Returns a clean-up that wakes `wakers`.
+    /// Creates a `Cleanup` that wakes `wakers`.
     pub(super) fn waking(wakers: Option<Wakers>) -> Self {
         Self { wakers, ..Self::default() }
     }
@@ -421,13 +422,13 @@ impl Cleanup {
         });
     }
 
-    /// Returns a clean-up that drops a cleared failure.
+    /// Creates a `Cleanup` that drops a cleared failure.
     pub(crate) fn of_failure(failure: Option<OpError>) -> Self {
         Self { unwanted: failure.map(|failure| Box::new(failure) as _), ..Self::default() }
     }
 
-    /// Records a failure in the operation's group. The operation is counted out of the group after everything else has
-    /// run.
+    /// Records the failure in the operation's group, if `result` is a failure. The operation is counted out of the
+    /// group after everything else has run.
     pub(super) fn set_membership(&mut self, membership: Membership, result: Result<(), &OpError>) {
         if let Err(failure) = result {
             membership.fail(failure);
@@ -439,7 +440,7 @@ impl Cleanup {
         self.wakers.is_none() && self.unwanted.is_none() && self.membership.is_none()
     }
 
-    /// Wakes the wakers and drops the value.
+    /// Wakes the wakers and drops the values.
     pub(crate) fn run(self) {
         if let Some(wakers) = self.wakers {
             wakers.wake();
@@ -483,7 +484,7 @@ pub(crate) trait Job: Send + 'static {
     fn place(&mut self) -> Option<NonNull<Place>> {
         None
     }
-    /// Returns the operation's membership in a group, until the operation starts.
+    /// Returns the operation's membership in a group, if it has one. Called before the operation starts.
     fn membership(&self) -> Option<&Membership> {
         None
     }
@@ -521,8 +522,8 @@ const fn fits<W>() -> bool {
     size_of::<W>() <= size_of::<[u64; WORDS]>() && align_of::<W>() <= align_of::<u64>()
 }
 
-/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, the first word holds the boxed job,
-/// and the others hold what it has joined.
+/// A [`Job`] of any type, inline if it fits. If the job [joins](Job::JOINS) groups, the first word is a box with the
+/// job, and the others hold what the job has joined.
 #[repr(C)]
 pub(crate) struct InlineJob {
     vtable: &'static VTable,

@@ -3,8 +3,8 @@
 //! # States
 //!
 //! 1. *Open*: operations can be pushed. The variable has handles.
-//! 2. *Closed*: the variable was deleted, or its last handle was dropped. The queue accepts only those of the engine's
-//!    own operations that drop the value, free the cell, or wait for the variable.
+//! 2. *Closed*: the variable was deleted, its last handle was dropped, or its family or scope is ending. The queue
+//!    accepts only those of the engine's own operations that drop the value, free the cell, or wait for the variable.
 //! 3. *Empty* ([`VarCell::empty`]): the value was dropped.
 //! 4. *Freed* ([`VarCell::free`]): the last operation on it has completed. Pinned threads may still read the queue and
 //!    the name; the memory is freed once they are unpinned.
@@ -88,7 +88,8 @@ struct TypedCell<T> {
 /// The memory that holds a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueMemory {
-    /// In host memory. A CPU operation may use the value only once all earlier device operations are complete.
+    /// In host memory. A CPU operation may use the value only once all earlier device operations on the variable are
+    /// complete.
     Host,
     /// Elsewhere, or nowhere: the cell contains only a handle to the value, or there is no value.
     Elsewhere,
@@ -160,8 +161,8 @@ impl VarCell {
         unsafe { Self::with_borrowing_value(core, value, memory) }
     }
 
-    /// Creates a variable with one handle, for the family that `owner` identifies. Pushes outside the family refuse
-    /// this variable as they would another engine's.
+    /// Creates a variable with one handle, for the family that `owner` identifies. Pushes from outside the family that
+    /// name this variable are refused, as are those that name another engine's variable.
     pub(crate) fn of_family<T: Send + 'static>(core: &Arc<Core>, owner: usize, value: T) -> NonNull<Self> {
         // A zero-sized value occupies no memory.
         let memory = if size_of::<T>() == 0 { ValueMemory::Elsewhere } else { ValueMemory::Host };
@@ -284,7 +285,7 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     #[inline]
     pub(crate) unsafe fn mutated(&self) {
-        // Relaxed: (1), the queue has handed over the last store. Release (edge `version`): the effects of this
+        // Relaxed: (1), so the queue has handed over the last store. Release (edge `version`): the effects of this
         // mutation.
         self.state.version.store(self.state.version.load(Relaxed) + 1, Release);
     }
@@ -302,8 +303,9 @@ impl VarCell {
     /// Whether the value needs a drop. The answer is exact for an operation that holds the variable for writing, and a
     /// hint to other callers.
     pub(crate) fn needs_drop(&self) -> bool {
-        // Relaxed: the queue hands over the last change to an operation that holds the variable for writing. Other
-        // callers use the answer only to choose where the drop runs.
+        // Relaxed: if an operation that holds the variable for writing calls this, the queue has handed over the last
+        // change of the flag. Other callers use the answer only to decide whether an operation must be pushed for the
+        // drop, or where the drop runs.
         self.value.needs_drop && !self.state.emptied.load(Relaxed)
     }
 
@@ -324,7 +326,7 @@ impl VarCell {
     /// 1. The caller holds the variable for writing.
     /// 2. No later operation uses the value.
     pub(crate) unsafe fn empty(&self) {
-        // Relaxed: (1), the queue has handed over the last change.
+        // Relaxed: (1), so the queue has handed over the last change.
         if !self.state.emptied.swap(true, Relaxed) {
             // SAFETY: (1) and (2); only one caller swaps in the first `true`.
             unsafe { (self.value.drop_value)(NonNull::from(self)) };
@@ -373,7 +375,7 @@ impl VarCell {
         // SAFETY: (2), and every wait for the variable has started.
         drop(unsafe { waits.read() });
         let free = move || {
-            // SAFETY: the cell was boxed with this layout, and the fields that own anything were dropped: the value,
+            // SAFETY: the cell was boxed with this layout, and what its fields own was dropped or moved out: the value,
             // the name, the fault, the waits and the core.
             unsafe { std::alloc::dealloc(cell.as_ptr().cast(), layout) };
             drop(name);

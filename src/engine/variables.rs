@@ -62,8 +62,8 @@ impl Core {
         let delete = move |cx: &Call<'_>| {
             let empty = || {
                 for access in cx.op().accesses() {
-                    // SAFETY: the operation holds the variable for writing, and a closed variable accepts no operation
-                    // that uses the value.
+                    // SAFETY: the operation holds the variable for writing, and a closed variable accepts no further
+                    // operation that uses the value.
                     unsafe { VarCell::of(access).empty() };
                 }
             };
@@ -154,7 +154,7 @@ impl Job for EmptyJob {
 
     fn discard(&mut self) {}
 
-    /// Hands the share to the clean-up, since the end of the family may run program code.
+    /// Hands the share to the [`Cleanup`], since the end of the family may run program code.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         let mut cleanup = Cleanup::default();
         self.0.take().into_iter().for_each(|share| cleanup.and_drop(share));
@@ -162,7 +162,7 @@ impl Job for EmptyJob {
     }
 }
 
-/// A handle to a variable that the engine owns.
+/// A handle, owned by the engine, to a variable.
 #[derive(Debug)]
 pub(super) struct OwnedVar(NonNull<VarCell>);
 
@@ -224,13 +224,13 @@ impl Job for ClearJob {
 
     fn discard(&mut self) {}
 
-    /// Hands the failure to the clean-up, since its drop may run program code.
+    /// Hands the failure to the [`Cleanup`], since its drop may run program code.
     fn report(&mut self, _result: Result<(), &OpError>) -> Cleanup {
         Cleanup::of_failure(self.0.take())
     }
 }
 
-/// The job of the last operation on a variable, which is pushed when the last handle is dropped. The job drops the
+/// The job of the last operation on a variable. That operation is pushed when the last handle is dropped. It drops the
 /// value and then frees the cell.
 pub(crate) struct FreeJob {
     cell: NonNull<VarCell>,

@@ -128,9 +128,9 @@ impl Core {
         WaitError::WouldDeadlock(Deadlock::new(frame::running_op(), awaited))
     }
 
-    /// Waits for the result of an operation with a handle, and takes the result. If called inside an operation, runs
-    /// operations on which the wait depends, if it finds any, and otherwise lets another thread run the worker during
-    /// the wait.
+    /// Waits for the result of an operation with a handle, and takes the result. If called inside an operation and
+    /// without a time limit, first runs operations on which the wait depends, if it finds any. If the wait is not over
+    /// then, hands the worker over to another thread.
     pub(crate) fn wait_for_result<R, F: ?Sized>(
         self: &Arc<Self>,
         handled: &Arc<Oneshot<R, Cancellable<F>>>,
@@ -145,7 +145,7 @@ impl Core {
     }
 
     /// [`wait_for_result`](Self::wait_for_result) for a handle. Returns an error if the calling operation would wait
-    /// for itself.
+    /// for itself, or for a child that waits for work on this thread to end.
     pub(crate) fn wait_for_handle<R>(
         self: &Arc<Self>,
         handled: &Arc<Handled<R>>,
@@ -173,8 +173,8 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for `oneshot` by calling `wait`, which blocks until the oneshot is set or the deadline passed to it
-    /// expires. `target` is the operation that sets the oneshot, if known.
+    /// Waits for `oneshot` by calling `wait`, which blocks until the oneshot is set or the deadline given to `wait` has
+    /// passed. `target` is the operation that sets the oneshot, if known.
     pub(super) fn wait_by<R, T: ?Sized>(
         self: &Arc<Self>,
         oneshot: &Arc<Oneshot<R, T>>,
@@ -213,7 +213,7 @@ impl Core {
     }
 
     /// Calls `wait`, in which the calling thread sleeps until `is_over` returns `true` or `deadline` passes. Then, if
-    /// the thread has [handed over its worker](Self::make_way), waits for another.
+    /// the thread has [handed over its worker](Self::make_way), [waits for another](regain_worker).
     pub(super) fn sleep<R>(
         &self,
         deadline: Option<Instant>,
@@ -261,7 +261,7 @@ impl Core {
     }
 
     /// [Catches up](Self::catch_up) for a caller that does not wait afterwards: if an operation run here has handed
-    /// over the worker, the thread waits for another.
+    /// over the worker, the thread [waits for another](regain_worker).
     pub(crate) fn catch_up_and_go_on() {
         let was_without = worker_thread::is_without_worker();
         Self::catch_up();
@@ -460,7 +460,7 @@ impl<C: Counted> Drop for CountedWait<C> {
     }
 }
 
-/// Returns an error if the calling thread must not wait, for any engine.
+/// Returns an error if the calling thread must not wait for any engine.
 pub(super) fn check_wait() -> Result<(), WaitError> {
     if worker_thread::serves_device() || no_wait::in_device_function() {
         Err(WaitError::OnDevice)
@@ -477,7 +477,7 @@ pub(super) fn check_wait() -> Result<(), WaitError> {
 /// program. Inside an operation, another thread runs the worker during the call, so other operations are not delayed.
 ///
 /// When `f` returns, the operation's function continues in place of an idle worker, or waits until another operation
-/// ends and frees a worker. The same applies after each wait for the engine inside an operation. An engine with one
+/// ends and frees a worker. The same applies after each of the engine's waits inside an operation. An engine with one
 /// worker therefore computes one function at a time. If the function receives no worker within 100 ms, or before the
 /// time limit of the wait, it continues without one. A function that blocks without `blocking` may therefore delay
 /// functions returning from a wait by up to 100 ms.
@@ -507,8 +507,8 @@ pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
 /// The job of a wait for a variable. It reports the variable's failure at that point in push order.
 struct WaitJob {
     failure: Option<OpError>,
-    /// Taken by `report`, because the oneshot may be the last owner of the program's error, which the clean-up then
-    /// drops.
+    /// Taken by `report`, because this reference to the oneshot may be the last one. The [`Cleanup`] then drops the
+    /// program's error.
     oneshot: Option<Arc<Oneshot<()>>>,
 }
 

@@ -8,11 +8,12 @@
 //!
 //! # Which wait may be joined
 //!
-//! A new wait joins the remembered wait of its kind if no access is linked behind it, except that of the remembered
-//! wait of the other kind. This is equivalent to a push at that moment:
+//! A new wait joins the remembered wait of its kind if no access is linked behind that wait's access, except the access
+//! of the remembered wait of the other kind. Joining is equivalent to pushing a new wait at that moment:
 //!
-//! * Operations pushed before the call precede the remembered wait. If one were behind that wait, its access would have
-//!   been linked by the end of its push, before the call, and the word of the wait's access would show the link.
+//! * Operations pushed before the call to [`join`](Waits::join) precede the remembered wait. If one were behind that
+//!   wait, its access would have been linked by the end of its push, before the call, and the word of the wait's access
+//!   would show the link.
 //! * No operation between the remembered wait and the position of a new one mutates: at most the other wait is there,
 //!   and it depends only on operations ahead of both. A new wait would therefore end together with the remembered one
 //!   and see the same failure, since only an operation that mutates sets or clears a failure. A deletion also mutates.

@@ -30,7 +30,7 @@ pub(super) fn begin(core: &Arc<Core>, watchdog: Watchdog) -> io::Result<mpsc::Se
     Ok(stop)
 }
 
-/// Watches the engine until it ends.
+/// Watches the engine until the engine ends or the sender of `stopped` is dropped.
 fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
     let mut seen = Seen::default();
     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(watchdog.interval()) {
@@ -54,7 +54,7 @@ fn watch(core: &Weak<Core>, watchdog: &Watchdog, stopped: &mpsc::Receiver<()>) {
     }
 }
 
-/// What was pending in the last dump.
+/// What was pending in the last dump, and what has been reported.
 #[derive(Default)]
 struct Seen {
     ops: HashMap<OpId, SeenOp>,
@@ -103,7 +103,7 @@ impl Seen {
                     (budget.or(watchdog.running), Problem::Running { op: index, time })
                 }
                 OpState::Waiting | OpState::Ready => (watchdog.waiting, Problem::Waiting { op: index, time }),
-                // The operation's children or the waiting thread are reported instead.
+                // The operation's children, or the thread that waits inside the operation, are reported instead.
                 OpState::WaitingInside | OpState::WaitingForChildren => (None, Problem::Waiting { op: index, time }),
             };
             // An async task that awaits a variable appears only as the internal operation of its wait.

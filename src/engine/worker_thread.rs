@@ -3,7 +3,7 @@
 //! A thread finds its own state through a thread-local. Code from other crates may run inside calls to the worker's
 //! deque, since crossbeam-deque pins crossbeam's default collector, which runs closures that other crates have
 //! deferred. The thread therefore marks the deque as in use during these calls, and operations made ready by such code
-//! are sent to the injector instead.
+//! go to the injector instead of the deque.
 
 use std::{cell::Cell, ptr, sync::Arc};
 
@@ -25,7 +25,7 @@ pub(super) type Main = fn(Arc<Core>, usize, BoxedWorker<Task>) -> Ended;
 /// The duty of an engine's thread.
 #[derive(Clone, Copy)]
 pub(super) enum Duty {
-    /// The thread runs workers. A thread that takes over its worker runs this main function.
+    /// The thread runs workers. Another thread that takes over this one's worker runs this main function.
     Workers(Main),
     /// The thread serves a GPU lane, and never has a worker.
     Device,
@@ -129,7 +129,7 @@ impl WorkerThread {
         self.borrows.get()
     }
 
-    /// Returns a borrowed place.
+    /// Gives the borrowed place back, if there is one.
     fn give_place_back(&self) {
         if self.borrows.replace(false) {
             self.core.threads().lane(self.lane.get()).give_place_back();
@@ -148,8 +148,8 @@ impl WorkerThread {
         }
     }
 
-    /// Returns the worker that the thread is running. The reference must not be kept across calls to code from other
-    /// crates or the program, which may give the worker away.
+    /// Returns the worker that the thread is running. The reference must not be kept across calls to code of the
+    /// program or of other crates, since such code may give the worker away.
     #[inline]
     fn worker(&self) -> Option<&Worker<Task>> {
         // SAFETY: only this thread uses the cell, and its content is not replaced while the reference is used.
@@ -351,7 +351,8 @@ pub fn unpinned<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Takes the worker away from this thread if the worker belongs to `core`. The operations in its deque can be stolen.
+/// Takes the worker away from this thread if the worker belongs to `core` and its deque is not in use. The operations
+/// in the deque can be stolen.
 pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
     with_current(|thread| {
         let takes = ptr::eq(Arc::as_ptr(&thread.core), core) && thread.free_worker().is_some();
@@ -365,7 +366,7 @@ pub(super) fn take_worker(core: &Core) -> Option<BoxedWorker<Task>> {
 }
 
 /// Takes the first operation that is `wanted` from the deque of the calling thread's worker, if the worker belongs to
-/// `core`.
+/// `core` and its deque is not in use.
 pub(super) fn take_queued(core: &Core, wanted: impl FnMut(&OpRef<Task>) -> bool) -> Option<OpRef<Task>> {
     with_current(|thread| {
         let worker = thread.free_worker().filter(|_| ptr::eq(Arc::as_ptr(&thread.core), core))?;
@@ -386,8 +387,9 @@ pub(super) fn note_stale() {
     with_current(|thread| thread.worker().map(Worker::note_stale));
 }
 
-/// If the calling thread has handed over its worker, or [counts](begin_code) as having done so, and has not received
-/// one since, returns its engine and the lane of that worker.
+/// Returns the calling thread's engine, and the lane of the worker that the thread has handed over or
+/// [counts](begin_code) as having handed over. Returns `None` if there is no such worker or the thread has received one
+/// since.
 pub(super) fn without_worker() -> Option<(Arc<Core>, u8)> {
     with_current(|thread| thread.gave_away.get().then(|| (Arc::clone(&thread.core), thread.lane.get()))).flatten()
 }

@@ -148,7 +148,7 @@ fn run(thread: &WorkerThread, number: usize) {
 /// Runs operations while the thread has a worker and its lane has not ended. `ready` holds newly ready operations until
 /// they are dispatched.
 ///
-/// A separate function, so that the loop does not share registers with code that runs only once.
+/// This is a separate function so that the loop does not share registers with code that runs only once.
 #[inline(never)]
 fn run_operations(thread: &WorkerThread, ready: &mut ReadyList<Task>) {
     while let Some(op) = thread.next() {
@@ -199,7 +199,8 @@ mod tests {
 
     use crate::{Engine, EngineKind, threads::pool::MANY_ENDED};
 
-    /// Nests `depth` waits, each in an operation that hands its worker over to another thread.
+    /// Waits for an operation that nests `depth` further waits, during each of which another thread runs the worker.
+    /// Returns the number of waits.
     fn nest(engine: &Engine, depth: usize) -> usize {
         let inner = engine.clone();
         let next = engine.op("nest").submit((), move |()| if depth == 0 { 0 } else { nest(&inner, depth - 1) });

@@ -19,13 +19,13 @@ use crate::values::kind::EngineKind;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The builder was configured with zero workers.
+    /// The builder was configured with zero workers, or with zero workers for prioritised operations.
     NoWorkers,
-    /// The builder was configured with more workers than this maximum.
+    /// The builder was configured with more workers in a lane than this maximum.
     TooManyWorkers(usize),
     /// This string, from `RADDLE_ENGINE` or passed to `parse`, is not the name of a kind of engine.
     UnknownEngine(String),
-    /// `RADDLE_SHUFFLE` has this value, which is not a number.
+    /// `RADDLE_SHUFFLE` has this value, which is not a valid seed.
     InvalidSeed(String),
     /// A thread could not be started.
     Thread(std::io::Error),
@@ -54,7 +54,7 @@ impl fmt::Display for BuildError {
                 write!(f, "RADDLE_SHUFFLE is `{value}`; set it to a whole number, the seed, or unset it")
             }
             Self::TooManyGpus(max) => write!(f, "an engine has at most {max} GPUs; add fewer"),
-            Self::Thread(error) => write!(f, "a worker thread could not be started: {error}"),
+            Self::Thread(error) => write!(f, "a thread could not be started: {error}"),
             Self::Profile(path, error) => {
                 let path = path.display();
                 write!(f, "the profile {path} cannot be written: {error}; choose another path, or unset RADDLE_PROFILE")

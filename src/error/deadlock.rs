@@ -37,8 +37,8 @@ struct Parts {
 pub(crate) enum Awaited {
     Operation(Pushed),
     Variable(Name),
-    /// Several operations: those of a group or all those of an engine. Holds one that cannot end before the waiting
-    /// operation does.
+    /// Several operations: those of a group or a scope, or all those of an engine. Holds one of them that cannot end
+    /// before the waiting operation does.
     Member(Pushed),
     /// All operations of the engine.
     All,
@@ -56,7 +56,7 @@ impl Deadlock {
     }
 
     /// Returns the name of the awaited operation or variable, if known. If several operations are awaited, such as
-    /// those of a group, this is one that cannot end before the waiting operation does.
+    /// those of a group, returns the name of one that cannot end before the waiting operation does.
     #[must_use]
     pub fn awaited(&self) -> Option<&str> {
         match &self.0.as_ref()?.awaited {

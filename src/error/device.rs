@@ -41,8 +41,8 @@ impl DeviceError {
         Self(Arc::new(Details { code, message: message.into(), lost: true }))
     }
 
-    /// Returns whether the device is out of memory (2) or the operating system could not pin more memory (304). The
-    /// simulated device uses CUDA's numbers.
+    /// Returns whether the error says that the device is out of memory (2), or that the operating system could not pin
+    /// more memory (304). The simulated device uses CUDA's numbers.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         !self.is_lost() && matches!(self.code(), 2 | 304)
     }
@@ -52,8 +52,8 @@ impl DeviceError {
         if self.is_lost() { self } else { Self::lost(self.code(), self.message()) }
     }
 
-    /// Extracts the device error from `error`, which may be a [`DeviceError`] or a driver error to convert. Returns any
-    /// other error unchanged.
+    /// Returns `error` as a [`DeviceError`] if it is one, or if it is a driver's error, which is converted. Otherwise,
+    /// returns `error` unchanged, as the `Err`.
     pub(crate) fn found_in(error: BoxError) -> Result<Self, BoxError> {
         #[cfg(feature = "cuda")]
         let error = match error.downcast::<cudarc::driver::DriverError>() {

@@ -20,7 +20,7 @@ struct State {
     more: u64,
     /// The number of times that `more` has been taken and reset.
     round: u64,
-    /// Whether a warning has been logged for one of the failures.
+    /// Whether [`Failures::to_warn_of`] has been called.
     warned: bool,
 }
 
@@ -42,13 +42,13 @@ pub(crate) enum Place {
     Counted(u64),
 }
 
-/// An engine's failures that are unknown to the program: no wait or handle has returned them, and the program has not
-/// cleared them from a variable.
+/// An engine's failures that are unknown to the program: no wait or handle has returned them, and the program has
+/// neither cleared nor overwritten them on a variable.
 ///
-/// The variables that a failure has reached are irrelevant: they may be freed before the failure is known.
+/// A failure stays here until it is known, even if all variables that it has reached are freed before that.
 ///
-/// A failure becomes known and ceases to be kept or counted in a single step under the lock. It is therefore reported
-/// only once, from here or from elsewhere, by whichever thread is first.
+/// A failure becomes known and ceases to be kept or counted in a single step under the lock. So a failure that the
+/// program already knows is never returned from here.
 #[derive(Debug, Default)]
 pub struct Failures(Mutex<State>);
 
@@ -79,8 +79,8 @@ impl Failures {
         }
     }
 
-    /// Takes the earliest failure and marks it as known. After the last kept failure, returns a summary of those only
-    /// counted.
+    /// Takes the earliest kept failure and marks it as known. If none is kept, returns a summary of the failures that
+    /// were only counted, if there are any.
     pub(crate) fn take(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         if let Some((_, failure)) = state.unknown.pop_first() {
@@ -92,14 +92,14 @@ impl Failures {
         summary(more)
     }
 
-    /// Returns the earliest kept failure that is not a cancellation. Later calls return `None`.
+    /// On the first call, returns the earliest kept failure that is not a cancellation. Later calls return `None`.
     pub(crate) fn to_warn_of(&self) -> Option<OpError> {
         let mut state = lock(&self.0);
         let warned = std::mem::replace(&mut state.warned, true);
         state.unknown.values().find(|failure| !warned && !failure.is_cancellation()).cloned()
     }
 
-    /// Takes all failures. Returns the earliest, like [`take`](Self::take), and the number of failures.
+    /// Takes all failures. Returns the one that [`take`](Self::take) would return, and the number of failures.
     pub(crate) fn clear(&self) -> Option<(OpError, u64)> {
         let mut state = lock(&self.0);
         let unknown = std::mem::take(&mut state.unknown);

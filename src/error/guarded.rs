@@ -37,8 +37,8 @@ pub enum UseErrorKind {
     /// The code is not part of an operation that has declared the variable. Detected only in builds with debug
     /// assertions.
     Undeclared,
-    /// An operation that declares only a read requested a mutable reference. Detected only in builds with debug
-    /// assertions.
+    /// An operation that has declared only a read of the variable requested a mutable reference. Detected only in
+    /// builds with debug assertions.
     OnlyRead,
     /// Another thread, or the caller itself, is using the value in a conflicting way. Detected in every build.
     InUse,

@@ -93,8 +93,9 @@ struct Failure {
     /// is needed since the payload need not be `Sync`.
     payload: ManuallyDrop<Mutex<Option<Payload>>>,
     sequence: u64,
-    /// Whether the failure has been returned to the program, or cleared from a variable by the program. Set under the
-    /// lock of the `Failures` to which it was added.
+    /// Whether the failure need not be reported any more: it has been returned to the program, the program has cleared
+    /// or overwritten it, or its operation's result is ignored. Set under the lock of the `Failures` to which the
+    /// failure was added.
     known: AtomicBool,
     /// The place where the failure is kept or counted until it is known.
     added: OnceLock<(Weak<Failures>, Place)>,
@@ -103,7 +104,7 @@ struct Failure {
 impl Drop for Failure {
     fn drop(&mut self) {
         // Dropping the cause and the payload runs program code, and the last clone may be dropped anywhere in the
-        // engine. SAFETY: only this drop uses the field, once.
+        // engine. So panics are caught. SAFETY: only this drop uses the field, once.
         let drop_cause = || unsafe { ManuallyDrop::drop(&mut self.cause) };
         if let Err(payload) = panics::catch(drop_cause) {
             panics::log!(Error, "raddle: the drop of an operation's error panicked");
@@ -273,7 +274,8 @@ impl OpError {
         self.0.sequence
     }
 
-    /// Adds the failure to `failures` until it is known. Must be called before the failure can reach the program.
+    /// Adds the failure to `failures`, where it stays until it is known. Must be called before the failure can reach
+    /// the program.
     pub(crate) fn record(&self, failures: &Arc<Failures>) {
         // A failure is added only once, although it is shared by the operations skipped because of it. They find it on
         // a variable, where it is stored only after this call, so no thread waits for another here.
@@ -287,16 +289,16 @@ impl OpError {
         !self.0.known.swap(true, Relaxed)
     }
 
-    /// Records that the failure has been returned to or cleared by the program, and need not be reported again.
+    /// Records that the program knows of the failure or ignores it, so that it is not reported again.
     pub(crate) fn mark_reported(&self) {
         // Relaxed: suppose that this thread reads the `true` written by another thread in `note_known`, under the lock
         // of `Failures`. If this thread takes that lock later, it does so after the other thread, whose write would
-        // otherwise follow this read. It thus finds the failure neither kept nor counted, even if the other thread
-        // still holds the lock now.
+        // otherwise follow this read. This thread thus finds the failure neither kept nor counted, even if the other
+        // thread still holds the lock now.
         if self.0.known.load(Relaxed) {
             return;
         }
-        // A summary of several failures is never added.
+        // A summary of several failures is never added to `Failures`.
         let Some((failures, place)) = self.0.added.get() else { return };
         if let Some(failures) = failures.upgrade() {
             failures.mark_reported(self, *place);
@@ -354,8 +356,8 @@ impl OpError {
     }
 
     /// Returns the error reported by the operation's function or [`Completion`](crate::Completion), or its device's
-    /// [`DeviceError`], if it is an `E`. If that error is another operation's failure, also searches the
-    /// [root](Self::root).
+    /// [`DeviceError`], if that error is an `E`. If the reported error is another operation's failure, also searches
+    /// the [root](Self::root).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

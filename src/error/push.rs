@@ -35,8 +35,8 @@ pub enum PushError {
     DeletedVariable(RefusedAccess),
     /// An operation's typed accesses name a variable twice and mutate it, which would alias a `&mut`.
     AliasedVariable(RefusedAccess),
-    /// The operation that opened a [scope](crate::Engine::scope) holds the variable until the scope ends, so operations
-    /// in the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
+    /// An operation around the [scope](crate::Engine::scope) holds the variable until the scope ends, so operations in
+    /// the scope must not name it. [Lend](crate::Scope::lend) the value to the scope instead.
     HeldAroundScope(RefusedAccess),
     /// A [child](crate::OpContext::child) names a variable that its parent does not hold, or mutates one that its
     /// parent only reads. The child would have to wait for its parent, which waits for its children.
@@ -45,17 +45,17 @@ pub enum PushError {
     /// or [`child_token`](crate::OpContext::child_token). Only these children can name it, along with the children of
     /// any child that names it.
     FamilyVariable(RefusedAccess),
-    /// [`OpContext::child`](crate::OpContext::child) was called inside an operation pushed without
+    /// A child was pushed, or a variable for children was created, inside an operation that was pushed without
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children).
     NotAParent,
-    /// [`FutureContext::child`](crate::FutureContext::child) was called after the future had ended and its guards had
-    /// been dropped. The children have started, and no more can be added.
+    /// A child was pushed, or a variable for children was created, through a [`FutureContext`](crate::FutureContext)
+    /// after the future had ended and its guards had been dropped. The children have started, and no more can be added.
     ParentEnded,
     /// [`OpBuilder::with_children`](crate::OpBuilder::with_children) was called for a device operation, which releases
     /// its variables once its work has been issued, too early for children. Alternatively, an operator was created as a
-    /// child, although it could be pushed after its parent has ended.
+    /// child, although it could then be pushed after its parent has ended.
     UnfitForFamily,
-    /// The engine is shut down or shutting down. While it drains, its operations may still push.
+    /// The engine is shut down or shutting down. While the engine drains, its operations may still push.
     ShutDown,
     /// There is no room: the number of pending operations has reached the limit of the engine or a group. Returned by
     /// [`OpBuilder::if_room`](crate::OpBuilder::if_room), while the program still owns the operation's function, and by

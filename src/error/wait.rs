@@ -28,13 +28,13 @@ pub enum WaitError {
     /// The wait timed out. The operations continue.
     TimedOut,
     /// The wait would never return. The caller may be an operation that holds the awaited variable or produces the
-    /// awaited result. It may also be waiting for an operation that cannot start before the caller returns, or for a
-    /// group containing one. Such an operation is queued behind the caller: directly, through other operations, or
-    /// through waiting operations of any engine. If several operations wait for each other, the last to begin waiting
-    /// gets this error, within 100 ms. Waits with a time limit end anyway, so other waits ignore them; a wait with a
-    /// time limit gets the error itself if no other wait in the cycle has a limit. The end of a scope gets the error
-    /// only if all other waits in the cycle are also ends of scopes; it then cancels the operations that it waits for
-    /// and that cannot start.
+    /// awaited result. It may also be waiting for an operation that cannot start before the caller returns, or for
+    /// several operations, one of which cannot. That operation is queued behind the caller: directly, through other
+    /// operations, or through waiting operations of any engine. If several operations wait for each other, the last to
+    /// begin waiting gets this error, normally within 100 ms. Waits with a time limit end anyway, so other waits ignore
+    /// them; a wait with a time limit gets the error itself if no other wait in the cycle has a limit. The end of a
+    /// scope gets the error only if all other waits in the cycle are also ends of scopes; it then cancels the
+    /// operations that it waits for and that cannot start.
     ///
     /// An asynchronous operation's function gets this error if, before the completion is used, it waits for anything
     /// queued behind the operation, even if another thread is about to use the completion.
@@ -45,8 +45,8 @@ pub enum WaitError {
     /// Too many operations are waiting inside their functions, so no thread could take over the worker. Instead of
     /// waiting, declare what an operation needs as accesses.
     TooManyWaiting,
-    /// The caller is the function of a device operation. The function's thread must not block, since it also issues the
-    /// device's other operations. Declare what the operation needs as accesses.
+    /// The caller is the function of a device operation, or other code on the thread of a device. This thread must not
+    /// block, since it also issues the device's other operations. Declare what the operation needs as accesses.
     OnDevice,
     /// The caller is a deletion: the function of [`Engine::delete_variable`](crate::Engine::delete_variable), or the
     /// drop of a variable's value or an operator's function. Push an operation that waits, or wait elsewhere.

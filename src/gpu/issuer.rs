@@ -5,10 +5,10 @@
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | sent | in the lane's injector: to be issued here, or a cross-lane waiter | issued, skipped, watched, or sent on |
+//! | sent | in the lane's injector: to be issued here, or a cross-lane waiter | issued, skipped, discarded, watched, or sent on |
 //! | issued | its function has been called and its variables are released; in `in_flight` | complete |
 //! | complete | the device has completed it, or never will: its mutations are counted, or its variables have failed; it is reported and counted out | – |
-//! | watched | a cross-lane waiter whose dependency here is in flight; in `watched` | sent on |
+//! | watched | an operation, usually a cross-lane waiter, with a dependency in flight here; in `watched` | sent on |
 //!
 //! # Marks and events
 //!
@@ -16,9 +16,9 @@
 //! depends on it. Any other operation is followed by a mark only if no mark is in flight, or if 64 operations have been
 //! issued without one. So a chain of operations that stays on the GPU costs few marks.
 //!
-//! A recorded *event* follows each operation on which an operation in another of the GPU's streams depends. If the
-//! dependent operation is pushed later, the event is recorded when that operation arrives here as a waiter. The event
-//! then also covers operations issued in between, for which the waiter need not wait. So once such a waiter has
+//! A recorded *event* follows each operation that, when issued, is known to have a follower on another of the GPU's
+//! streams. If the follower is pushed later, the event is recorded when the follower arrives here as a waiter. The
+//! event then also covers operations issued in between, for which the waiter need not wait. So once such a waiter has
 //! arrived, an event follows every operation without a follower on its own stream, as long as other streams keep
 //! waiting for events.
 
@@ -75,9 +75,9 @@ struct InFlight {
     seq: u64,
     op: Hold<Task>,
     result: Result<(), OpError>,
-    /// The failures cleared by the operation.
+    /// The failures that the operation has cleared or replaced.
     ended: Vec<OpError>,
-    /// The operation's dependencies on other streams.
+    /// The points of other streams for which this stream had waited when the operation was issued.
     clock: Clock,
 }
 
@@ -113,7 +113,7 @@ struct Issuer<'c> {
     /// The points of other streams for which this stream has waited.
     seen: Clock,
     in_flight: VecDeque<InFlight>,
-    /// Cross-lane waiters, each with the number of this lane's operation for which it waits.
+    /// The watched operations, each with the number of this lane's operation for which it waits.
     watched: VecDeque<(u64, OpRef<Task>)>,
     /// Operations of this lane taken while the worker was recalled, to be issued next.
     held: VecDeque<OpRef<Task>>,
@@ -211,7 +211,7 @@ fn serve_lane(core: &Arc<Core>, number: usize, worker: &Worker<Task>) -> Left {
         }
     }
     if core.is_forked() {
-        // This is a forked child: everything here belongs to the parent, and the device may be locked.
+        // This is a forked child: everything here belongs to the parent process, and the device may be locked.
         std::mem::forget(issuer);
         return Left::Ended;
     }
@@ -313,10 +313,10 @@ impl Issuer<'_> {
         usize::from(op.task().lane) == usize::from(FIRST_LANE) + self.number
     }
 
-    // ------------------------------------------------------------------------------------------ cross-lane waiters ----
+    // ----------------------------------------------------------------------------------------- cross-lane waiters ----
 
-    /// Ensures that a cross-lane waiter will be sent on: once a mark that this lane watches has passed, or, if an event
-    /// suffices, as soon as the event is recorded.
+    /// Ensures that `op`, which waits for this lane, will be sent on: once a mark behind the operations on which it
+    /// depends has passed, or, if an event suffices, as soon as the event is recorded.
     fn receive(&mut self, op: OpRef<Task>) {
         let own = self.is_own(&op);
         let (mut watch, mut event) = (0, 0);

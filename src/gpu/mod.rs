@@ -4,8 +4,8 @@
 //! and then immediately releases the operation's variables ([`issuer`]). The operations in flight are recorded in the
 //! variables ([`timeline`](crate::device::timeline)). An operation that runs on the CPU or on another device, or whose
 //! function may use a value in host memory, must wait until the operations in flight on its variables are complete. It
-//! is *sent* to the lane for which it waits. That lane watches its stream, and sends the operation on once those in
-//! flight are complete.
+//! is *sent* to the lane for which it waits. That lane watches its stream, and sends the operation on once the
+//! operations for which it waits are complete.
 
 use std::{io, sync::Arc};
 

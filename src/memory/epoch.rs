@@ -1,7 +1,8 @@
-//! Epoch-based reclamation: crossbeam-epoch or, in models, a choice between it and a model of its contract.
+//! Epoch-based reclamation by crossbeam-epoch. Models under loom can use a model of its contract instead, and models
+//! under shuttle always do (`Flavour`).
 //!
-//! The contract: a [retired](Guard::retire) object is reclaimed only after every guard that existed when it was retired
-//! has been dropped.
+//! The contract: a [retired](Guard::retire) object is reclaimed only after every guard that existed when the object was
+//! retired has been dropped.
 
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) use real::{Guard, Stamp, leave, make_default, pin};
@@ -17,7 +18,7 @@ pub(crate) use crossbeam_epoch::Shared;
 #[cfg(raddle_shuttle)]
 pub(crate) use model::Atomic;
 
-/// Returns a guard that protects nothing, for operations on atomics.
+/// Returns a guard that protects nothing, for loads and changes of atomics.
 #[inline(always)]
 pub(crate) fn unprotected() -> &'static crossbeam_epoch::Guard {
     // SAFETY: callers only load and change words through this guard. Everything that they dereference is kept alive by
@@ -33,12 +34,12 @@ mod real {
 
     use crate::sync::fork::PerProcess;
 
-    /// The crate has its own collector, so its pins do not run closures retired by other users of crossbeam-epoch. A
-    /// forked child has its own, in which none of the parent's threads is pinned.
+    /// raddle's own collector, so that raddle's pins run no closures retired by other users of crossbeam-epoch. A
+    /// forked child has another one, in which none of the parent's threads is pinned.
     static COLLECTOR: PerProcess<Collector> = PerProcess::new();
 
-    /// The thread's handle to the collector, from the first pin on. It has no drop glue, so accessing it reads only one
-    /// word.
+    /// A thread's handle to the collector, from the thread's first pin on. This type has no drop glue, so an access to
+    /// the thread-local reads only one word.
     struct Place(UnsafeCell<Option<ManuallyDrop<LocalHandle>>>);
 
     /// Drops the thread's handle when the thread ends.
@@ -69,13 +70,13 @@ mod real {
     #[derive(Debug)]
     pub(crate) struct Guard(crossbeam_epoch::Guard);
 
-    /// Pins the calling thread to the current epoch.
+    /// Pins the calling thread to the current epoch until the guard is dropped.
     #[inline]
     pub(crate) fn pin() -> Guard {
-        // The closure returns the place rather than a guard, which keeps it small enough to be inlined.
+        // The closure returns a pointer rather than a guard, which keeps the closure small enough to be inlined.
         let place = PLACE.with(|place| place.0.get());
         // SAFETY: only this thread uses the cell, which lives as long as the thread, and nothing that
-        // `LocalHandle::pin` calls changes it.
+        // `LocalHandle::pin` calls changes the cell.
         match unsafe { &*place } {
             Some(handle) => Guard(handle.pin()),
             None => pin_first(),
@@ -94,25 +95,25 @@ mod real {
         pin()
     }
 
-    /// Abandons the parent process's collector, with everything retired there: threads that exist only in the parent
-    /// may be pinned in it. The calling thread's guards of that collector stay valid, and still protect the same
-    /// objects.
+    /// Abandons the parent process's collector in a forked child, with everything retired there: threads that exist
+    /// only in the parent may be pinned in it. The calling thread's guards of that collector stay valid, and still
+    /// protect the same objects.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn leave() {
         // The handle is not dropped: `replace` returns it in a `ManuallyDrop`.
         PLACE.with(|place| place.replace(None));
     }
 
-    /// Creates crossbeam's default collector, used by crossbeam-deque, in advance, so no fork can happen while another
-    /// thread is creating it under a lock.
+    /// Creates crossbeam's default collector, used by crossbeam-deque, in advance, so that no fork can happen while
+    /// another thread is creating it under a lock.
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(crate) fn make_default() {
         crossbeam_epoch::default_collector();
     }
 
     impl Guard {
-        /// Runs `reclaim` once all guards that exist now have been dropped. `reclaim` may run inside a push, so it must
-        /// neither wait nor run program code.
+        /// Runs `reclaim` at some time after all guards that exist now have been dropped. `reclaim` may run inside a
+        /// push, so it must neither wait nor run program code.
         ///
         /// # Safety
         /// 1. `reclaim` may run on any thread.
@@ -131,7 +132,7 @@ mod real {
         }
     }
 
-    /// The mark of reclaimed records, which does nothing outside models.
+    /// The mark of reclaimed records. It does nothing outside models.
     #[derive(Debug)]
     pub(crate) struct Stamp;
 
@@ -175,17 +176,17 @@ mod model {
         /// crossbeam-epoch itself, on loom's atomics: for models with two threads.
         #[cfg(raddle_loom)]
         Crossbeam,
-        /// The contract only. A retired object is reclaimed as soon as the last guard that existed when it was retired
-        /// is dropped, regardless of later pins. A thread that creates a guard after a `retire` sees what was done
-        /// before the `retire`, so it cannot reach an object that the guard does not protect. The thread that reclaims
-        /// an object sees what was done before the `retire`, and under the guards for which the object waited. No other
-        /// happens-before edge is added: crossbeam-epoch's fences could hide an ordering missing from raddle. This
-        /// flavour has two atomics instead of dozens, so models with three or four threads can be explored. It is
-        /// stricter than crossbeam-epoch, which reclaims later.
+        /// The contract only. A retired object is reclaimed as soon as the last of the guards that existed when it was
+        /// retired is dropped, regardless of later pins. A thread that creates a guard after a `retire` sees what was
+        /// done before the `retire`, so it cannot reach an object that the guard does not protect. The thread that
+        /// reclaims an object sees what was done before the `retire`, and under the guards for which the object waited.
+        /// No other happens-before edge is added, whereas crossbeam-epoch's fences could hide that an ordering is
+        /// missing from raddle. This flavour has two atomics instead of dozens, so models with three or four threads
+        /// can be explored. It is stricter than crossbeam-epoch, which reclaims later.
         Contract,
-        /// The contract for pinned threads that read plain memory. The thread that reclaims an object also sees what
-        /// was done under guards dropped before the object was retired. crossbeam-epoch guarantees this: each advance
-        /// of the epoch acquires what the unpinning threads released (`Global::try_advance`).
+        /// Like `Contract`, for models whose pinned threads read plain memory: the thread that reclaims an object also
+        /// sees what was done under guards dropped before the object was retired. crossbeam-epoch guarantees this,
+        /// since each advance of the epoch acquires what the unpinning threads released (`Global::try_advance`).
         ContractForReaders,
     }
 
@@ -220,15 +221,15 @@ mod model {
     #[derive(Default)]
     struct Registry {
         guards_so_far: u64,
-        /// The guards that exist, by number.
+        /// The numbers of the guards that exist.
         pinned: Vec<u64>,
         /// The retired objects, each with the guards that existed when it was retired and still exist.
         limbo: Vec<(Vec<u64>, Job)>,
     }
 
-    /// The registry, and the atomics through which loom sees it.
+    /// The registry, and the atomics that show its happens-before edges to the model checker.
     struct Epoch {
-        /// A `std` mutex, since it must not add happens-before edges that the crate does not have.
+        /// A `std` mutex, since the lock must not add happens-before edges that crossbeam-epoch does not have.
         registry: Mutex<Registry>,
         /// Released by threads that retire, acquired by threads that pin or reclaim.
         retired: AtomicUsize,
@@ -252,7 +253,7 @@ mod model {
             Epoch { registry: Mutex::default(), retired: AtomicUsize::new(0), unpinned: AtomicUsize::new(0) };
     }
 
-    /// Protects retired objects until it is dropped.
+    /// A guard. Objects retired while it exists are not reclaimed before it is dropped.
     #[derive(Debug)]
     pub enum Guard {
         #[cfg(raddle_loom)]
@@ -353,7 +354,7 @@ mod model {
                 if !reclaim.is_empty() {
                     // Acquire: pairs with `retire`.
                     last(&EPOCH.retired, Acquire);
-                    // Acquire: pairs with the drops of the guards for which the object waited.
+                    // Acquire: pairs with the drops of the guards for which the objects waited.
                     last(&EPOCH.unpinned, Acquire);
                 }
                 reclaim.into_iter().for_each(|job| job());
@@ -382,8 +383,8 @@ mod model {
         }
 
         pub(crate) fn check(&self) {
-            // Relaxed: the check must order nothing. It reads the last value, since a load could return the value
-            // before the reclamation.
+            // Relaxed: the check must order nothing. `last` is used because a load could return the value from before
+            // the reclamation.
             assert_eq!(last(&self.reclaimed, Relaxed), 0, "use after reclamation");
         }
 

@@ -6,7 +6,8 @@
 //! |---|---|---|---|
 //! | `batch` | CAS of `push` | load and failed CAS of `pop` | the node with its contents, and its word |
 //!
-//! All changes of `head` are read-modify-writes, so each continues the release sequences of earlier pushes.
+//! `push` and `pop` change `head` only by read-modify-writes, so each change continues the release sequences of earlier
+//! pushes.
 //!
 //! # Progress
 //!
@@ -53,12 +54,12 @@ impl<N: Node> Stack<N> {
     /// Pushes `node`.
     ///
     /// # Safety
-    /// 1. Only the caller uses `node`, except for its word.
-    /// 2. If `node` was popped before, the epoch has passed since.
+    /// 1. No other thread uses `node`, except for its word.
+    /// 2. If `node` was popped before, it has been retired since then, and the epoch has passed.
     /// 3. `node` is not freed while it is in the stack.
     pub unsafe fn push(&self, node: NonNull<N>) {
-        // SAFETY: by (1) only the caller uses the node, and it enters the stack only after the last use of the
-        // reference.
+        // SAFETY: by (1) only this thread could free the node, and the node enters the stack only after the last use of
+        // the reference.
         let next = unsafe { N::next(node) };
         // Relaxed: only the expected value of the CAS.
         let mut head = self.head.load(Relaxed);
@@ -74,8 +75,8 @@ impl<N: Node> Stack<N> {
         }
     }
 
-    /// Pops a node, which only the caller then uses, except for its word. The node may be freed or pushed again once it
-    /// has been retired and the epoch has passed.
+    /// Pops a node, which only the caller then uses, except for the node's word. The node must not be freed or pushed
+    /// again before it has been retired and the epoch has passed.
     pub fn pop(&self) -> Option<NonNull<N>> {
         // The pin prevents the ABA problem; see the head of this module.
         let _guard = epoch::pin();
@@ -83,13 +84,13 @@ impl<N: Node> Stack<N> {
         let mut head = self.head.load(Acquire);
         loop {
             let node = NonNull::new(head)?;
-            // SAFETY: this thread is pinned, and a node that has been in the stack since then is not freed before the
-            // guard is dropped.
+            // SAFETY: this thread is pinned, and a node that was in the stack at some moment since the pin is not freed
+            // before the guard is dropped.
             let word = unsafe { N::next(node) };
             // Relaxed: acquired with the head. If the node has been popped, the CAS fails.
             let next = word.load(Relaxed);
-            // Relaxed: the head has been in the stack since it was read, so its contents were acquired then.
-            // Acquire (edge `batch`) on failure: the node at the new head, and its contents.
+            // Relaxed: if the CAS succeeds, the head has been in the stack since it was loaded, and that load acquired
+            // the node's contents. Acquire (edge `batch`) on failure: the node at the new head, and its contents.
             match self.head.compare_exchange_weak(head, next, Relaxed, Acquire) {
                 Ok(_) => {
                     // The word must keep no pointer to a node that may be freed. The next node is not freed before the
@@ -103,11 +104,11 @@ impl<N: Node> Stack<N> {
         }
     }
 
-    /// Pushes `node` once the epoch has passed, like the pool; for models.
+    /// Pushes `node` once the epoch has passed, as the pool does. For models.
     ///
     /// # Safety
-    /// 1. Only the caller uses `node`, except for its word.
-    /// 2. `node` is not freed before the stack.
+    /// 1. No other thread uses `node`, except for its word.
+    /// 2. `node` is not freed before the stack is dropped.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     pub unsafe fn push_after_epoch(self: &std::sync::Arc<Self>, node: NonNull<N>)
     where

@@ -1,18 +1,17 @@
 //! The pool from which records are allocated and to which they are retired.
 //!
 //! Each thread keeps some free records and a batch of retired ones. A full batch waits for the epoch as a unit, and is
-//! then pushed onto a stack from which all threads take batches. A steady load therefore allocates no records, even if
-//! one thread pushes and another retires. `records.rs` contains the caches and the batches; `free_list.rs` contains the
-//! stack.
+//! then pushed onto a stack from which all threads take batches. A record that owns a further allocation is freed
+//! instead of reused. So a steady load of operations whose records own none allocates no records, even if one thread
+//! pushes and another retires. `records.rs` contains the caches and the batches; `free_list.rs` contains the stack.
+//! A forked child begins without free records: its registry does not contain its parent's records, so operations in
+//! them could not be found. The parent's free records are lost to the child, as are the records that the parent's
+//! threads have cached or retired.
 //!
-//! A forked child begins without free records: it does not know the addresses of its parent's records, so it could not
-//! find operations in them. The parent's free records are lost to the child, as are those that the parent's threads
-//! have cached or retired.
-//!
-//! In models, every operation's record is newly allocated, and is marked when reclaimed, so models detect any later
-//! use; the reuse of records has its own models. Under the cfg `raddle_unpooled`, each record is allocated on the heap
-//! and freed. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a pooled record
-//! would still point.
+//! In models, every operation's record is newly allocated, and is marked when it is reclaimed, so models detect any
+//! later use. The reuse of records has models of its own. Under the cfg `raddle_unpooled`, each record is allocated on
+//! the heap and freed. Heap checkers then find uses of freed records, and leaks of objects to which the bytes of a
+//! pooled record would still point.
 
 use std::ptr::NonNull;
 
@@ -35,7 +34,7 @@ pub(crate) unsafe trait Record: Sized {
     /// Frees the record's further allocation, if it has one.
     ///
     /// # Safety
-    /// 1. The record is no longer used, and this is called once.
+    /// 1. The record is no longer used, and this function is called once for it.
     unsafe fn free_owned(record: NonNull<Self>);
 
     /// Returns the mark with which models detect uses after reclamation.
@@ -52,7 +51,7 @@ pub(crate) fn allocate<R: Record>() -> NonNull<R> {
     } else {
         // SAFETY: the size of a record is above zero.
         let record = unsafe { raw(std::alloc::Layout::new::<R>()) };
-        // SAFETY: the record begins with the word of the pool, and no other thread knows it.
+        // SAFETY: the record begins with the pool's word, and no other thread knows the record.
         unsafe { record.cast().write(PoolWord::default()) };
         registry::add(record);
         record.cast()
@@ -70,7 +69,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     }
 }
 
-/// [Retires](retire) a record that owns no further allocation, without reading it.
+/// [Retires](retire) a record that owns no further allocation, without reading the record.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 #[inline]
 pub(crate) fn retire_inline<R: Record>(record: NonNull<R>) {
@@ -95,7 +94,7 @@ fn retire_to_heap<R: Record>(record: NonNull<R>) {
             unsafe { std::alloc::dealloc(record.as_ptr().cast(), std::alloc::Layout::new::<R>()) };
         }
     };
-    // SAFETY: from now on the closure owns the record, which is plain memory.
+    // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
     unsafe { guard.retire(reclaim) };
 }
 
@@ -121,7 +120,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     }
     let reclaim = move || {
         let (free, memory) = (free::<R> as unsafe fn(_), record.cast());
-        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record any more.
+        // SAFETY: the closure runs when the interleaving is over, so no thread uses the record any more.
         let free = Box::new(move || unsafe { free(memory) });
         // SAFETY: the record's memory is kept until the interleaving ends.
         unsafe { record.as_ref() }.stamp().kill(free);
@@ -129,7 +128,7 @@ pub(crate) fn retire<R: Record>(record: NonNull<R>) {
     if removed(Step::ReclaimAfterEpoch) {
         reclaim();
     } else {
-        // SAFETY: from now on the closure owns the record, which is plain memory.
+        // SAFETY: (1) and (2): from now on, the closure owns the record, which is plain memory.
         unsafe { epoch::pin().retire(reclaim) };
     }
 }

@@ -3,8 +3,8 @@
 //! # States of a record
 //!
 //! 1. *In use*, from [`take`] to [`put_back`].
-//! 2. *Retired*: on the list of a batch. Pinned threads may still use the record until the epoch has passed.
-//! 3. *Free*: on the list of a batch whose epoch has passed, or itself the list of a batch.
+//! 2. *Retired*: on a list of retired records. Pinned threads may still use the record until the epoch has passed.
+//! 3. *Free*: on a list whose epoch has passed, or itself the memory of a list.
 //!
 //! A batch is a full list of records. The list itself is stored in a record that was free when the list was begun, so
 //! batches need no memory of their own, and no retired record is written to. (Bonwick and Adams call such lists
@@ -12,7 +12,8 @@
 //!
 //! # Who may touch what
 //!
-//! * The slots of a list: the thread that fills or empties it, and then the closure that owns the retired batch.
+//! * The slots of a list: the thread that fills it, then the closure that owns the retired list, then the thread that
+//!   empties it.
 //! * The first word of a record: see `registry.rs`. In a list on the stack, it belongs to the stack; in a popped list,
 //!   it is null. It is an atomic pointer at all times, because a slow pop may still read it when the record is in use
 //!   again.
@@ -48,8 +49,8 @@ use crate::{
     testing::weaken::{Step, removed},
 };
 
-/// The size of a record in bytes: the head, the accesses and the task. Five cache lines: an operation with a small
-/// function uses two with one access, and four with four accesses.
+/// The size of a record in bytes: the head, the accesses and the task. These are five cache lines, of which an
+/// operation with a small function uses two if it has one access, and four if it has four accesses.
 pub(super) const SIZE: usize = if MODEL { size_of::<List>() } else { 320 };
 pub(super) const ALIGN: usize = 64;
 
@@ -60,7 +61,7 @@ const CAPACITY: usize = if MODEL { 2 } else { 320 / size_of::<usize>() - 1 };
 
 /// The number of batches that a thread retires before it flushes its bag to crossbeam-epoch's queue, where the bag
 /// ages. Each flush allocates, so there is one allocation per 1,248 operations. The bag could hold twice as many, but
-/// records waiting in it would then have left the cache by the time they are reused.
+/// records waiting in it would then have left the processor's cache by the time they are reused.
 const BATCHES_PER_BAG: usize = 32;
 const _: () = assert!(
     MODEL || BATCHES_PER_BAG * CAPACITY > 1000,
@@ -78,7 +79,7 @@ pub(super) type Record = NonNull<List>;
 
 type Slot = UnsafeCell<MaybeUninit<Record>>;
 
-/// A list of records, in a free record.
+/// A list of records, stored in a free record.
 #[repr(C)]
 pub struct List {
     /// The next list on the stack.
@@ -155,7 +156,7 @@ impl Node for List {
 struct Cache {
     /// The list from which records are taken, or null.
     free: *mut List,
-    /// The number of records left on `free`.
+    /// The number of records left on `free`, not counting the one that stores the list.
     free_len: usize,
     /// The list of the thread's retired records, or null.
     retired: *mut List,
@@ -192,7 +193,7 @@ impl Cache {
         (self.free, self.free_len) = (list.as_ptr(), len);
     }
 
-    /// Adds `record` to the list of retired records. Returns `false` if there is no room.
+    /// Adds `record` to the list of retired records. Returns `false` if the list is full or there is none.
     #[inline]
     fn put_back(&mut self, record: Record) -> bool {
         let len = self.retired_len;
@@ -207,7 +208,8 @@ impl Cache {
         true
     }
 
-    /// Begins a list of retired records in `list`, which is free. Returns the previous list, if any, which is full.
+    /// Begins a list of retired records in `list`, which is free. If there was a list before, it is full, and is
+    /// returned along with whether the thread's bag must be flushed once that list has been retired.
     fn begin(&mut self, list: Record) -> Option<(Record, Flush)> {
         debug_assert!(self.retired_len == CAPACITY, "a retired closure has begun a list");
         self.retired_len = 0;
@@ -217,7 +219,7 @@ impl Cache {
     }
 }
 
-/// Whether a retired batch is the last one in the thread's bag.
+/// Whether a retired batch is the last one for the thread's bag, which must then be flushed.
 enum Flush {
     Yes,
     No,
@@ -231,7 +233,7 @@ impl Drop for Cache {
 }
 
 impl Cache {
-    /// Frees all records of a thread that is ending, once the epoch has passed.
+    /// Frees all records in the cache of a thread that is ending, once the epoch has passed.
     fn end(&mut self) {
         for (list, len) in [(&mut self.free, self.free_len), (&mut self.retired, self.retired_len)] {
             if let Some(list) = NonNull::new(std::mem::replace(list, null_mut())) {
@@ -300,7 +302,7 @@ pub(super) fn free(record: Record) {
 /// Takes a free record from the thread's cache, from the stack of batches, or from the heap.
 #[inline]
 pub(super) fn take() -> Record {
-    // The cache is gone if the thread is ending.
+    // A thread that is ending may have no cache any more.
     match CACHE.try_with(|cache| cache.borrow_mut().take()) {
         Ok(Some(record)) => record,
         _ => refill(),
@@ -309,21 +311,21 @@ pub(super) fn take() -> Record {
 
 #[cold]
 fn refill() -> Record {
-    // The cache is not borrowed here, since the pop pins the thread, and that may run retired closures. These do not
-    // use the cache, so it is still empty afterwards.
+    // The cache is not borrowed here, since the pop pins the thread, and a pin may run retired closures. No such
+    // closure adds to the cache, so the cache is still empty afterwards.
     let Some(list) = DEPOT.batches.pop() else {
         return new();
     };
     // Relaxed: only an approximate bound on memory.
     DEPOT.kept.fetch_sub(1, Relaxed);
-    // The first line is already in the cache, since the pop read the word in it.
+    // The first line is already in the processor's cache, since the pop read the word in it.
     for line in (64..SIZE).step_by(64) {
         hint::prefetch_write(list.as_ptr().wrapping_byte_add(line));
     }
     // SAFETY: a list on the stack is full, and this thread owns it now.
     let record = unsafe { List::get(list, CAPACITY - 1) };
     let left = CAPACITY - 1;
-    // The cache is gone if the thread is ending.
+    // A thread that is ending may have no cache any more.
     if CACHE.try_with(|cache| cache.borrow_mut().open(list, left)).is_err() {
         free_later(list, left);
     }
@@ -340,7 +342,7 @@ pub(super) fn put_back(record: Record) {
     }
 }
 
-/// Begins another list, puts `record` on it, and retires the full list.
+/// Begins another list, puts `record` on it, and retires the full list, if there is one.
 #[cold]
 fn put_on_next(record: Record) {
     // Taken while the cache is not borrowed: see `refill`.
@@ -385,8 +387,7 @@ fn keep(full: Record) {
         DEPOT.kept.fetch_sub(1, Relaxed);
         return free_all(full, CAPACITY);
     }
-    // SAFETY: the closure in `retire` passed the list to this function. It ran after the epoch had passed, and records
-    // are not freed while they are on the stack.
+    // SAFETY: the caller owns the list, whose epoch has passed, and records are not freed while they are on the stack.
     unsafe { DEPOT.batches.push(full) };
 }
 
@@ -406,8 +407,8 @@ fn free_all(list: Record, len: usize) {
     free(list);
 }
 
-/// Forgets the parent's free records in a forked child, whose [`registry`] does not have them. The parent's threads
-/// cannot have left the stack half changed, since every change of it is a single step.
+/// Forgets, in a forked child, the parent's free records, which are not in the child's [`registry`]. The parent's
+/// threads cannot have left the stack half changed, since every change of the stack is a single step.
 #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 pub(crate) fn leave() {
@@ -443,9 +444,9 @@ mod model {
 
     /// Marks a record as freed, but keeps its memory until the interleaving ends.
     pub(super) fn free(record: Record) {
-        // SAFETY: the closure runs when the interleaving is over, and no thread uses the record any more.
+        // SAFETY: the closure runs when the interleaving is over, so no thread uses the record any more.
         let dealloc = move || drop(unsafe { Box::from_raw(record.as_ptr()) });
-        // SAFETY: the memory is kept until then.
+        // SAFETY: the record's memory is kept until the interleaving is over.
         unsafe { record.as_ref() }.stamp.kill(Box::new(dealloc));
     }
 
@@ -487,7 +488,7 @@ mod model {
             put_back(self.0);
         }
 
-        /// Calls `find`, which may return a pointer to a record, and reads that record, as a pinned thread does.
+        /// Calls `find`, which may return a pointer to a record, and reads that record. The thread is pinned meanwhile.
         pub fn read_pinned(find: impl FnOnce() -> *mut ()) -> Option<usize> {
             let _guard = epoch::pin();
             NonNull::new(find().cast()).map(|record| Self(record).read())

@@ -7,9 +7,9 @@
 //!
 //! * The set: threads that allocate, free or search for records, under the locks. The pool makes allocation and freeing
 //!   rare.
-//! * The mark, the first word of a record: the record's user while the record is in use; while the record is free, the
-//!   pool's stack, which stores pointers to other records of the stack there. These records are allocated, so no such
-//!   pointer equals a mark.
+//! * The mark, which is the first word of a record: the record's user while the record is in use, and the pool's stack
+//!   while it is free. The stack stores pointers to other allocated records there. No mark is the address of an
+//!   allocated record, so no such pointer equals a mark.
 //!
 //! # Edges
 //!
@@ -105,7 +105,7 @@ impl Registry {
                     found.push((record, mark));
                 }
             }
-            // The records found were not retired before this thread was pinned.
+            // The records found were not retired before this thread was pinned, so they can be used without the lock.
             found.drain(..).for_each(|(record, mark)| f(record, mark));
         }
     }
@@ -128,8 +128,9 @@ pub(super) fn remove(record: NonNull<u8>) {
     RECORDS.get(Default::default).remove(record);
 }
 
-/// Calls `f` with each record marked with one of `marks`, and with its mark. Records marked during the call may or may
-/// not be included. None of the records is reused before the caller's pin ends, even if its mark is removed.
+/// Calls `f` with each record marked with one of `marks`, and with the record's mark. Records marked during the call
+/// may or may not be included. None of the records is reused before the caller's pin ends, even if the record's mark is
+/// removed.
 ///
 /// Finds no records in models, where operations' records come from the heap.
 pub(crate) fn each_marked(pinned: &epoch::Guard, marks: [*mut (); 2], f: impl FnMut(NonNull<u8>, *mut ())) {
@@ -152,7 +153,7 @@ unsafe fn mark_of<'r>(record: NonNull<u8>) -> &'r AtomicPtr<()> {
 /// the caller wrote to the record beforehand.
 ///
 /// # Safety
-/// 1. The record came from the pool, and the caller uses it.
+/// 1. The record came from the pool, and the caller is its user.
 #[inline]
 pub unsafe fn mark(record: NonNull<u8>, mark: *mut ()) {
     // Release (edge `marked`): the record, as it is now.

@@ -1,15 +1,16 @@
-//! The state through which an asynchronous operation's function and completion agree on the result.
+//! The state through which an asynchronous operation's function and completion agree on the result. Guards and futures
+//! that share the right to end the operation use the state in place of a completion.
 //!
 //! # States
 //!
 //! | state | meaning | next |
 //! |---|---|---|
 //! | `OPEN` | the function has not failed, and the completion has not been used | `FAILED` by the function's thread, `RESOLVED` by the completion |
-//! | `FAILED` | the function failed and left its error for the completion, which still exists and will complete the operation with that error | `RESOLVED` |
-//! | `RESOLVED` | the completion has completed the operation | – |
+//! | `FAILED` | the function failed and left its error for the completion, which has not been used; when it is, the operation fails with this error | `RESOLVED` by the completion |
+//! | `RESOLVED` | the completion has been used; the operation is complete or about to be, or waits only for its children | – |
 //!
-//! A function that fails while its completion still exists elsewhere does not complete the operation: the holder of the
-//! completion may still be using the variables.
+//! A failure of the function while the completion still exists elsewhere does not end the operation, because the holder
+//! of the completion may still be using the variables.
 //!
 //! # Edges
 //!
@@ -27,16 +28,16 @@ const OPEN: u8 = 0;
 const FAILED: u8 = 1;
 const RESOLVED: u8 = 2;
 
-/// The state of an asynchronous operation, with its function's early error `E`.
+/// The state of an asynchronous operation, with the error `E` of a function that fails before the completion is used.
 #[derive(Debug)]
 pub struct AsyncState<E> {
     state: AtomicU8,
     early: UnsafeCell<Option<E>>,
 }
 
-// SAFETY: the function's thread writes `early` before it tries to set `FAILED`. If that succeeds, the thread that sets
-// `RESOLVED` afterwards takes the error. Otherwise the function's thread takes the error back, and no other thread uses
-// the field.
+// SAFETY: the function's thread writes `early` before it tries to set `FAILED`. If the attempt succeeds, the thread
+// that sets `RESOLVED` afterwards takes the error. Otherwise, the function's thread takes the error back, and no other
+// thread uses the field.
 unsafe impl<E: Send> Sync for AsyncState<E> {}
 
 impl<E> Default for AsyncState<E> {
@@ -46,13 +47,13 @@ impl<E> Default for AsyncState<E> {
 }
 
 impl<E> AsyncState<E> {
-    /// Whether the completion has completed the operation.
+    /// Whether the completion has been used.
     pub fn is_resolved(&self) -> bool {
         // Acquire: makes visible the writes that precede the use of the completion. Nothing else depends on this load.
         self.state.load(Acquire) == RESOLVED
     }
 
-    /// Resolves the operation when its completion is used. Returns the function's error if the function failed.
+    /// Records that the completion is used. Returns the function's error if the function has failed before.
     pub fn resolve(&self) -> Option<E> {
         // Acquire (edge `early`); Release for `is_resolved`.
         if self.state.swap(RESOLVED, AcqRel) == FAILED {
@@ -64,7 +65,7 @@ impl<E> AsyncState<E> {
         }
     }
 
-    /// Stores the error of the function for the completion.
+    /// Stores the function's error for the completion.
     ///
     /// # Errors
     /// Returns the error to the caller if the completion was used first.
@@ -74,7 +75,7 @@ impl<E> AsyncState<E> {
     pub unsafe fn fail(&self, error: E) -> Result<(), E> {
         // SAFETY: by (1) no other thread writes the field, and none reads it before `FAILED` is set.
         self.early.with_mut(|early| unsafe { &mut *early }.replace(error));
-        // Release (edge `early`). Acquire on failure: the completion's thread no longer uses `early`.
+        // Release (edge `early`). Acquire on failure: makes visible the writes that precede the use of the completion.
         match self.state.compare_exchange(OPEN, FAILED, Release, Acquire) {
             Ok(_) => Ok(()),
             // SAFETY: `RESOLVED` was set and `FAILED` was not, so no other thread reads the field.

@@ -1,20 +1,20 @@
-//! The claim of a cancellable operation, which decides whether the operation starts or is cancelled.
+//! The claim on an operation: whether it starts or is cancelled.
 //!
 //! # States
 //!
 //! | state | meaning | next |
 //! |---|---|---|
-//! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER` |
-//! | `STARTED` | its thread has claimed it, to call or skip its function | `STOPPING` |
-//! | `STOPPING` | it was started, and has since been asked to stop | – |
-//! | `CANCELLED` | it was cancelled, and fails when its turn comes | with `SETTLED` or `ABANDONED` |
-//! | `PASSED_OVER` | it was cancelled, and changes nothing when its turn comes | with `SETTLED` or `ABANDONED` |
-//! | with `SETTLED` | its turn has come: its thread counts it out of its groups | – |
-//! | with `ABANDONED` | its scope has already counted it out, and does not wait for its turn | – |
+//! | `PENDING` | the operation has neither started nor been cancelled | `STARTED`, `CANCELLED`, `PASSED_OVER`, or `CANCELLED` with `ABANDONED` |
+//! | `STARTED` | a thread has claimed the operation, to call or skip its function; or the operation cannot be cancelled | `STOPPING` |
+//! | `STOPPING` | as `STARTED`, and the operation has been asked to stop | – |
+//! | `CANCELLED` | the operation was cancelled, and fails when its turn comes | with `SETTLED` or `ABANDONED` |
+//! | `PASSED_OVER` | the operation was cancelled, and changes nothing when its turn comes | with `SETTLED` or `ABANDONED` |
+//! | with `SETTLED` | the turn of the operation has come: the thread that ends the operation counts it out of its groups | – |
+//! | with `ABANDONED` | the operation's scope counts it out, and does not wait for its turn | – |
 //!
-//! The thread that ends the state `PENDING` has exclusive use of the function, and calls or drops it. A waiter,
-//! however, may be too late to take the operation from its queue. It then leaves the function to the worker that popped
-//! the operation.
+//! The thread that ends the state `PENDING` has exclusive use of the function, and calls or drops it. There is one
+//! exception: a waiter may end the state too late to take the operation from its queue. It then leaves the function to
+//! the worker that popped the operation.
 //!
 //! # Who may touch what
 //!
@@ -22,10 +22,11 @@
 //! * [`start_first`](Claim::start_first): a waiter that tries to take the ready operation from its queue.
 //! * [`settle`](Claim::settle): the thread that ends the operation.
 //! * [`cancel`](Claim::cancel): any thread.
-//! * [`abandon`](Claim::abandon): the thread that ends the scope of the operation.
+//! * [`abandon`](Claim::abandon): the thread that ends the operation's scope.
+//! * [`awaits_turn`](Claim::awaits_turn) and [`is_stopping`](Claim::is_stopping): any thread.
 //!
-//! There are no edges: the owner of the operation receives the function through the queues, a canceller through the
-//! handle, and a lock hands over the failure of a cancelled operation.
+//! There are no edges: the owner of the operation receives the function through the queues, and a canceller receives it
+//! through the handle. The failure of a cancelled operation is handed over by a lock.
 
 use crate::{
     sync::{Ordering::Relaxed, atomic::AtomicU8},
@@ -52,17 +53,17 @@ pub enum Cancel {
     Quietly,
 }
 
-/// The claim of an operation.
+/// The claim on an operation: whether it starts or is cancelled.
 #[derive(Debug, Default)]
 pub struct Claim(AtomicU8);
 
 impl Claim {
-    /// Creates the claim of an operation that cannot be cancelled.
+    /// Creates the claim on an operation that cannot be cancelled.
     pub fn started() -> Self {
         Self(AtomicU8::new(STARTED))
     }
 
-    /// Claims the operation for its thread. Repeated calls have the same result.
+    /// Claims the operation for its owner. Repeated calls have the same result.
     ///
     /// # Errors
     /// Returns how the operation was cancelled, if it was cancelled.
@@ -76,8 +77,8 @@ impl Claim {
         }
     }
 
-    /// Records that the operation's turn has come. Returns whether its scope has already counted it out. Repeated calls
-    /// have the same result.
+    /// Records that the operation's turn has come. Returns whether the operation's scope counts it out, in which case
+    /// the caller must not. Repeated calls have the same result.
     pub fn settle(&self) -> bool {
         loop {
             // Relaxed: only the choice of the winner matters.
@@ -95,9 +96,10 @@ impl Claim {
         }
     }
 
-    /// Allows the operation's scope to count it out, cancelling the operation if it has neither started nor been
-    /// cancelled. If it was cancelled before, the scope may count it out only if its function has since been `dropped`.
-    /// Returns whether this call cancelled the operation, or `None` if the scope must not count it out.
+    /// Lets the operation's scope count the operation out before its turn, where this is possible. Cancels the
+    /// operation loudly if it has neither started nor been cancelled. If it was cancelled before, the scope may count
+    /// it out only if its turn has not come and the function has been `dropped`. Returns whether this call cancelled
+    /// the operation, or `None` if the scope must not count the operation out.
     pub fn abandon(&self, dropped: bool) -> Option<bool> {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, CANCELLED | ABANDONED, Relaxed, Relaxed) {
@@ -116,7 +118,7 @@ impl Claim {
         self.0.load(Relaxed) != PENDING
     }
 
-    /// Whether the operation was cancelled and still awaits its turn.
+    /// Whether the operation was cancelled, still awaits its turn, and has not been abandoned by its scope.
     pub fn awaits_turn(&self) -> bool {
         // Relaxed: the answer is a hint, and hands over nothing.
         matches!(self.0.load(Relaxed), CANCELLED | PASSED_OVER)
@@ -128,8 +130,8 @@ impl Claim {
         self.0.compare_exchange(PENDING, STARTED, Relaxed, Relaxed).is_ok()
     }
 
-    /// Cancels the operation if it has not started, and otherwise asks it to stop. Returns whether this call cancelled
-    /// it.
+    /// Cancels the operation if it has neither started nor been cancelled. If it has started, asks it to stop. Returns
+    /// whether this call cancelled the operation.
     pub fn cancel(&self, how: Cancel) -> bool {
         let cancelled = if how == Cancel::Loudly { CANCELLED } else { PASSED_OVER };
         if removed(Step::ClaimOnce) {
@@ -140,14 +142,15 @@ impl Claim {
         // Relaxed: only the choice of the winner matters.
         match self.0.compare_exchange(PENDING, cancelled, Relaxed, Relaxed) {
             Ok(_) => return true,
-            // Relaxed: the operation learns only that it should stop. If this fails, it has already been asked to stop.
+            // Relaxed: the operation learns only that it should stop. If this exchange fails, the operation has already
+            // been asked to stop.
             Err(STARTED) => _ = self.0.compare_exchange(STARTED, STOPPING, Relaxed, Relaxed),
             Err(_) => {}
         }
         false
     }
 
-    /// Whether a started operation was asked to stop.
+    /// Whether the operation, which has started or cannot be cancelled, was asked to stop.
     pub fn is_stopping(&self) -> bool {
         // Relaxed: the answer is a hint, and hands over nothing.
         self.0.load(Relaxed) == STOPPING

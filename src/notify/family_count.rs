@@ -4,9 +4,9 @@
 //!
 //! 1. *Working*: `parts` is not zero. The parent's function is a part of its work, as are a future with its guards,
 //!    each push of a child, and each creation of a variable of the family. Children wait.
-//! 2. *Released*: the last part has ended. The thread that ended it starts the children, and holds a share of the
-//!    family until it has done so.
-//! 3. *Over*: the last share is gone. The thread that dropped it completes the parent.
+//! 2. *Released*: the last part has ended. The thread that ended it releases the children into their queues, and holds
+//!    a share of the family until it has done so.
+//! 3. *Over*: the last share has been dropped. The thread that dropped it completes the parent.
 //!
 //! # Who may touch what
 //!
@@ -20,13 +20,13 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `part` | `fetch_sub` in [`end_part`](FamilyCount::end_part) | [`acquire`] of the thread that ends the last part | what the parent did |
+//! | `part` | `fetch_sub` in [`end_part`](FamilyCount::end_part) | [`acquire`] of the thread that ends the last part | what was done in the other parts of the parent's work |
 //! | `share` | `fetch_sub` in [`leave`](FamilyCount::leave) | [`acquire`] of the thread that drops the last share | what the children did |
 //!
 //! # Progress
 //!
-//! Wait-free, except for the loop in `admit`, which is lock-free: apart from spurious failures of its CAS, it repeats
-//! only if another thread began or ended a part.
+//! Every function is wait-free except `admit`, which is lock-free: apart from spurious failures of its CAS, it repeats
+//! the CAS only if another thread has begun or ended a part.
 
 use crate::{
     sync::{
@@ -61,10 +61,10 @@ impl FamilyCount {
     /// Begins another part of the parent's work, unless the work is over. Returns whether a part has begun.
     #[must_use = "the part must be ended"]
     pub fn admit(&self) -> bool {
-        // Relaxed: only a guess for the exchange.
+        // Relaxed: zero is final, and any other value is only a guess for the exchange.
         let mut parts = self.parts.load(Relaxed);
         while parts != 0 || removed(Step::AdmitWhileWorking) {
-            // Relaxed: the caller reads nothing written by other parts. The part that it begins keeps the count above
+            // Relaxed: the caller reads nothing written in other parts. The part that begins here keeps the count above
             // zero, and the end of that part releases.
             match self.parts.compare_exchange_weak(parts, parts + 1, Relaxed, Relaxed) {
                 Ok(_) => return true,
@@ -74,9 +74,9 @@ impl FamilyCount {
         false
     }
 
-    /// Ends a part of the parent's work. Returns whether it was the last one; if so, the caller must start the children
-    /// and then [leave](Self::leave).
-    #[must_use = "the children must be started"]
+    /// Ends a part of the parent's work. Returns whether that part was the last one; if so, the caller must release the
+    /// children into their queues and then [leave](Self::leave).
+    #[must_use = "the children must be released"]
     pub fn end_part(&self) -> bool {
         // Release (edge `part`): what this part did.
         let last = self.parts.fetch_sub(1, Release) == 1;
@@ -93,7 +93,7 @@ impl FamilyCount {
         self.open.fetch_add(1, Relaxed);
     }
 
-    /// Drops a share. Returns whether it was the last one; if so, the caller must complete the parent.
+    /// Drops a share. Returns whether that share was the last one; if so, the caller must complete the parent.
     #[must_use = "the parent must be completed"]
     pub fn leave(&self) -> bool {
         if removed(Step::WorkHasAShare) && self.is_over() {
@@ -108,7 +108,8 @@ impl FamilyCount {
         last
     }
 
-    /// Whether every share is gone. The answer is exact for the owner of a share, and a hint for other threads.
+    /// Whether every share has been dropped. The answer is exact for the owner of a share, and a hint for other
+    /// threads.
     pub fn is_over(&self) -> bool {
         // Relaxed: nothing written by the children is read.
         self.open.load(Relaxed) == 0

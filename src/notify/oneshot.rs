@@ -1,4 +1,4 @@
-//! A oneshot, which holds the result of an operation until it is taken.
+//! A oneshot, which holds the result of an operation until the result is taken.
 
 use std::{
     sync::Arc,
@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Debug)]
 enum State<R> {
-    /// There is no result yet. The fields hold the waiting futures and whether threads are waiting.
+    /// There is no result yet. The fields hold the waiting futures, and whether threads may be waiting.
     Pending(Waiting, Sleepers),
     Done(Result<R, OpError>),
     Taken,
@@ -22,7 +22,8 @@ enum State<R> {
     Ignored,
 }
 
-/// Whether threads are waiting for a result. A notification costs a system call even if no thread is waiting.
+/// Whether any thread has begun to wait for the result. If none has, no thread is notified, since a notification costs
+/// a system call even if no thread is waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleepers {
     None,
@@ -30,7 +31,7 @@ enum Sleepers {
 }
 
 impl<R> State<R> {
-    /// Applies `get` to the result, or returns the waiting futures if there is no result yet.
+    /// Applies `get` to the state, or returns the waiting futures if the state is pending.
     fn ready(&mut self, get: Get<R>) -> Result<Result<R, NoValue>, &mut Waiting> {
         match self {
             Self::Pending(waiting, _) => Err(waiting),
@@ -42,7 +43,7 @@ impl<R> State<R> {
         match std::mem::replace(self, Self::Taken) {
             Self::Done(result) => result.map_err(NoValue::Failed),
             Self::Taken | Self::Ignored => Err(NoValue::Taken),
-            Self::Pending(..) => unreachable!("called only when the result was set"),
+            Self::Pending(..) => unreachable!("called only when the state is not pending"),
         }
     }
 }
@@ -52,12 +53,12 @@ impl State<()> {
         match self {
             Self::Done(result) => result.clone().map_err(NoValue::Failed),
             Self::Taken | Self::Ignored => Err(NoValue::Taken),
-            Self::Pending(..) => unreachable!("called only when the result was set"),
+            Self::Pending(..) => unreachable!("called only when the state is not pending"),
         }
     }
 }
 
-/// A function that reads a result once it is set.
+/// A function that takes or copies the result from a state that is not pending.
 type Get<R> = fn(&mut State<R>) -> Result<R, NoValue>;
 
 /// Why there is no value. The reason becomes a `WaitError` only after the lock is released: the conversion marks the
@@ -94,7 +95,7 @@ impl<R> Oneshot<R> {
 }
 
 impl<R, T> Oneshot<R, T> {
-    /// Creates a oneshot without a result, in the same allocation as `beside`.
+    /// Creates a oneshot without a result, with `beside` in the same allocation.
     #[must_use]
     pub fn with(beside: T) -> Arc<Self> {
         Arc::new(Self {
@@ -119,8 +120,9 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         &self.beside
     }
 
-    /// Sets the result, wakes the waiting threads, and returns the wakers of the waiting futures. Later calls change
-    /// nothing.
+    /// Sets the result, wakes the waiting threads, and returns the wakers of the waiting futures. If the result is
+    /// [ignored](Self::ignore), stores it and marks a failure as reported. If a result has already been set, or none
+    /// will be taken ([`abandon`](Self::abandon)), drops `result`.
     #[must_use = "futures wait to be woken"]
     pub fn set(&self, result: Result<R, OpError>) -> Option<Wakers> {
         let mut state = lock(&self.state);
@@ -131,7 +133,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
                 if let Err(failure) = &result {
                     failure.mark_reported();
                 }
-                // The result stays here, so the owner of the last reference drops it.
+                // The result stays here, so that the owner of the last reference to the oneshot drops it.
                 *lock(&self.state) = State::Done(result);
                 return None;
             }
@@ -145,8 +147,8 @@ impl<R, T: ?Sized> Oneshot<R, T> {
         wakers
     }
 
-    /// Records that the result is not wanted: a failure set later counts as reported. Returns the result if it was
-    /// already set and not taken.
+    /// Records that the result is not wanted: a failure set later counts as reported. Returns the result if it was set
+    /// before and has not been taken.
     pub fn ignore(&self) -> Option<Result<R, OpError>> {
         let mut state = lock(&self.state);
         let is_set = matches!(*state, State::Done(_) | State::Taken);
@@ -160,7 +162,7 @@ impl<R, T: ?Sized> Oneshot<R, T> {
     }
 
     /// Records that the result will not be taken: a result set later is dropped by the call that sets it. Returns the
-    /// result if it was already set and not taken.
+    /// result if it was set before and has not been taken.
     pub fn abandon(&self) -> Option<Result<R, OpError>> {
         let before = std::mem::replace(&mut *lock(&self.state), State::Taken);
         match before {

@@ -1,43 +1,47 @@
-//! The count of pending operations, without a contended counter. A wait covers exactly the operations pushed before it.
+//! The count of pending operations, without a contended counter. A wait covers exactly the operations counted in before
+//! it.
 //!
 //! # States
 //!
 //! Operations are counted by *generation*. Exactly one generation is *current*: the one that pushes enter. A wait for
-//! all opens a free generation in its place and *closes* the old one; a closed generation drains, and is then free
-//! again. If no generation is free, a new one is created. The first [`INLINE`] generations are part of the count;
-//! further generations are in chunks, each as large as all generations before it. Each generation has two words per
-//! shard, and threads are spread over the shards:
+//! all operations makes a free generation the current one and then *closes* the previous one. A closed generation
+//! drains, and is then free again. If no generation is free, a new one is created. The first [`INLINE`] generations are
+//! stored in [`PendingOps`] itself. Further generations are stored in chunks, each as large as all generations before
+//! it. Each generation has two words per shard, and threads are spread over the shards:
 //!
 //! | word | meaning | bit 0 | bit 1 |
 //! |---|---|---|---|
-//! | `entered` | operations that entered through this shard, times four; increased by CAS | closed: an entry is refused and must be retried in the current generation | unused |
+//! | `entered` | operations that entered through this shard, times four; increased by CAS | closed: an operation must enter the current generation instead | unused |
 //! | `left` | operations that left through this shard, times four | armed: a leaving operation also subtracts one from `rest` | watched: a leaving operation also looks for waiters for room |
 //!
 //! Closing sets bit 0 of every word with one read-modify-write per word, which returns the word's exact count at that
-//! moment. The number of operations that entered but have not left is added to `rest`, which starts at zero. So `rest`
-//! reaches zero exactly once, when the last operation leaves; the thread that brings it to zero notifies the waiters.
+//! moment. The number of operations that have entered but not left is then added to the generation's `rest`, which
+//! counts from [`ZERO`]. So exactly one change leaves `rest` at `ZERO`: this addition, if all operations have left by
+//! then, or else the decrement of the last operation to leave. The thread that makes this change frees the generation.
+//! In the second case, it also notifies the waiters whose waits are over.
 //!
-//! Each closing has a number, one higher than the last. A wait depends on the number of the generation that it closed:
-//! it is over when no generation closed with this or a lower number is draining. So it covers exactly the operations
-//! that entered before it, however many generations drain.
+//! Each closing has a number, one higher than the number of the closing before. A wait depends on the number of its own
+//! closing: it is over when every generation closed with this number or a lower one has drained. So it covers exactly
+//! the operations that entered before it, however many generations drain.
 //!
 //! # Room
 //!
-//! A count may have a limit. A thread or future that waits for room registers under the lock, *watches* (sets bit 1 of
-//! `left` in every shard of every generation that is not free), and then counts. A leaving operation either comes
-//! before the watching `fetch_or` of its word, in which case the count no longer includes it, or finds the bit, takes
-//! the lock, counts, and notifies the waiters. So no wake-up is lost, and operations incur no cost while nothing waits
-//! for room. The bits are cleared by the first leaving operation that finds no waiter.
+//! A count may have a limit. Under the lock, a thread or future that waits for room *watches* (sets bit 1 of `left` in
+//! every shard of every generation that is not free), then counts, and is registered if there is no room. A leaving
+//! operation either comes before the watching `fetch_or` of its word, in which case the count no longer includes it, or
+//! finds the bit, takes the lock, counts, and notifies the waiters if there is room. So no wake-up is lost, and
+//! operations incur no cost while nothing waits for room. The bits are cleared when an operation leaves, or the limit
+//! changes, and no waiter is registered.
 //!
-//! Threads are notified only once there is some room ([`slack`]), which is enough because they wait with time limits.
-//! The first future is notified as soon as there is any room. When its wait ends, it notifies the next future
-//! ([`tell_next`](PendingOps::tell_next)), whether or not it has used the room.
+//! Threads are notified only once there is more room than [`slack`], which suffices because they wait with time limits.
+//! The first future is notified as soon as there is any room. When the wait of that future ends, the next future is
+//! notified if there is still room ([`tell_next`](PendingOps::tell_next)), whether or not the first has used any.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, loads of `left` for a count, the `rest` operation that reaches zero | the effects of the operations |
+//! | `leave` | `fetch_add` of `left`, `fetch_sub` of `rest` | arming `fetch_or`, loads of `left` for a count, the change of `rest` that reaches `ZERO` | the effects of the operations |
 //! | `open` | stores of `entered` and of `current` | CAS and loads in `enter` | the words of the new generation, and its chunk; everything that happened before it was opened |
 //! | `close` | closing `fetch_or` of `entered` | load of `entered` that finds it closed | the generation that took its place |
 //!
@@ -47,12 +51,12 @@
 //! # Progress
 //!
 //! `enter` is lock-free. So is `leave`, except that it takes the lock if the operation was the last of a closed
-//! generation, or if the word is watched. An entry is refused only if a wait has closed the generation since the thread
-//! loaded `current`, and is repeated if another thread has changed the shard's word first. A wait closes the current
+//! generation, or if the word is watched. `enter` repeats an attempt only if a wait has closed the generation since the
+//! thread loaded `current`, or if another thread has changed the shard's word first. A wait closes the current
 //! generation immediately, even if others are still draining.
 //!
-//! This module does not wake wakers itself: a call that ends the waits of futures returns their wakers, which the
-//! caller wakes once it holds nothing for which another thread may be waiting.
+//! This module wakes no wakers: a call that ends the waits of futures returns their wakers. The caller must wake them
+//! once it holds nothing for which another thread may be waiting.
 
 use std::{
     collections::BTreeSet,
@@ -77,13 +81,16 @@ use crate::{
     },
 };
 
-/// The number of generations that are part of the count. Small in models, so that they need chunks.
+/// The number of generations stored in [`PendingOps`] itself. Small in models, so that they need chunks.
 const INLINE: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 64 };
 
-/// The number of chunks for further generations: enough for every ticket value. Models need two.
+/// The number of chunks for further generations: enough for every ticket value. Models need two chunks.
 const CHUNKS: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 2 } else { 26 };
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
-const _: () = assert!((INLINE as u64) << CHUNKS == 1 << u32::BITS, "each generation must have a ticket");
+const _: () = assert!(
+    (INLINE as u64) << CHUNKS == 1 << u32::BITS,
+    "the number of generations must equal the number of ticket values"
+);
 
 /// The bit that means *closed* in `entered`, and *armed* in `left`.
 const FLAG: u64 = 1;
@@ -94,16 +101,17 @@ const ONE: u64 = 4;
 /// The value that means *no limit*.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// Returns how far below the limit a count must be before waiting threads are notified. The distance keeps a
-/// fast-pushing thread from sleeping and waking for each operation. Not tuned.
+/// Returns a number of operations: threads that wait for room are notified when the count is below the limit by more
+/// than this. The distance keeps a fast-pushing thread from sleeping and waking for each operation. Not tuned.
 pub fn slack(limit: u64) -> u64 {
     (limit / 8).min(32)
 }
 
-/// The value from which `rest` counts, so that it can drop below its start while being computed.
+/// The value from which `rest` counts. It is not 0, since operations that leave during a closing may decrement `rest`
+/// before the number of pending operations is added.
 const ZERO: u64 = 1 << 63;
 
-/// One shard's words, for all generations that are part of the count or for those of a chunk.
+/// One shard's words, for all generations in [`PendingOps`] itself or for those in a chunk.
 #[derive(Debug)]
 struct Shard<W> {
     entered: CachePadded<W>,
@@ -112,7 +120,7 @@ struct Shard<W> {
 
 type Words = [AtomicU64; INLINE];
 
-/// Generations beyond those in the count itself.
+/// Generations beyond those in [`PendingOps`] itself.
 #[derive(Debug)]
 struct Chunk {
     shards: Box<[Shard<Box<[AtomicU64]>>]>,
@@ -133,11 +141,11 @@ impl Chunk {
 struct State {
     /// Generations that may be opened. The lowest is taken first, so generations in chunks are used only while needed.
     free: BTreeSet<usize>,
-    /// Each generation's last closing number.
+    /// For each generation, the number of the last closing after which it had to drain, or 0.
     numbers: Vec<u64>,
-    /// The closing numbers of generations that have not drained.
+    /// The closing numbers of the generations that are draining.
     draining: BTreeSet<u64>,
-    /// The last number used.
+    /// The number of the last closing.
     last: u64,
     /// The waiting futures, by the numbers on which their waits depend.
     waiting: Waiting,
@@ -147,12 +155,12 @@ struct State {
     for_room: Waiting,
     /// Whether the generations are watched.
     watched: bool,
-    /// The number of operations that left generations before the generations were reopened.
+    /// The number of operations that left generations before those generations were last opened.
     left: u64,
 }
 
 impl State {
-    /// Returns the highest number whose wait, like all earlier ones, is over.
+    /// Returns the highest closing number for which the waits that depend on it, or on a lower number, are over.
     fn over(&self) -> u64 {
         self.draining.first().map_or(self.last, |&first| first - 1)
     }
@@ -163,8 +171,8 @@ impl State {
     }
 }
 
-/// A polled wait: the number on which it depends, and the key of its waker. It must be passed to `end` when the wait
-/// ends.
+/// A wait: the number on which it depends, and the key of its waker if it is polled. A polled wait must be passed to
+/// `end` when it ends.
 #[derive(Debug)]
 pub struct PendingWait(WakerKey);
 
@@ -182,9 +190,9 @@ pub enum Waited {
     /// The operations that entered before the wait have left, and at some moment during the call no operation was
     /// pending.
     Idle,
-    /// The operations that entered before the wait have left.
+    /// The operations that entered before the wait have left. Others may be pending.
     Over,
-    /// The deadline has passed.
+    /// The deadline passed while operations that had entered before the wait were pending.
     TimedOut,
 }
 
@@ -208,17 +216,18 @@ pub struct PendingOps {
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket(u32);
 
-/// Returns the chunk of a generation that is not part of the count, and its index in the chunk.
+/// Returns the number of the chunk of a generation that is not in [`PendingOps`] itself, and the generation's index in
+/// the chunk.
 fn chunk_index(generation: usize) -> (usize, usize) {
     let chunk = (generation / INLINE).ilog2();
     (chunk as usize, generation - (INLINE << chunk))
 }
 
 impl PendingOps {
-    /// Creates a count over `shards` shards, rounded up to a power of two.
+    /// Creates a count with at least `shards` shards. Their number is a power of two.
     pub fn new(shards: usize) -> Self {
         let word = |generation: usize| {
-            // All but the current generation are closed.
+            // Every generation but the current one is closed.
             AtomicU64::new(if generation == 0 { 0 } else { FLAG })
         };
         Self {
@@ -249,7 +258,7 @@ impl PendingOps {
         }
     }
 
-    /// Returns the shard of the calling thread.
+    /// Returns the index of the calling thread's shard.
     #[inline]
     fn shard(&self) -> usize {
         // The length is a power of two, so no division is needed.
@@ -287,7 +296,7 @@ impl PendingOps {
         &chunk.rest[index]
     }
 
-    /// Returns the chunk of a generation, and its index in the chunk.
+    /// Returns the chunk of a generation, and the generation's index in the chunk.
     fn chunk(&self, generation: usize) -> (&Chunk, usize) {
         let (chunk, index) = chunk_index(generation);
         // The chunk was created before the generation was opened for the first time (edge `open`).
@@ -295,7 +304,7 @@ impl PendingOps {
         (chunk, index)
     }
 
-    /// Counts an operation in and returns its ticket. Afterwards, everything that happened before the current
+    /// Counts an operation in and returns its ticket. Afterwards, everything that happened before the operation's
     /// generation was opened is visible.
     #[inline]
     pub fn enter(&self) -> Ticket {
@@ -329,11 +338,11 @@ impl PendingOps {
     #[inline(always)]
     fn enter_by(word: &AtomicU64) -> bool {
         // Acquire (edge `close`): if the flag is set, the next load of `current` sees the generation that took this
-        // one's place.
+        // one's place, or a later one.
         let count = word.load(Acquire);
         pause::at(Point::PendingBeforeEnter);
         // A CAS rather than an addition, so that a refused entry leaves no trace: the generation could be opened and
-        // closed again before the addition was undone. Acquire (edge `open`): since the load, the word may have been
+        // closed again before an addition was undone. Acquire (edge `open`): since the load, the word may have been
         // closed, opened, and counted up to the same value. The CAS releases nothing: `leave` hands over everything
         // that came before.
         if count & FLAG == 0 && word.compare_exchange(count, count + ONE, Acquire, Relaxed).is_ok() {
@@ -346,7 +355,7 @@ impl PendingOps {
     /// Returns the number of pending operations. An operation that enters or leaves during the call may or may not be
     /// counted.
     pub fn count(&self) -> u64 {
-        // The lock keeps generations from being opened and freed.
+        // The lock keeps generations from being opened or freed during the count.
         self.count_in(&lock(&self.state))
     }
 
@@ -359,7 +368,7 @@ impl PendingOps {
 
     /// Returns how many operations have left a generation since it was last opened.
     fn left_in(&self, generation: usize) -> u64 {
-        // Relaxed: a snapshot; or the generation is free, and stays free under the lock.
+        // Relaxed: a snapshot, unless the generation is free; in that case, it stays free under the lock.
         (0..self.shards.len()).map(|shard| self.left(shard, generation).load(Relaxed) / ONE).sum()
     }
 
@@ -367,17 +376,17 @@ impl PendingOps {
     fn count_in(&self, state: &State) -> u64 {
         let shards = 0..self.shards.len();
         let pending = |generation: usize| {
-            // Acquire (edge `leave`): the entries of the operations that have left, which are loaded after this.
+            // Acquire (edge `leave`): the entries of the operations that have left. The entries are loaded below.
             let left = shards.clone().map(|shard| self.left(shard, generation).load(Acquire) / ONE).sum::<u64>();
-            // Relaxed: the loads above have acquired the entries that must count. Later ones may count too.
+            // Relaxed: the loads above have acquired the entries that must count. Later entries may count too.
             let entered = shards.clone().map(|shard| self.entered(shard, generation).load(Relaxed) / ONE).sum::<u64>();
             entered.saturating_sub(left)
         };
         state.used().map(pending).sum()
     }
 
-    /// Counts an operation out. Its effects are visible to every thread that sees the count without it. Returns the
-    /// wakers of futures whose waits are over.
+    /// Counts an operation out. The operation's effects are visible to every thread that sees the count without it.
+    /// Returns the wakers of futures whose waits are over, or for which there is room now.
     #[inline]
     #[must_use = "futures wait to be woken"]
     pub fn leave(&self, ticket: Ticket) -> Option<Wakers> {
@@ -396,7 +405,7 @@ impl PendingOps {
         self.leave_by(self.left(self.shard(), generation), self.rest(generation), generation)
     }
 
-    /// Counts an operation out through the words of a generation.
+    /// Counts an operation out through the words of its generation in the calling thread's shard.
     #[inline(always)]
     fn leave_by(&self, left: &AtomicU64, rest: &AtomicU64, generation: usize) -> Option<Wakers> {
         pause::at(Point::PendingBeforeLeave);
@@ -423,7 +432,7 @@ impl PendingOps {
         Wakers::join(drained, self.tell_of_room())
     }
 
-    /// Frees a drained generation.
+    /// Frees a drained generation. Notifies the threads whose waits are over, and returns the wakers of such futures.
     #[cold]
     #[inline(never)]
     fn finish(&self, generation: usize) -> Option<Wakers> {
@@ -434,7 +443,7 @@ impl PendingOps {
         let before = state.over();
         let number = state.numbers[generation];
         let was_draining = state.draining.remove(&number);
-        debug_assert!(was_draining, "a generation drains once");
+        debug_assert!(was_draining, "a closed generation drains once");
         state.free.insert(generation);
         let over = state.over();
         let wakers = state.waiting.take_up_to(over);
@@ -442,7 +451,7 @@ impl PendingOps {
         if removed(Step::LeaveNotifies) {
             return None;
         }
-        // No wait is over while an earlier generation is draining.
+        // If `over` is unchanged, an earlier generation is still draining, and no further wait is over.
         if over != before {
             self.drained.notify_all();
         }
@@ -451,11 +460,11 @@ impl PendingOps {
 
     // -------------------------------------------------------------------------------------------------- room ----
 
-    /// Sets the limit. Returns the wakers of futures that now have room.
+    /// Sets the limit. If there is room now, returns the waker of the first future that waits for it.
     #[must_use = "futures wait to be woken"]
     pub fn set_limit(&self, limit: u64) -> Option<Wakers> {
-        // Relaxed: a limit may be seen late. `tell_of_room` takes the lock, under which waiters read the limit: it
-        // notifies those that read the old limit, and later waiters read the new one.
+        // Relaxed: a limit may be seen late. Waiters read the limit under the lock, which `tell_of_room` takes after
+        // the store. It notifies those that read the old limit, if there is room; later waiters read the new limit.
         self.limit.store(limit, Relaxed);
         self.tell_of_room()
     }
@@ -467,20 +476,21 @@ impl PendingOps {
         self.limit.load(Relaxed)
     }
 
-    /// Whether there is room for one more operation and `slack` others.
+    /// Whether there is room for one operation and `slack` others.
     pub fn has_room(&self, slack: u64) -> bool {
         let limit = self.limit();
         limit == UNLIMITED || self.count().saturating_add(slack) < limit
     }
 
-    /// Waits until there is some room, until a shutdown interrupts the wait, or until `deadline`.
+    /// Waits until there is more room than [`slack`], until a shutdown interrupts the wait, or until `deadline`. May
+    /// return earlier.
     pub fn wait_for_room(&self, deadline: Option<Instant>) {
         let mut state = lock(&self.state);
         let limit = self.limit();
         state.threads_for_room += 1;
         self.watch(&mut state);
         if self.count_in(&state).saturating_add(slack(limit)) >= limit {
-            // The caller checks again regardless.
+            // The wait is not repeated, since the caller checks again in any case.
             state = match wait_until(&self.room, state, deadline) {
                 Ok(state) => state,
                 Err(_) => lock(&self.state),
@@ -489,7 +499,7 @@ impl PendingOps {
         state.threads_for_room -= 1;
     }
 
-    /// Wakes the threads that wait for room, for a shutdown.
+    /// Wakes the threads that wait for room, since a shutdown has begun.
     pub fn interrupt_waits_for_room(&self) {
         let state = lock(&self.state);
         if state.threads_for_room > 0 {
@@ -497,10 +507,11 @@ impl PendingOps {
         }
     }
 
-    /// Polls whether there is room. If not, `waker` will be woken when there is.
+    /// Polls whether there is room. If there is none, registers `waker`. Registered futures are notified of room one at
+    /// a time.
     pub fn poll_room(&self, key: &mut WakerKey, waker: &Waker) -> Poll<()> {
         // A future registers only if there is no room after the watch begins: an operation that left before the watch
-        // notifies no waiter. The watch then lasts as long as a future is registered.
+        // notifies no waiter. The watch then lasts as long as a waiter is registered.
         wakers::poll(&self.state, key, waker, |state| {
             if self.count_in(state) < self.limit() {
                 return Ok(());
@@ -536,7 +547,8 @@ impl PendingOps {
         }
     }
 
-    /// Begins the watch: from now on, an operation that leaves [notifies](Self::tell_of_room) the waiters for room.
+    /// Begins the watch: from now on, an operation that leaves [notifies](Self::tell_of_room) the waiters for room, if
+    /// there is room.
     fn watch(&self, state: &mut State) {
         if state.watched || removed(Step::WatchForRoom) {
             return;
@@ -545,13 +557,14 @@ impl PendingOps {
         for generation in state.used() {
             for shard in 0..self.shards.len() {
                 // Relaxed: nothing is handed over. The count that follows loads this word again, and so no longer
-                // includes the operations that left before this. Those that leave later find the bit.
+                // includes the operations that left before this `fetch_or`. Those that leave later find the bit.
                 self.left(shard, generation).fetch_or(WATCH, Relaxed);
             }
         }
     }
 
-    /// If there is room, notifies the waiters for it. If there are no waiters, ends the watch.
+    /// Notifies the threads that wait for room if there is more room than [`slack`], and returns the waker of the first
+    /// future that waits for room if there is any room. If there are no waiters, ends the watch.
     #[cold]
     #[inline(never)]
     fn tell_of_room(&self) -> Option<Wakers> {
@@ -580,7 +593,7 @@ impl PendingOps {
 
     // ------------------------------------------------------------------------------------------------- waits ----
 
-    /// Waits until every operation that entered before the call has left.
+    /// Waits until every operation that entered before the call has left, or until `deadline`.
     pub fn wait(&self, deadline: Option<Instant>) -> Waited {
         let mut state = lock(&self.state);
         let Closed { number, entered_since } = self.close(&mut state);
@@ -590,7 +603,7 @@ impl PendingOps {
         self.wait_in(state, number, deadline)
     }
 
-    /// Waits until the generations closed with `number` or a lower number have drained.
+    /// Waits until the generations closed with `number` or a lower number have drained, or until `deadline`.
     fn wait_in(&self, mut state: MutexGuard<'_, State>, number: u64, deadline: Option<Instant>) -> Waited {
         while state.over() < number {
             state = match wait_until(&self.drained, state, deadline) {
@@ -601,7 +614,7 @@ impl PendingOps {
         Waited::Over
     }
 
-    /// Waits until the operations that `wait` covers have left.
+    /// Waits until the operations that `wait` covers have left, or until `deadline`.
     pub fn wait_for(&self, wait: &PendingWait, deadline: Option<Instant>) -> Waited {
         self.wait_in(lock(&self.state), wait.0.target(), deadline)
     }
@@ -609,7 +622,7 @@ impl PendingOps {
     /// Whether `wait` covers the operation with this ticket, which must not have left.
     pub fn covers(&self, wait: &PendingWait, Ticket(generation): Ticket) -> bool {
         let (state, generation) = (lock(&self.state), generation as usize);
-        // Relaxed: only changed under the lock.
+        // Relaxed: `current` changes only under the lock.
         generation != self.current.load(Relaxed) && state.numbers[generation] <= wait.0.target()
     }
 
@@ -618,10 +631,11 @@ impl PendingOps {
         lock(&self.state).over() >= wait.0.target()
     }
 
-    /// Waits until no operation is pending, not even one that entered during the wait. Calls `before` each time before
-    /// blocking; `before` may return a time at which to stop blocking and call it again.
+    /// Waits until no operation is pending, not even one that entered during the wait. Before each time that it blocks,
+    /// calls `before`, which may return a time at which to stop blocking and call `before` again. In a forked child,
+    /// does not continue to wait.
     pub fn wait_until_idle(&self, mut before: impl FnMut() -> Option<Instant>) {
-        // The first round does not block, since usually nothing is pending.
+        // The first round does not block and so does not call `before`, since usually nothing is pending.
         let mut waited = self.wait(Some(Instant::now()));
         let is_over = |waited| waited == Waited::Idle || removed(Step::IdleWaitsAgain) && waited == Waited::Over;
         while !is_over(waited) && !self.process.is_foreign() {
@@ -629,13 +643,13 @@ impl PendingOps {
         }
     }
 
-    /// Begins a polled wait, which covers the operations that entered before this call.
+    /// Begins a wait that covers the operations that entered before this call. Does not block.
     pub fn begin(&self) -> PendingWait {
         let Closed { number, .. } = self.close(&mut lock(&self.state));
         PendingWait(WakerKey::new(number))
     }
 
-    /// Polls whether the operations that `wait` covers have left. If not, `waker` will be woken.
+    /// Polls whether the operations that `wait` covers have left. If some have not, `waker` is woken when all have.
     pub fn poll(&self, wait: &mut PendingWait, waker: &Waker) -> Poll<()> {
         let number = wait.0.target();
         wakers::poll(&self.state, &mut wait.0, waker, |state| {
@@ -648,8 +662,8 @@ impl PendingOps {
         wakers::leave(&self.state, &mut wait.0, |state| Some(&mut state.waiting));
     }
 
-    /// Polls whether no operation was pending at some moment during the call. If not, `waker` will be woken when it is
-    /// worth polling again.
+    /// Polls whether there was a moment during the call at which no operation was pending. If there was none, `waker`
+    /// is woken when another poll may succeed.
     pub fn poll_idle(&self, waker: &Waker) -> Poll<()> {
         loop {
             let mut state = lock(&self.state);
@@ -667,7 +681,7 @@ impl PendingOps {
         }
     }
 
-    /// Closes the current generation and opens another.
+    /// Opens another generation and closes the current one.
     fn close(&self, state: &mut State) -> Closed {
         let next = state.free.pop_first().unwrap_or_else(|| self.make(state));
         state.last += 1;
@@ -691,7 +705,7 @@ impl PendingOps {
     /// entered `next` by the time the previous one was closed.
     fn rotate(&self, state: &mut State, next: usize) -> bool {
         let shards = 0..self.shards.len();
-        // Relaxed: only changed under the lock.
+        // Relaxed: `current` changes only under the lock.
         let old = self.current.load(Relaxed);
         if !cfg!(any(raddle_loom, raddle_shuttle)) {
             // Models have no statistics.
@@ -703,8 +717,8 @@ impl PendingOps {
             // Relaxed: no operation leaves a free generation, and the stores below publish the word.
             self.left(shard, next).store(if state.watched { WATCH } else { 0 }, Relaxed);
         }
-        // Stored after every `left`: from here on, a thread that read an old `current` may enter, and leave through any
-        // shard.
+        // Stored after every `left`: from here on, a thread that loaded `current` when `next` was last the current
+        // generation may enter, and may leave through any shard.
         for shard in shards.clone() {
             // Release (edge `open`): the words of the generation.
             self.entered(shard, next).store(0, Release);
@@ -712,27 +726,27 @@ impl PendingOps {
         // Release (edge `open`).
         self.current.store(next, Release);
 
-        // `left` is armed first: every operation that then leaves through the same shard subtracts one from `rest`, so
-        // it does not matter how many more enter or leave before the closing is over. Acquire (edge `leave`): the
-        // effects of the operations that left, including their entries, which the sum below therefore counts.
+        // `left` is armed first: every operation that leaves through an armed shard subtracts one from `rest`, so it
+        // does not matter how many more enter or leave before the closing is over. Acquire (edge `leave`): the effects
+        // of the operations that left, including their entries, which the sum below therefore counts.
         let arm = |shard: usize| self.left(shard, old).fetch_or(FLAG, Acquire) / ONE;
         let left: u64 = shards.clone().map(arm).sum();
-        // Release (edge `close`). An entry that comes before this in the word's modification order is counted; the CAS
-        // of a later one fails.
+        // Release (edge `close`). An entry that comes before this change in the word's modification order is counted;
+        // the CAS of a later one fails.
         let close = |shard: usize| self.entered(shard, old).fetch_or(FLAG, Release) / ONE;
         let entered: u64 = shards.clone().map(close).sum();
         let pending = entered - left;
-        // Acquire (edge `leave`). The last operation to leave sees `ZERO + 1` only if it comes after this addition,
-        // and then takes the lock after this thread.
+        // Acquire (edge `leave`). The last operation to leave sees `ZERO + 1` only if it comes after this addition. Its
+        // thread then takes the lock after this thread.
         if self.rest(old).fetch_add(pending, Acquire).wrapping_add(pending) == ZERO {
             state.free.insert(old);
         } else {
             state.numbers[old] = state.last;
             state.draining.insert(state.last);
         }
-        // Relaxed: suppose that one operation entered `next` before another left `old`, whose departure was already
-        // counted above. The read-modify-writes above then acquired that departure (edge `leave`), so the entry is
-        // visible here.
+        // Relaxed: suppose that an operation left `old`, that its departure was counted above, and that another
+        // operation had entered `next` before. The read-modify-writes above have acquired the departure (edge `leave`),
+        // and with it the other operation's entry, which is therefore visible here.
         shards.map(|shard| self.entered(shard, next)).any(|word| word.load(Relaxed) != 0)
     }
 }

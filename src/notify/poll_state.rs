@@ -4,19 +4,19 @@
 //!
 //! | state | bits | meaning | next |
 //! |---|---|---|---|
-//! | idle | – | no thread is polling, and the future has not been woken since the last poll | queued, by [`wake`](PollState::wake) |
+//! | idle | – | no thread is polling, and the future has not been woken since the last poll | queued, by [`wake`](PollState::wake); done, by [`look`](PollState::look) |
 //! | queued | `WOKEN` | a poll is queued and has not begun | running, by [`begin`](PollState::begin) |
-//! | running | `RUNNING` | one thread is polling | idle, by [`pause`](PollState::pause); notified; done, by [`finish`](PollState::finish) |
-//! | notified | `RUNNING`, `WOKEN` | the future was woken while being polled | queued, by `pause`; done |
-//! | done | `DONE` | the future has ended | – |
+//! | running | `RUNNING` | one thread is polling | idle, by [`pause`](PollState::pause); notified, by `wake`; done, by [`finish`](PollState::finish) |
+//! | notified | `RUNNING`, `WOKEN` | the future was woken while being polled | queued, by `pause`; done, by `finish` |
+//! | done | `DONE` | the future has ended, or can no longer be woken | – |
 //!
-//! The thread that ends the idle state, or ends the notified state by `pause`, queues the poll. So at most one poll is
-//! queued or running at any time.
+//! The thread that ends the idle state by `wake`, or the notified state by `pause`, queues the next poll or, on a naive
+//! engine, may begin it at once. So at most one poll is queued or running at any time.
 //!
 //! # Who may touch what
 //!
-//! * The state: any thread calls `wake`, the owner of the last waker calls `look`, and the thread that polls makes the
-//!   other calls.
+//! * The state: any thread may call `wake`, the owner of the last waker may call `look`, and only the thread that polls
+//!   makes the other calls.
 //! * The future: the thread that polls, and the owner of the last waker once no thread polls.
 //!
 //! # Edges
@@ -28,8 +28,9 @@
 //! | `end` | swap in [`finish`](PollState::finish) | swap in [`look`](PollState::look) | the memory that the future occupied |
 //!
 //! Waking a queued or notified future does not change the state, but must still hand over what the waking thread did
-//! before. So a wake is a read-modify-write in every state: the swap that follows reads the value it wrote, or a later
-//! one in its release sequence. In the same way, a wake continues the release sequence of the `pause` before it.
+//! before. So a wake is a read-modify-write in every state: the swap that follows reads the value that the wake wrote,
+//! or a later one in the same release sequence. In the same way, a wake continues the release sequence of the `pause`
+//! before it.
 
 use crate::{
     sync::{
@@ -89,7 +90,8 @@ impl PollState {
         self.0.swap(DONE, Release);
     }
 
-    /// Acquires the future for the owner of the last waker. No thread may still poll or wake the future.
+    /// Acquires the future for the owner of the last waker. Must be called only when no other thread can poll or wake
+    /// the future any more.
     pub fn look(&self) {
         // Acquire (edges `pause`, `end`): the future, or the memory that it occupied.
         let state = self.0.swap(DONE, Acquire);

@@ -1,16 +1,16 @@
-//! The threads asleep in calls to an engine, what they wait for, and the scopes opened inside operations. Dumps and
-//! watchdogs read these lists.
+//! The threads asleep in calls to an engine, what they wait for, and the open scopes that were opened inside
+//! operations. Dumps and watchdogs read these lists.
 //!
 //! # Who may touch what
 //!
-//! * The list: any thread, under the lock. No program code runs under it. The locks of results and of pending counts
-//!   may be taken while it is held.
-//! * What an entry refers to: any thread, under the lock, while the entry is in the list. The sleeping thread keeps it
-//!   borrowed during that time.
-//! * In a forked child: nothing, since a thread of the parent may have held the lock.
+//! * The lists: any thread, under the lock. No program code runs under the lock. The locks of results and of pending
+//!   counts may be taken while this lock is held, but not the other way round.
+//! * The data to which an entry refers: any thread, under the lock, while the entry is in the list. The sleeping thread
+//!   keeps the data borrowed during that time.
+//! * In a forked child: no thread, since a thread of the parent may have held the lock at the fork.
 //!
-//! Pointers to operations and to scopes' counts are only compared, never dereferenced. An entry is ignored once its
-//! wait is over: the awaited operation is then complete, and its record may have been reused. The module has no edges.
+//! This module does not dereference pointers to operations or to scopes' counts. An entry is ignored once its wait is
+//! over: the awaited operations may then be complete, and their records reused. The module has no edges.
 
 use std::{
     fmt,
@@ -27,7 +27,7 @@ use crate::{
     sync::{Mutex, fork::ProcessMark, lock},
 };
 
-/// What a thread is waiting for, by kind.
+/// The kind of thing for which a thread is waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaits {
     /// All operations of the engine.
@@ -55,7 +55,7 @@ pub struct Sleeps<'g> {
 pub struct Sleeper {
     pub number: u64,
     pub thread: Thread,
-    /// The operations that run on the thread.
+    /// The operations that run on the thread, each followed by those that enclose it.
     pub ops: Ops,
     pub awaits: Awaits,
     /// Whether it is known which operations the thread waits for.
@@ -84,12 +84,12 @@ struct List {
     scopes: Vec<OpenScope>,
 }
 
-/// A scope opened inside operations that has not ended.
+/// An open scope: it was opened inside operations and has not ended.
 #[derive(Clone, Debug)]
 pub struct OpenScope {
     /// The operations around the scope, innermost first.
     pub around: Ops,
-    /// The count of its operations.
+    /// The count of the scope's operations.
     pub count: NonNull<PendingOps>,
 }
 
@@ -117,16 +117,18 @@ impl Entry {
     }
 }
 
-// SAFETY: pointers to operations are never dereferenced here, a `Goal` refers only to `Sync` data, and the function may
-// be called on any thread.
+// SAFETY: pointers to operations are not dereferenced here, everything that a `Goal` refers to is `Sync`, and any
+// thread may call `is_over`.
 unsafe impl Send for Entry {}
 
-// SAFETY: the pointers are only compared.
+// SAFETY: the pointers are not dereferenced here.
 unsafe impl Send for OpenScope {}
 
 impl Sleepers {
-    /// Calls `wait`, and lists the calling thread, on which `ops` run, as a sleeper until `wait` returns. The thread
-    /// has been waiting since `since`. `is_over` returns whether the wait is over, and must not block.
+    /// Calls `wait`, and lists the calling thread as a sleeper until `wait` returns. `ops` are the operations that run
+    /// on the thread and those around them. The thread has been waiting since `since`. `is_over` returns whether the
+    /// wait is over; it is called under the lock, so it must neither wait nor use these lists. In a forked child, only
+    /// calls `wait`.
     pub fn during<R>(
         &self,
         ops: Ops,
@@ -165,7 +167,8 @@ impl Sleepers {
         wait()
     }
 
-    /// Adds a scope opened inside the operations `around`, innermost first, with its own operations counted in `count`.
+    /// Adds a scope opened inside the operations `around`, innermost first. The scope's own operations are counted in
+    /// `count`.
     pub fn open_scope(&self, around: Ops, count: NonNull<PendingOps>) {
         lock(&self.list).scopes.push(OpenScope { around, count });
     }
@@ -204,8 +207,8 @@ impl Sleepers {
         sleepers
     }
 
-    /// For each thread whose wait is not over and whose goal is known, calls `found` with the number of its entry,
-    /// whether operations run on the thread, and the goal.
+    /// For each thread whose wait is not over and whose goal is known, calls `found` with the number of the thread's
+    /// entry, with whether operations run on the thread, and with the goal.
     pub fn each_goal(&self, mut found: impl FnMut(u64, bool, &Goal<'_>)) {
         for entry in &lock(&self.list).entries {
             if let Some(goal) = entry.goal.as_ref().filter(|_| entry.waits()) {

@@ -1,23 +1,26 @@
-//! The threads waiting inside operations, and what they are waiting for.
+//! Lists of waiting threads and of what each waits for: the threads waiting inside operations of any engine or, for an
+//! engine that shuffles, the threads waiting outside it.
 //!
 //! # States
 //!
-//! An entry is in the list while its thread waits. It is *suspended* while the thread runs program code during the
-//! wait.
+//! An entry is in the list until its thread's call to [`Waiters::during`] returns. It is *suspended* while the thread
+//! runs program code during the wait.
+//!
+//! A suspended entry does not count as waiting, nor does an entry whose wait is over. The thread of the latter may have
+//! yet to run, but the awaited operations may already be complete and their records reused.
 //!
 //! # Who may touch what
 //!
-//! * The list: under the lock, where no program code runs. The locks of results and of pending counts are taken while
-//!   this lock is held.
-//! * What an entry refers to: under the lock, while the entry is in the list. The entry's thread keeps it borrowed
-//!   during that time.
-//! * In a forked child: nothing. A thread of the parent process may have held the lock at the fork.
+//! * The list: any thread, under the lock. No program code runs under the lock. The locks of results and of pending
+//!   counts may be taken while this lock is held, but not the other way round.
+//! * The data to which an entry refers: any thread, under the lock, while the entry is in the list. The entry's thread
+//!   keeps the data borrowed during that time.
+//! * The lists of a parent process, in a forked child: no thread, since a thread of the parent may have held the lock
+//!   at the fork.
 //!
-//! While an entry is in the list, its thread is waiting inside the operations in `inside`, so these operations exist
-//! for that long. There are no edges.
-//!
-//! A thread whose wait is over stays in the list until it runs again. The awaited operation is then complete and its
-//! record may have been reused, so the entry no longer counts.
+//! While an entry is in the list, its thread is inside the operations in `inside`. Therefore the records of the
+//! operations that run on the thread exist for that long. The record of an operation around them exists at least until
+//! the operation inside it is complete (see [`Nested::depth`]). There are no edges.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
@@ -38,27 +41,29 @@ use crate::{
 pub struct Nested {
     pub op: NonNull<()>,
     /// The number of levels from an innermost operation, which has depth 0, up to this one. The nearest operation
-    /// before this one in the list with a smaller depth is a child of this one, or an operation of a scope opened
-    /// inside this one. Once that operation is complete, this one may complete as well, and its record may be reused.
+    /// before this one in the list with a smaller depth is a descendant of this one, or belongs to a scope opened
+    /// inside this one. Once that operation is complete, this one may complete as well, and the record of this one may
+    /// be reused.
     pub depth: usize,
 }
 
 /// Operations, each followed by those that enclose it.
 pub type Ops = SmallVec<[Nested; 2]>;
 
-/// The operations inside which a thread is running. Unless asynchronous, they do not end before the thread's wait does.
+/// The operations and epilogues inside which a thread is running. The operations do not end before the thread's wait
+/// does, except for asynchronous operations and the operations around them.
 #[derive(Clone, Debug, Default)]
 pub struct Inside {
     /// The operations running on the thread that were not complete when its wait began, and those that cannot complete
     /// before them.
     pub ops: Ops,
-    /// The operations whose epilogues run on the thread: they are complete, but not counted out. Each operation's flag
-    /// says whether it is still counted in its groups.
+    /// The operations whose epilogues run on the thread: they are complete, but not counted out. The flag beside an
+    /// operation says whether that operation is still counted in its groups.
     pub ended: SmallVec<[(NonNull<()>, bool); 1]>,
 }
 
 impl Inside {
-    /// Whether nothing depends on the thread.
+    /// Whether the thread is inside no operation and no epilogue.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty() && self.ended.is_empty()
     }
@@ -69,18 +74,20 @@ impl Inside {
 pub enum Goal<'g> {
     /// One operation.
     Op {
-        /// The pointer that identifies the operation. Never dereferenced.
+        /// The pointer that identifies the operation. It is never dereferenced.
         task: NonNull<()>,
-        /// Holds a pointer to the operation that keeps this one from entering a queue, or null while none does. The
-        /// pointer is never dereferenced. `None` if no operation can ever keep this one from entering a queue.
+        /// Holds the pointer that identifies the operation that keeps this one from entering a queue, or null while
+        /// none does. That pointer is never dereferenced either. `None` if no operation can ever keep this one from
+        /// entering a queue.
         held_back_by: Option<&'g AtomicPtr<()>>,
     },
-    /// The operations in this count that the wait covers, or all of them if there is no wait.
+    /// The operations that are in this count and that the given wait covers; if no wait is given, all operations in the
+    /// count.
     Counted(&'g PendingOps, Option<&'g PendingWait>),
 }
 
 impl<'g> Goal<'g> {
-    /// Returns the goal without its lifetime.
+    /// Returns the goal with its lifetime erased.
     ///
     /// # Safety
     /// 1. The result is not used after `'g`.
@@ -92,7 +99,8 @@ impl<'g> Goal<'g> {
     /// Returns the goal's task if the goal is a single operation that nothing keeps from entering a queue.
     fn only_task(&self) -> Option<NonNull<()>> {
         match self {
-            // Relaxed: as in `depends_on`.
+            // Relaxed: set before the wait, and never changed except to null. An outdated pointer merely leaves the
+            // entry among those that every walk considers.
             Self::Op { task, held_back_by } => {
                 held_back_by.is_none_or(|by| by.load(Relaxed).is_null()).then_some(*task)
             }
@@ -100,10 +108,11 @@ impl<'g> Goal<'g> {
         }
     }
 
-    /// Whether the goal is the operation identified by `task`, or one that this operation keeps from entering a queue.
+    /// Whether the goal is a single operation that `task` identifies, or that the operation identified by `task` keeps
+    /// from entering a queue.
     pub fn depends_on(&self, task: NonNull<()>) -> bool {
         match self {
-            // Relaxed: see `Place::is_held_back_by`. The caller has found `task`'s operation to be incomplete.
+            // Relaxed: see `Place::is_held_back_by`. The caller has found the operation of `task` to be incomplete.
             Self::Op { task: own, held_back_by } => {
                 *own == task || held_back_by.is_some_and(|by| by.load(Relaxed) == task.as_ptr())
             }
@@ -111,8 +120,8 @@ impl<'g> Goal<'g> {
         }
     }
 
-    /// Whether the goal includes an operation, which must still be counted. `ticket_in` returns the operation's ticket
-    /// in a count, if the operation has entered that count.
+    /// Whether the goal is a count and covers a certain operation, which must not have left that count. `ticket_in`
+    /// returns the operation's ticket in a count, or `None` if the operation has not entered that count.
     pub fn covers(&self, ticket_in: impl FnOnce(&PendingOps) -> Option<Ticket>) -> bool {
         match self {
             Self::Op { .. } => false,
@@ -151,18 +160,19 @@ impl Default for Waiters {
 
 #[derive(Debug, Default)]
 struct List {
-    /// The number of the last entry.
+    /// The last number given to an entry.
     last: u64,
     /// The entries, by number.
     entries: BTreeMap<u64, Entry>,
-    /// The numbers of entries awaiting a single operation that nothing keeps from entering a queue, by that operation's
-    /// task. An operation not held back when a wait for it begins is never held back later.
+    /// The numbers of the entries that await a single operation which nothing keeps from entering a queue, by that
+    /// operation's task. If nothing keeps an operation from entering a queue when a wait for it begins, nothing does so
+    /// later.
     by_task: BTreeMap<NonNull<()>, SmallVec<[u64; 2]>>,
     /// The numbers of the other entries.
     others: BTreeSet<u64>,
 }
 
-// SAFETY: the list does not dereference the pointers by which it is sorted.
+// SAFETY: the keys of `by_task` are pointers that are only compared.
 unsafe impl Send for List {}
 
 impl List {
@@ -197,7 +207,7 @@ struct Entry {
 /// A function, callable from any thread, that returns whether a wait is over.
 pub type IsOver<'o> = dyn Fn() -> bool + Sync + 'o;
 
-/// A reference to an [`IsOver`], without its lifetime, in a list of waits.
+/// A reference to an [`IsOver`], stored in a list without the reference's lifetime.
 pub(super) struct IsOverRef(NonNull<IsOver<'static>>);
 
 impl IsOverRef {
@@ -228,8 +238,8 @@ impl Entry {
     }
 }
 
-// SAFETY: the list does not dereference the pointers to operations, everything that a `Goal` refers to is `Sync`, and
-// the function may be called on any thread.
+// SAFETY: the pointers to operations and to the engine are not dereferenced here, everything that a `Goal` refers to is
+// `Sync`, and any thread may call `is_over`.
 unsafe impl Send for Entry {}
 
 /// A waiter, listed until the call to [`Waiters::during`] returns.
@@ -241,8 +251,9 @@ pub struct Waiter<'w> {
 }
 
 impl Waiters {
-    /// Calls `wait` with a waiter. `wait` waits for `goal`, which belongs to `engine`, on a thread inside the
-    /// operations in `inside`. `is_over` returns whether the wait is over, and must not wait itself.
+    /// Calls `wait`, and lists the calling thread as a waiter until `wait` returns. The thread is inside the operations
+    /// in `inside`, and `wait` waits for `goal`, which belongs to `engine`. `is_over` returns whether the wait is over;
+    /// it is called under the lock, so it must neither wait nor use this list.
     pub fn during<R>(
         &self,
         engine: NonNull<()>,
@@ -269,9 +280,9 @@ impl Waiters {
     }
 
     /// Calls `found` for each waiter that is still waiting, has no time limit, and has a goal for which `reached`
-    /// returns `true`. Passes the waiter's number, its kind and the operations inside which it waits. The waiter `own`
-    /// counts even with a time limit. Among waiters for a single operation, considers only those for `task`, and those
-    /// whose operation was being kept from entering a queue when the wait began.
+    /// returns `true`. `found` receives the waiter's number, its kind, and what its thread is inside of. The waiter
+    /// `own` counts even if it has a time limit. A waiter for a single operation counts only if that operation is
+    /// `task`, or if another operation kept it from entering a queue when the wait began.
     pub fn each_for(
         &self,
         own: Option<u64>,
@@ -299,8 +310,8 @@ impl Waiters {
         u32::try_from(lock(&self.list).entries.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether every thread waiting for `engine` must still wait. A wait may be over although its thread has yet to
-    /// run.
+    /// Whether every listed thread that waits for `engine` must still wait. A thread whose wait is over stays in the
+    /// list until it runs again.
     pub fn all_wait_still(&self, engine: NonNull<()>) -> bool {
         lock(&self.list).entries.values().filter(|entry| entry.engine == engine).all(Entry::waits)
     }

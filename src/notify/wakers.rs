@@ -19,8 +19,8 @@ use crate::{
 pub struct WakerKey {
     /// The number for which the future waits; waits end in the order of these numbers.
     target: u64,
-    /// Set once the future has registered a waker: the number that distinguishes it from other futures with the same
-    /// target, and the process in which it registered.
+    /// The number that distinguishes the future from others with the same target, and the process in which the future
+    /// registered a waker; `None` before it registers one.
     number: Option<(u64, ProcessMark)>,
 }
 
@@ -55,8 +55,8 @@ impl Waiting {
         key.map_key().and_then(|key| self.wakers.get(&key)).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Registers `waker` for the future with `key`. Returns the waker that it replaces.
-    #[must_use = "it must be dropped after the lock is released"]
+    /// Registers `waker` for the future with `key`. Returns the waker that `waker` replaces, if there is one.
+    #[must_use = "a replaced waker must be dropped after the lock is released"]
     fn insert(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Waker> {
         let (number, _) = *key.number.get_or_insert_with(|| {
             self.last += 1;
@@ -85,7 +85,9 @@ impl Waiting {
     }
 }
 
-/// Returns the result of `check` or, if there is none, registers the future's waker with the [`Waiting`] from `check`.
+/// Calls `check` under the lock, and returns the result that `check` finds. If there is none yet, registers the
+/// future's waker with the [`Waiting`] that `check` returns instead. The waker is cloned without the lock, so `check`
+/// is called again after that.
 pub fn poll<S, R>(
     state: &Mutex<S>,
     key: &mut WakerKey,
@@ -112,15 +114,15 @@ pub fn poll<S, R>(
 pub fn leave<S>(state: &Mutex<S>, key: &mut WakerKey, waiting: impl FnOnce(&mut S) -> Option<&mut Waiting>) {
     let Some(map_key) = key.map_key() else { return };
     if key.number.take().is_some_and(|(_, process)| process.is_foreign()) {
-        // In a forked child the lock may be held forever.
+        // This is a forked child, in which a thread of the parent may hold the lock forever.
         return;
     }
     let waker = waiting(&mut lock(state)).and_then(|waiting| waiting.wakers.remove(&map_key));
     drop(waker);
 }
 
-/// Wakers of futures whose wait is over. The waking thread must not hold a lock or anything else for which another
-/// thread may wait.
+/// Wakers of futures whose waits are over, or which must poll again. The waking thread must not hold a lock or anything
+/// else for which another thread may wait.
 #[must_use = "futures wait to be woken"]
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "one word, and null where no future waits")]

@@ -21,10 +21,11 @@ impl Count {
 /// What a worker has done since its lane was created.
 #[derive(Debug, Default)]
 pub struct Activity {
-    /// How often the worker has stolen from another worker.
+    /// How often the worker has stolen from another worker in a search, not counting its visits to other workers'
+    /// deques.
     pub(crate) steals: Count,
     /// How many operations waiters have run on the worker.
     pub(crate) helped: Count,
-    /// How often the worker has parked.
+    /// How often the worker has parked. Successive timed parks without a search in between count once.
     pub(crate) parks: Count,
 }

@@ -4,16 +4,17 @@
 //!
 //! Each band has two stacks of operations, linked through their records: pushes add to `inbox`, pops take from `ready`.
 //! A popper that finds `ready` empty takes the whole inbox, reverses it, keeps what it pops, and prepends the rest to
-//! whatever other poppers have put into `ready` in the meantime. Each band other than the default has a bit that is set
-//! while the band may hold operations.
+//! whatever other poppers have put into `ready` in the meantime. Each band other than the default has a bit in `mask`:
+//! threads that make operations of the band visible set the bit, and a popper that finds the band empty clears it.
 //!
 //! # Order
 //!
-//! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations taken by
-//! other poppers in the meantime overtake these; and if several poppers each hold a chain, the last chain installed is
-//! in front. An operation is held in this way only once, and only a popper that has found `ready` empty takes a chain.
-//! So once an operation is in `ready`, only two kinds of operations go before it: those already in front of it there,
-//! and those of one chain for each popper that has already found `ready` empty.
+//! A band is first in, first out, except for operations that a popper holds between the two stacks. Operations that
+//! other poppers take in the meantime overtake the held ones; and if several poppers each hold a chain of operations,
+//! the chain that is put into `ready` last is in front. An operation is held in this way only once, and only a popper
+//! that has found `ready` empty takes a chain. So once an operation is in `ready`, only two kinds of operations go
+//! before it: those already in front of it there, and those of one chain for each popper that has already found `ready`
+//! empty.
 //!
 //! # Edges
 //!
@@ -23,13 +24,13 @@
 //! | `mask` | `fetch_or` after a push | `fetch_and` before the second check | the fact that the band is not empty |
 //!
 //! These words are changed only by read-modify-writes, so each change continues the release sequences of earlier ones,
-//! and a change that releases nothing of its own is relaxed.
+//! and a change that releases nothing of its own needs no release ordering.
 //!
 //! # Progress
 //!
 //! A push is lock-free and depends on no popper; a pop is lock-free and depends on no pusher. A popper stopped between
-//! taking an inbox and installing the rest withholds what it took. Poppers are workers, and threads whose push a limit
-//! holds back ([`Lane::take`](super::lane::Lane::take)).
+//! taking an inbox and putting the rest into `ready` withholds what it took. Poppers are workers, and threads whose
+//! push a limit holds back ([`Lane::take`](super::lane::Lane::take)).
 //!
 //! # Why the stacks have no ABA problem
 //!
@@ -38,16 +39,16 @@
 //!
 //! * **An operation enters an injector with several poppers only once.** After the pop it is run or goes to a worker's
 //!   deque, from which nothing returns to the injector (`Worker`). Nor does a popper put an operation into `ready`
-//!   twice. Callers must uphold this rule when they call [`Lane::inject`](super::lane::Lane::inject): an operation
-//!   received by a worker of such a lane must not enter that lane again, even after passing through another lane. The
-//!   engine ensures this before an operation first enters a lane, and models assert it in `Lane::inject`.
+//!   twice. Callers must uphold this rule when they call [`Lane::inject`](super::lane::Lane::inject): an operation that
+//!   has been popped from such an injector must not enter that injector again, even after passing through another lane.
+//!   The engine ensures this before an operation first enters a lane, and models assert it in `Lane::inject`.
 //! * **The record of a popped operation is not reused** while a popper that may have loaded it as a head is pinned.
 //!
 //! A prepended chain may cover a head, which later comes to the top again. Such a head has been in `ready` all along,
 //! followed by the same operations.
 //!
-//! A GPU lane has one popper, its thread, so no other pop happens between its load and its exchange. An operation of
-//! another lane may therefore enter it as a cross-lane waiter
+//! A GPU lane has one popper, its thread, so no other pop happens between the load and the exchange of a pop. An
+//! operation of another lane may therefore enter the GPU lane as a cross-lane waiter
 //! ([`Lane::inject_first`](super::lane::Lane::inject_first)), move on to a second device and come back.
 //!
 //! `inbox` is only ever emptied as a whole, by a swap, which works with any head. A push onto either stack works with
@@ -103,8 +104,8 @@ impl<T> Band<T> {
         }
     }
 
-    /// Prepends the chain `first..=last` to `ready`. In a lane with several workers, none of its operations may have
-    /// been in `ready` before.
+    /// Prepends the chain `first..=last` to `ready`. In an injector with several poppers, none of these operations may
+    /// have been in `ready` before.
     ///
     /// # Safety
     /// 1. The caller owns each operation of the chain, and gives up this ownership.
@@ -132,8 +133,8 @@ impl<T> Band<T> {
         let mut head = self.ready.load(Acquire);
         while let Some(first) = NonNull::new(head) {
             // SAFETY: operations that were in `ready` while this thread is pinned are not reclaimed. If some were
-            // popped in the meantime, their links may lead elsewhere, but only to operations that were alive then; and
-            // the CAS fails, since a popped head does not come back.
+            // popped in the meantime, their links may lead elsewhere, but only to operations that were still alive
+            // after this thread was pinned; and the CAS fails, since a popped head does not come back.
             let (len, rest) = unsafe { measure(first, max) };
             // Relaxed: the head came to `ready` once, so this thread has acquired the CAS that put it there. Acquire
             // (edge `inject`) on failure: the value is the next head.
@@ -158,7 +159,7 @@ impl<T> Band<T> {
     }
 }
 
-/// What a pop did with the operations it left in the band.
+/// What a pop did with the operations that it left in the band.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
@@ -202,7 +203,7 @@ impl<T> Iterator for Chain<T> {
     }
 }
 
-/// Returns the number of operations from `first` on, at most `max`, and the operation after them.
+/// Returns the number of operations from `first` on, at most `max`, and the operation after them, which may be null.
 ///
 /// # Safety
 /// 1. `first` and the operations linked to it are not reclaimed during the call.
@@ -244,7 +245,8 @@ unsafe fn reverse<T>(first: NonNull<Op<T>>) -> NonNull<Op<T>> {
 /// The priority injector of one lane.
 pub struct Injector<T> {
     bands: Box<[Band<T>; BANDS]>,
-    /// One bit for each band other than the default, set if the band may hold operations.
+    /// One bit for each band other than the default. While the bit is clear, the band is empty, or some thread has yet
+    /// to set the bit.
     mask: CachePadded<AtomicU64>,
 }
 
@@ -299,7 +301,7 @@ impl<T> Injector<T> {
     /// Returns the highest band, other than the default, that may hold operations.
     #[inline]
     pub fn highest(&self) -> Option<u8> {
-        // Relaxed: a hint; the next call may be the first to see a concurrent push.
+        // Relaxed: a hint; a concurrent push may be missed.
         self.mask.load(Relaxed).checked_ilog2().map(|band| band as u8)
     }
 
@@ -349,7 +351,7 @@ impl<T> Injector<T> {
 
 impl<T> Drop for Injector<T> {
     fn drop(&mut self) {
-        // The mask does not show this: a bit stays set if the operation was popped before its pusher set the bit.
+        // The mask does not show this: a bit stays set if an operation was popped before its pusher set the bit.
         debug_assert!(self.bands.iter().all(Band::is_empty), "operations are left in an injector");
     }
 }

@@ -135,8 +135,9 @@ impl<T> Lane<T> {
         self.loans.give_back();
     }
 
-    /// Injects a ready operation from outside and notifies the workers. An operation must enter a lane with several
-    /// workers at most once: otherwise a popper could mistake its second entry for the first (`Injector`).
+    /// Injects a ready operation from outside and notifies the workers. An operation must enter an injector with
+    /// several poppers at most once: otherwise, a popper could mistake the operation's second stay there for the first
+    /// (head of `injector`).
     #[inline]
     pub fn inject(&self, op: OpRef<T>) {
         #[cfg(any(raddle_loom, raddle_shuttle))]
@@ -148,8 +149,8 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// Injects a ready operation into the highest band. Only for lanes with one worker, which an operation may enter
-    /// again.
+    /// Injects a ready operation into the highest band and notifies the worker. Only for lanes with one worker and no
+    /// other popper; an operation may enter such a lane again.
     pub fn inject_first(&self, op: OpRef<T>) {
         debug_assert_eq!(self.options.workers, 1);
         self.injector.push_first(op);
@@ -157,7 +158,8 @@ impl<T> Lane<T> {
         self.sleep.notify();
     }
 
-    /// Injects a ready operation from a thread that is not running any of the lane's workers.
+    /// Injects a ready operation from a thread that runs none of the lane's workers, or whose worker cannot take the
+    /// operation now.
     #[inline(never)]
     pub fn inject_from_outside(&self, op: OpRef<T>) {
         // The inbox is seldom empty while operations queue up, and almost always empty while the workers keep up.
@@ -175,8 +177,8 @@ impl<T> Lane<T> {
         }
     }
 
-    /// Takes a ready operation, for a thread that is not running any of the lane's workers. The operation does not
-    /// return to the lane.
+    /// Takes a ready operation, for a thread that is not running any of the lane's workers. The operation must not
+    /// enter the lane again.
     pub fn take(&self) -> Option<OpRef<T>> {
         let highest = || self.injector.highest().filter(|&band| band > DEFAULT_BAND);
         while let Some(band) = highest() {
@@ -206,7 +208,8 @@ impl<T> Lane<T> {
     }
 
     /// Returns a value if the lane seems to have nothing to run and no worker seems to be running anything. If a second
-    /// call returns the same value, this was true at some moment between the two calls.
+    /// call returns the same value, the lane had nothing to run and no worker was running anything at some moment
+    /// between the two calls.
     pub fn idle_since(&self) -> Option<usize> {
         // The queues are checked first, since a worker counts its `find` before it takes an operation away.
         if self.has_work() {
@@ -236,13 +239,13 @@ impl<T> Lane<T> {
         self.recalled.store(false, Relaxed);
     }
 
-    /// Whether the workers were recalled.
+    /// Whether the workers are recalled.
     pub(crate) fn is_recalled(&self) -> bool {
         // Relaxed: as for `recall`.
         self.recalled.load(Relaxed)
     }
 
-    /// Whether a search that finds nothing must end, because the lane has ended or the workers were recalled.
+    /// Whether a search that finds nothing must end, because the lane has ended or the workers are recalled.
     pub(super) fn ends_searches(&self) -> bool {
         self.has_ended() || self.is_recalled()
     }
@@ -252,14 +255,14 @@ impl<T> Lane<T> {
         self.injector.highest() == Some(HIGHEST_BAND)
     }
 
-    /// Ends every worker. Must be called only when no operation is left.
+    /// Ends the lane, and with it the searches of its workers. May be called only when no operation is left.
     pub fn end(&self) {
         // Release: the workers see what was done before; pairs with `has_ended`.
         self.ended.store(true, Release);
         self.sleep.wake_all();
     }
 
-    /// In a forked child, which has only one thread, ends that thread's worker.
+    /// Ends the lane in a forked child, whose only thread needs no wake-up.
     pub fn end_in_child(&self) {
         // Relaxed: there is no other thread.
         self.ended.store(true, Relaxed);

@@ -1,25 +1,25 @@
 //! Loans, which allow a function that has waited to continue without a worker, in place of an idle worker.
 //!
-//! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, and gives
-//! the place back when it waits again or returns. A worker that finds work in the meantime stays idle, unless the other
-//! idle workers cover all loans. So the lane never has more functions computing than workers, unless a worker stays
-//! idle until its time limit.
+//! A function that waits hands its worker over. When it continues, it borrows the place of an idle worker, if there is
+//! one, and gives the place back when it waits again, returns or receives a worker. A worker that finds work in the
+//! meantime stays idle, unless the other idle workers cover all loans. So loans never let more functions compute than
+//! the lane has workers, unless a worker stays idle until its time limit.
 //!
 //! # States of a worker
 //!
 //! | state | counts as idle | next |
 //! |---|---|---|
-//! | searches or sleeps | yes | has found something |
-//! | has found something | no | works, if no place is lent or the other idle workers cover the loans; else stays idle |
-//! | stays idle | yes | has found something, once a place is given back or a time limit has passed |
+//! | searches or sleeps | yes, except during a call to `find` | has found something |
+//! | has found something | no | works, if the other idle workers cover the loans, or if it has just stayed idle until its time limit; otherwise stays idle |
+//! | stays idle | yes | searches, once the other idle workers cover the loans or its time limit has passed |
 //!
-//! Before staying idle, a worker puts back what it found, where other workers can find it.
+//! Before staying idle, a worker puts what it found where other workers can find it.
 //!
 //! # Who may touch what
 //!
 //! * `lent`: any thread. It is changed by read-modify-writes only.
 //! * `staying`: under the lock.
-//! * Whether a worker is idle: the worker itself ([`Sleep::note_idle`]).
+//! * Whether a worker is idle: recorded by the thread that runs the worker ([`Sleep::note_idle`]).
 //!
 //! # Edges
 //!
@@ -54,7 +54,7 @@ pub enum Stay {
 /// The loans of a lane.
 #[derive(Debug, Default)]
 pub struct Loans {
-    /// The number of places on loan.
+    /// The number of places on loan, including those that a thread is trying to borrow.
     lent: AtomicUsize,
     /// The number of workers staying idle because of loans.
     staying: Mutex<usize>,
@@ -68,7 +68,7 @@ impl Loans {
         // Relaxed: ordered by the fence.
         let lent = self.lent.fetch_add(1, Relaxed) + 1;
         if !removed(Step::BorrowFence) {
-            // Pairs with the fence of a worker that found something.
+            // Pairs with the fence of a worker that has found something.
             fence(SeqCst);
         }
         let is_covered = sleep.count_idle() >= lent;
@@ -80,7 +80,8 @@ impl Loans {
 
     /// Gives back a worker's place.
     pub fn give_back(&self) {
-        // Changed under the lock, so a worker about to stay idle cannot miss it. Relaxed: handed over by the lock.
+        // Changed under the lock, so a worker about to stay idle cannot miss the change. Relaxed: the lock hands the
+        // change over.
         let staying = lock(&self.staying);
         self.lent.fetch_sub(1, Relaxed);
         if *staying > 0 && !removed(Step::GiveBackNotifies) {

@@ -1,10 +1,11 @@
-//! The scheduler, which decides when a ready operation runs and on which worker. All it knows about an operation is its
-//! band.
+//! The scheduler, which decides when a ready operation runs and on which worker. All that it knows about an operation
+//! is its band.
 //!
 //! A [`Lane`] is a set of workers that share one [`Injector`](injector::Injector). Operations pushed from outside enter
-//! through the injector, as do operations with a priority, unless the completing worker can run them next. Operations
-//! made ready by a completion go to the completing worker: the first into its slot, the others into its deque, from
-//! which other workers can steal them. `README.md` beside this file describes sleeping, waking and fairness.
+//! through the injector. Operations that become ready on a worker of their lane go to that worker: the first that a
+//! completion makes ready usually goes into the worker's slot, and the others go into its deque, from which other
+//! workers can steal them. Operations for which the deque has no room, or whose band is not the default, go into the
+//! injector instead of the deque. `README.md` beside this file describes sleeping, waking and fairness.
 
 pub(crate) mod activity;
 mod injector;

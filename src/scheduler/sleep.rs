@@ -5,7 +5,7 @@
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `thread` | store of `set_thread` | load of `thread_of` | the handle of the thread that runs a worker |
+//! | `thread` | store in `set_thread` | load in `thread_of` | the handle of the thread that runs a worker |
 //!
 //! `README.md` also explains what the fences do.
 
@@ -46,7 +46,7 @@ use crate::{
 pub enum IdlePolicy {
     /// Keeps searching: latency is lowest, but the worker occupies a whole core.
     Spin,
-    /// Keeps searching for this long, then sleeps. An engine that has been idle for longer uses no CPU time.
+    /// Keeps searching for at most this long, then sleeps. An engine that has been idle for longer uses no CPU time.
     SpinThenPark(Duration),
     /// Sleeps immediately.
     Park,
@@ -67,22 +67,22 @@ const NO_WORKER: usize = usize::MAX;
 const NO_CORE: usize = usize::MAX;
 
 /// The first and the longest time limit of a timed park. Measured on two cores: each wake-up costs the thread sharing
-/// the core some 15 µs. An operation pushed while all other workers run long operations may have to wait until the park
-/// ends.
+/// the core some 15 µs. An operation pushed while all other workers run long operations may have to wait until this
+/// park or the next one ends.
 const TIMED_PARK: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(400)];
 
 /// If all workers together call `find` at least this often during a timed park, their operations count as short, and
-/// the worker parks once more. Not tuned.
+/// the worker parks once more unless [`MAX_UNREPORTED`] is exceeded. Not tuned.
 const MIN_FINDS: usize = 32;
 
-/// The maximum number of consecutive timed parks without a report of contention. Not tuned: a thread whose pushed
-/// operations are mostly not yet ready seldom injects, and so seldom reports.
+/// The maximum number of consecutive timed parks without a report of contention after which a worker may park once
+/// more. Not tuned: a thread whose pushed operations are mostly not yet ready seldom injects, and so seldom reports.
 const MAX_UNREPORTED: u32 = 3;
 
 /// How a worker searching for work appears to notifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchState {
-    /// The worker is not counted.
+    /// The worker is neither counted in `searchers` nor announced.
     Inactive,
     /// The worker is counted in `searchers`.
     Searching,
@@ -104,9 +104,9 @@ pub enum ParkKind {
 struct Word {
     /// Set while the worker is asleep or about to sleep.
     sleepers: AtomicU64,
-    /// Set if the worker sleeps with a time limit, after which it searches again without being woken.
+    /// Set while the worker is in a timed park or about to begin one. A timed park ends without a wake-up.
     timed_parkers: AtomicU64,
-    /// Set if a thread that pushes work shares the worker's core.
+    /// Set when a thread that pushes work on the worker's core reports contention.
     contended: AtomicU64,
 }
 
@@ -128,10 +128,10 @@ pub struct Sleep {
     threads: Box<[AtomicPtr<ThreadHandle>]>,
     /// The core that each worker is pinned to; `NO_CORE` if none.
     cores: Box<[AtomicUsize]>,
-    /// The worker last pinned to each core, or `NO_WORKER`. Indexed by the core's number modulo the length, which is a
-    /// power of two.
+    /// The worker last pinned to each core, or `NO_WORKER`. Indexed by the core's number modulo the number of entries,
+    /// which is a power of two.
     last_on_core: Box<[AtomicUsize]>,
-    /// Twice the number of calls to `find` by each worker, plus one if the last call found nothing.
+    /// Twice the number of calls to `find` by each worker, plus one while the worker is idle ([`Sleep::note_idle`]).
     finds: Box<[CachePadded<AtomicUsize>]>,
     max_searchers: usize,
     /// The total number of wake-ups of all workers.
@@ -139,8 +139,8 @@ pub struct Sleep {
 }
 
 impl Sleep {
-    /// Creates an event count for `workers` workers. At most half of them may search at a time, but always at least
-    /// one, and all under [`IdlePolicy::Spin`].
+    /// Creates an event count for `workers` workers. [`try_start_search`](Self::try_start_search) admits half of them
+    /// at a time, but at least one, and all under [`IdlePolicy::Spin`]; a race may admit more.
     pub fn new(workers: usize, idle: IdlePolicy) -> Self {
         Self {
             searchers: CachePadded::new(AtomicUsize::new(0)),
@@ -162,7 +162,7 @@ impl Sleep {
     /// Records that the calling thread runs `worker` from now on. No other thread may still run it.
     pub fn set_thread(&self, worker: usize) {
         let handle = Box::new(ThreadHandle { thread: thread::current(), stamp: Stamp::new() });
-        // Relaxed: the thread that stored the old handle ran the worker before, and handed it over.
+        // Relaxed: the thread that stored the old handle ran the worker before, and handed the worker over.
         let before = self.threads[worker].load(Relaxed);
         // Release (edge `thread`): the thread's handle.
         self.threads[worker].store(Box::into_raw(handle), Release);
@@ -181,7 +181,7 @@ impl Sleep {
         }
     }
 
-    /// Counts a call to `find` by `worker`, on the thread that runs it.
+    /// Counts a call to `find` by `worker`. Called on the thread that runs the worker.
     #[inline]
     pub fn count_find(&self, worker: usize) {
         if cfg!(raddle_loom) {
@@ -189,31 +189,33 @@ impl Sleep {
             return;
         }
         let finds = &self.finds[worker];
-        // Relaxed: only this thread stores it, and other threads only compare values.
+        // Relaxed: only this thread stores the count, and other threads only compare counts.
         let count = finds.load(Relaxed).wrapping_add(2);
         finds.store(count, Relaxed);
     }
 
-    /// Clears the record that the last call to `find` by `worker` found nothing. Called before the next call.
+    /// Clears the record that `worker` is idle. Called on the thread that runs the worker.
     pub fn note_busy(&self, worker: usize) {
         if removed(Step::NoteBusy) {
             return;
         }
         let finds = &self.finds[worker];
-        // Relaxed: only this thread stores it, and other threads only compare values.
+        // Relaxed: only this thread stores the count. For loans, the fence that this thread passes before it checks for
+        // loans orders the store; all other readers need only a snapshot.
         let count = finds.load(Relaxed) & !1;
         finds.store(count, Relaxed);
     }
 
-    /// Records that the last call to `find` by `worker` found nothing, on the thread that runs it.
+    /// Records that `worker` is idle: its last call to `find` found nothing, or it has put back what it found. Called
+    /// on the thread that runs the worker.
     pub fn note_idle(&self, worker: usize) {
         let finds = &self.finds[worker];
-        // Relaxed: only this thread stores it, and other threads only compare values.
+        // Relaxed: only this thread stores the count, and a reader that misses the bit only considers the worker busy.
         let count = finds.load(Relaxed) | 1;
         finds.store(count, Relaxed);
     }
 
-    /// Returns the number of workers whose last call to `find` found nothing.
+    /// Returns the number of workers that are [idle](Self::note_idle).
     pub fn count_idle(&self) -> usize {
         // Relaxed: ordered by the caller's fence.
         self.finds.iter().filter(|finds| finds.load(Relaxed) % 2 == 1).count()
@@ -225,7 +227,8 @@ impl Sleep {
         self.finds.iter().fold(0, |sum, finds| sum.wrapping_add(finds.load(Relaxed) / 2))
     }
 
-    /// Returns a value that changes with each call to `find`, if the last call by each worker found nothing.
+    /// Returns a value that changes with each call to `find` if all workers are [idle](Self::note_idle), and otherwise
+    /// `None`.
     pub fn idle_since(&self) -> Option<usize> {
         self.finds.iter().try_fold(0usize, |sum, finds| {
             // Relaxed: a snapshot; see `Lane::idle_since`.
@@ -234,8 +237,8 @@ impl Sleep {
         })
     }
 
-    /// Reports core contention: the calling thread, which runs none of the workers, is pushing work, and the worker
-    /// pinned to the same core should leave the core to this thread.
+    /// Reports core contention: the calling thread is pushing work from outside the lane, and the worker pinned to the
+    /// same core should leave the core to this thread.
     #[inline]
     pub fn report_contention(&self) {
         let Some(core) = thread::core() else { return };
@@ -261,15 +264,15 @@ impl Sleep {
         }
     }
 
-    /// Clears the report of contention before the worker sleeps. A thread that keeps pushing on the worker's core
-    /// reports it again.
+    /// Clears the report of contention before a timed park of `worker`. A thread that keeps pushing on the worker's
+    /// core reports contention again.
     fn clear_contended(&self, worker: usize) {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
         word.contended.fetch_and(!bit, Relaxed);
     }
 
-    /// Returns whether core contention has been reported for `worker` since its last report was cleared.
+    /// Returns whether core contention has been reported for `worker` since the last such report was cleared.
     pub fn is_contended(&self, worker: usize) -> bool {
         let (word, bit) = self.bit(worker);
         // Relaxed: a hint.
@@ -288,17 +291,17 @@ impl Sleep {
 
     /// Makes the caller a searcher.
     pub fn start_search(&self) {
-        // Relaxed: a notifier that sees the increment leaves its work to the searchers. The last of them searches once
-        // more after the fence in `stop_search` or `announce`.
+        // Relaxed: a notifier that sees the increment leaves its work to the searchers. The last of them checks for
+        // work after the fence in `stop_search`, or searches after the fence in `announce`.
         self.searchers.fetch_add(1, Relaxed);
     }
 
-    /// Ends the caller's search. Returns `true` if the caller was the last searcher, which must then check once more
-    /// whether there is work for which to wake another worker.
+    /// Ends the caller's search. Returns `true` if the caller was the last searcher. If the last searcher has found
+    /// something, it must then check whether there is more work, and if so notify another worker.
     #[must_use]
     pub fn stop_search(&self) -> bool {
         // Release: pairs with the decrement of the searcher that stops last, through the fence after that decrement. A
-        // notifier whose fence comes after that one sees that this worker is not announced.
+        // notifier whose fence comes after that fence sees that this worker has retracted its announcement.
         let last = self.searchers.fetch_sub(1, Release) == 1;
         // SearchFence: pairs with NotifyFence.
         fence(SeqCst);
@@ -317,8 +320,8 @@ impl Sleep {
         // Relaxed: ordered by the SleepFence.
         word.sleepers.fetch_or(bit, Relaxed);
         if before == SearchState::Searching {
-            // Relaxed: if a notifier sees this decrement and yet not the bit, its fence comes before the SleepFence,
-            // and so before the last search.
+            // Relaxed: if a notifier sees this decrement and yet not the bit, the notifier's fence comes before the
+            // SleepFence, and so before the last search.
             self.searchers.fetch_sub(1, Relaxed);
         }
         // SleepFence: pairs with NotifyFence.
@@ -334,12 +337,12 @@ impl Sleep {
         let (word, bit) = self.bit(worker);
         // Relaxed: only the worker itself changes its bit.
         if word.timed_parkers.load(Relaxed) & bit != 0 && !removed(Step::RetractTimedPark) {
-            // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit relies on a
-            // search after the fence that follows that decrement.
+            // Relaxed: released by the decrement in `stop_search`, or ordered by the fence in `announce`, whichever
+            // ends the search. The fence of a notifier that still sees the bit comes before the fence in that function
+            // (`README.md`, "What the notifier read").
             word.timed_parkers.fetch_and(!bit, Relaxed);
         }
-        // Relaxed: released by the decrement that ends the search. A notifier that still sees the bit wakes this worker
-        // in vain, but its fence comes before the fence after that decrement (`README.md`, "What the notifier read").
+        // Relaxed: ordered like the store above. A notifier that still sees the bit may wake this worker in vain.
         word.sleepers.fetch_and(!bit, Relaxed);
     }
 
@@ -350,9 +353,9 @@ impl Sleep {
         self.retract(worker);
     }
 
-    /// Parks for a short time, or until woken. Parks again if the workers called `find` often in that time and
-    /// contention on the worker's core was reported recently. Afterwards, the worker is a searcher and no longer
-    /// announced.
+    /// Parks for a short time, or until woken. Parks again, even if woken, if the workers called `find` often in that
+    /// time, unless several parks in a row have passed without a report of contention on the worker's core. Afterwards,
+    /// the worker is a searcher and no longer announced.
     pub fn park_timed(&self, worker: usize) {
         let (mut time, mut unreported) = (TIMED_PARK[0], 0);
         loop {
@@ -373,7 +376,8 @@ impl Sleep {
         self.retract(worker);
     }
 
-    /// Ensures that a worker searches for the work that the caller has just made visible.
+    /// Ensures that the work that the caller has just made visible does not go unnoticed while a worker sleeps
+    /// (`README.md`).
     #[inline]
     pub fn notify(&self) {
         pause::at(Point::WakeBeforeFence);
@@ -427,8 +431,8 @@ impl Sleep {
         }
     }
 
-    /// Wakes the workers in timed parks. They may have yielded their cores to the calling thread, which is about to
-    /// sleep.
+    /// Wakes the workers in timed parks, and clears the reports of contention on their cores. They may have yielded
+    /// their cores to the calling thread, which is about to sleep.
     pub fn wake_yielded(&self) {
         for (index, word) in self.words.iter().enumerate() {
             // Relaxed: a hint; a timed park ends without a wake-up.
@@ -456,9 +460,9 @@ impl Sleep {
         let Some(thread) = self.thread_of(worker) else { return };
         self.wakes.add_one();
         pause::at(Point::WakeBeforeUnpark);
-        // The calling thread is no longer pinned, so a notifier stopped here does not delay reclamation. The thread to
-        // be woken may have ended; its worker is then run by another thread, which searches for work after taking the
-        // worker over.
+        // `thread_of` no longer pins the calling thread to the epoch, so a notifier stopped here does not delay
+        // reclamation. The thread to be woken may have ended; its worker is then run by another thread, which searches
+        // for work after taking the worker over.
         thread.unpark();
     }
 
@@ -478,11 +482,11 @@ impl Sleep {
 /// Frees a replaced handle once no thread that may have loaded it is still pinned.
 #[cold]
 fn retire(handle: NonNull<ThreadHandle>) {
-    // SAFETY: only the closure below frees the handle, and it has not been retired yet.
+    // SAFETY: only the closure below frees the handle, and this closure has not been retired yet.
     let stamp = unsafe { &handle.as_ref().stamp };
-    // SAFETY: `set_thread` allocated it as a box, and only this closure frees it.
+    // SAFETY: `set_thread` allocated the handle as a box, and only this closure frees the handle.
     let free = stamp.killed_by(move || drop(unsafe { Box::from_raw(handle.as_ptr()) }));
-    // SAFETY: a thread's handle may be dropped on any thread; the closure owns everything it refers to.
+    // SAFETY: a thread's handle may be dropped on any thread; the closure owns everything that it refers to.
     unsafe { epoch::pin().retire(free) };
 }
 
@@ -492,7 +496,7 @@ impl Drop for Sleep {
             // Relaxed: no other thread has access.
             let handle = handle.load(Relaxed);
             if !handle.is_null() {
-                // SAFETY: `set_thread` allocated it as a box, and no other thread has access.
+                // SAFETY: `set_thread` allocated the handle as a box, and no other thread has access.
                 drop(unsafe { Box::from_raw(handle) });
             }
         }

@@ -57,14 +57,14 @@ impl Drop for Ready {
     }
 }
 
-/// Asserts that the calling thread has been unparked since the last call.
+/// Asserts that the calling thread has been unparked since it last made one of these two assertions.
 #[track_caller]
 pub(super) fn assert_woken() {
     const PATIENCE: Duration = Duration::from_secs(20);
     assert!(parked_for(PATIENCE) < PATIENCE, "this thread was not woken");
 }
 
-/// Asserts that the calling thread has not been unparked since the last call.
+/// Asserts that the calling thread has not been unparked since it last made one of these two assertions.
 #[track_caller]
 pub(super) fn assert_not_woken() {
     const MOMENT: Duration = Duration::from_millis(50);

@@ -29,26 +29,26 @@ use crate::{
 /// tuned.
 const MAX_RUN: u32 = 32;
 
-/// The number of rounds between a worker's visits to other workers' deques. Not tuned: a visit costs both workers a
-/// cache miss, and is needed only if the other worker does not return to its deque.
+/// A worker visits another worker's deque once in this many rounds. Not tuned: a visit costs both workers a cache miss,
+/// and is needed only if the other worker does not return to its deque.
 const ROUNDS_PER_VISIT: u32 = 8;
 
 /// The maximum number of operations that a worker takes from the injector in one pop. Not tuned: a pop is cheap
-/// compared with running that many operations, and other workers can still steal them.
+/// compared with running that many operations, and other workers can still steal all but the first.
 const MAX_BATCH: usize = if cfg!(raddle_loom) { 2 } else { 32 };
 
 /// The maximum number of operations in a deque: the initial capacity of crossbeam-deque. Growing and shrinking would
-/// pin the thread in crossbeam's default collector in the middle of a push or a pop. Pinning there runs destructors
+/// pin the thread in crossbeam's default collector in the middle of a push or a pop. Pinning there may run destructors
 /// deferred by other crates: if one panicked, the operation in transit would be lost.
 const DEQUE_CAPACITY: usize = 64;
 
-/// A full deque is searched for stale entries if waiters have left at least this many. Not tuned: a quarter of the
-/// deque, so a search pays for itself.
+/// A full deque is searched for stale entries if waiters on its worker may have left at least this many there. Not
+/// tuned: a quarter of the deque, so a search pays for itself.
 const MANY_STALE: u32 = 16;
 
 /// The longest time that a worker stays idle because its place is lent. Not tuned: longer than most functions take, but
 /// too short to bother a user. The limit is needed because the function running in its place may be waiting for what
-/// the worker found.
+/// the worker found. A function that queues for a worker uses the same limit.
 pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 
 /// The number of search rounds between two readings of the clock.
@@ -56,13 +56,13 @@ pub const LONGEST_STAY: Duration = Duration::from_millis(100);
 const ROUNDS_PER_CLOCK: u32 = 8;
 
 /// If this much time passes between two readings of the clock, a searching worker is assumed to share its core with
-/// another thread. The worker then stops searching, since notifiers rely on it and that thread may be the one pushing
-/// work.
+/// another thread. Except under [`IdlePolicy::Spin`], the worker then stops searching, since notifiers rely on it and
+/// the other thread may be the one that pushes work.
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const CONTENDED: Duration = Duration::from_micros(20);
 
-/// The longest average time between calls to `find`, over all workers of the lane, at which a worker still parks with a
-/// time limit. Not tuned.
+/// The longest average time between calls to `find`, over all workers of the lane, at which a worker on a contended
+/// core still parks with a time limit. Not tuned.
 const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 
 /// The numbers of pauses between two search rounds: before the first reading of the clock, and after it. Not tuned:
@@ -72,7 +72,7 @@ const MAX_FIND_INTERVAL: Duration = Duration::from_micros(25);
 #[cfg(not(any(raddle_loom, raddle_shuttle)))]
 const PAUSES_PER_ROUND: [u32; 2] = [8, 2];
 
-/// The source of a worker's next operation once it has run `MAX_RUN` operations of its own.
+/// The source of a worker's next operation once its `budget` is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// The default band of the injector.
@@ -108,7 +108,8 @@ pub struct Worker<T> {
     /// The number of queue entries that waiters on this worker have made stale by taking their operations since the
     /// deque was last searched.
     stale: Cell<u32>,
-    /// Whether the worker has just stayed idle for [`LONGEST_STAY`]. If so, it runs the next operation it finds.
+    /// Whether the worker has just stayed idle for [`LONGEST_STAY`]. If so, the worker runs the next operation that it
+    /// finds.
     has_stayed: Cell<bool>,
     /// The worker at which the next stealing sweep begins.
     victim: Cell<usize>,
@@ -154,8 +155,9 @@ impl<T> Worker<T> {
     }
 
     /// Pushes an operation that became ready between two operations of this worker. The first such operation goes into
-    /// the slot and runs next, unless a more urgent one waits in the injector. The worker notifies others of the rest
-    /// when it searches for its next operation, or [shares](Self::share_slot) its slot.
+    /// the slot, unless a more urgent one waits in the injector, and runs next unless another operation gets its turn.
+    /// The worker notifies others of the operations in its deque when it looks for its next operation, or
+    /// [shares](Self::share_slot) its slot.
     #[inline]
     pub fn push_next(&self, op: OpRef<T>) {
         if self.lane.injector().highest().is_some_and(|highest| highest > op.band) {
@@ -170,14 +172,14 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Pushes an operation that became ready while another is running on this worker. It is placed where other workers
-    /// can take it, since the running operation may take arbitrarily long.
+    /// Pushes an operation that became ready while another is running on this worker. The new operation is placed where
+    /// other workers can take it, since the running operation may take arbitrarily long.
     pub fn push_local(&self, op: OpRef<T>) {
         self.enqueue(op);
         self.notify();
     }
 
-    /// Makes the operation in the slot stealable, and notifies other workers.
+    /// Makes the operation in the slot available to other workers, and notifies them.
     pub fn share_slot(&self) {
         if let Some(op) = self.slot.take() {
             self.enqueue(op);
@@ -186,7 +188,7 @@ impl<T> Worker<T> {
     }
 
     /// Pushes an operation into the deque, or into the injector if the deque is full or the band is not the default. If
-    /// it goes into the deque, the caller must [notify](Self::notify) others.
+    /// the operation goes into the deque, the caller must [notify](Self::notify) others.
     #[inline(never)]
     fn enqueue(&self, op: OpRef<T>) {
         if op.band == DEFAULT_BAND && self.deque.len() < DEQUE_CAPACITY {
@@ -277,7 +279,8 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Returns the next operation of the highest non-empty band; equals take turns.
+    /// Returns the next operation, if one is available. With the exceptions in `README.md` (Fairness), it is of the
+    /// highest non-empty band, in which equals take turns.
     #[inline]
     fn find(&self) -> Option<OpRef<T>> {
         self.notify();
@@ -293,8 +296,8 @@ impl<T> Worker<T> {
         self.find_queued(slot)
     }
 
-    /// Continues [`find`](Self::find) if the next operation is not in the slot. It is then usually in the deque, so
-    /// this function is kept short.
+    /// Continues [`find`](Self::find), which has not returned the operation in the slot. The next operation is then
+    /// usually in the deque, so this function is kept short.
     #[inline(never)]
     fn find_queued(&self, slot: Option<OpRef<T>>) -> Option<OpRef<T>> {
         if slot.is_none() && self.budget.get() > 0 && !self.lane.injector().is_urgent() {
@@ -340,7 +343,7 @@ impl<T> Worker<T> {
         Some(op)
     }
 
-    /// Counts an operation that did not come from the slot.
+    /// Counts an operation of the worker's own that did not come from the slot.
     #[inline]
     fn count_served(&self) {
         let budget = self.budget.get() - 1;
@@ -348,8 +351,9 @@ impl<T> Worker<T> {
         self.served_at.set(budget);
     }
 
-    /// Whether an operation of `band` in the slot runs next although other operations are due their turn: nothing in
-    /// the injector is more urgent, and no equally urgent operation has to wait longer than a run.
+    /// Whether an operation of `band` in the slot runs next although other operations are due their turn: none of these
+    /// waits, or the operation is urgent and no equally urgent one has to wait longer than a run. If so, counts the
+    /// operation. The caller has checked that nothing in the injector is more urgent.
     #[inline(never)]
     fn may_run_slot(&self, band: u8, highest: Option<u8>) -> bool {
         let equals_wait = highest == Some(band);
@@ -366,8 +370,8 @@ impl<T> Worker<T> {
         true
     }
 
-    /// Takes an operation from the injector or from another worker's deque, whichever turn is due. If neither has one,
-    /// begins the next round, which starts with the worker's own deque.
+    /// Takes an operation from the injector or from another worker's deque, whichever turn is due. If the remaining
+    /// turns yield none, begins the next round, which starts with the worker's own deque.
     #[inline(never)]
     fn take_turns(&self) -> Option<OpRef<T>> {
         if self.turn.get() == Turn::Injector {
@@ -387,8 +391,8 @@ impl<T> Worker<T> {
         None
     }
 
-    /// Begins the next round and returns `true` if no operation is waiting for a turn in this round and the deque is
-    /// empty or has been served. The next round ends when the deque must be served again.
+    /// Begins the next round and returns `true` if no turn of this round has been taken, no operation is waiting for
+    /// one, and the deque is empty or has been served. The next round ends when the deque must be served again.
     fn skip_turns(&self) -> bool {
         let unserved = if self.deque.is_empty() { 0 } else { self.served_at.get() };
         let skips = unserved < MAX_RUN
@@ -421,12 +425,14 @@ impl<T> Worker<T> {
         Some(&stealers[(self.index + 1 + step) % stealers.len()])
     }
 
-    /// Takes an operation of the highest band from the injector, leaving the lane's other operations where they are.
+    /// Takes an operation of the band [`HIGHEST_BAND`] from the injector, leaving the lane's operations in other bands
+    /// where they are.
     pub(crate) fn take_first(&self) -> Option<OpRef<T>> {
         self.pop_bands(|band| band == HIGHEST_BAND)
     }
 
-    /// Pops from the highest non-empty band that `wanted` allows.
+    /// Pops from the highest non-empty band of the injector other than the default, as long as `wanted` returns `true`
+    /// for that band.
     fn pop_bands(&self, wanted: impl Fn(u8) -> bool) -> Option<OpRef<T>> {
         while let Some(band) = self.lane.injector().highest().filter(|&band| wanted(band)) {
             if let Some(op) = self.pop_injector(band, 1) {
@@ -450,7 +456,8 @@ impl<T> Worker<T> {
         op
     }
 
-    /// Steals from other workers' deques, sweeping the lane once for each attempt.
+    /// Steals from another worker's deque. Sweeps the lane until it has stolen something or has found every other deque
+    /// empty.
     fn steal(&self) -> Option<OpRef<T>> {
         let stealers = self.lane.stealers();
         let count = stealers.len();
@@ -488,13 +495,14 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Calls [`find`](Self::find) again in a search, after a call that found nothing.
+    /// Calls [`find`](Self::find) again in a search, after recording that the worker is no longer idle.
     fn find_again(&self) -> Option<OpRef<T>> {
         self.lane.sleep().note_busy(self.index);
         self.find()
     }
 
-    /// Searches until it finds work or the lane ends, sleeping in between if the idle policy permits.
+    /// Searches until it finds an operation, the lane ends or its workers are recalled. Sleeps in between if the idle
+    /// policy permits.
     #[cold]
     fn search(&self) -> Option<OpRef<T>> {
         let sleep = self.lane.sleep();
@@ -538,7 +546,7 @@ impl<T> Worker<T> {
             pause::at(Point::SleepAnnounced);
             if !removed(Step::SearchAgainBeforePark) {
                 // This search comes after the announcement: a notifier that saw no sleeper had already made its work
-                // visible, so this search sees it.
+                // visible, so this search sees the work.
                 if let Some(op) = self.find_again() {
                     // A notifier may have counted on this worker while it was announced.
                     sleep.retract(self.index);
@@ -567,7 +575,8 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Whether the lane's workers have called `find` often recently. If so, newly pushed work need not wait long.
+    /// Whether the lane's workers have called `find` often since the previous call of this function. If so, some worker
+    /// probably finds newly pushed work soon.
     fn is_lane_busy(&self) -> bool {
         let (now, finds) = (Instant::now(), self.lane.sleep().finds());
         let (then, before) = self.sample.replace((now, finds));
@@ -631,7 +640,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Searches once, since models do not spin: more searches before the announcement would add steps without an
+    /// Searches once, since models do not spin: more searches before the announcement would add steps but no
     /// interleaving that matters.
     #[cfg(any(raddle_loom, raddle_shuttle))]
     fn spin(&self) -> Option<OpRef<T>> {

@@ -6,9 +6,10 @@ pub(crate) use crossbeam_deque::{Steal, Stealer, Worker};
 #[cfg(any(raddle_loom, raddle_shuttle))]
 pub(crate) use model::{Steal, Stealer, Worker};
 
-/// A model of the part of crossbeam-deque's contract that the scheduler relies on: a pushed element is taken once, by
-/// the owner or by one stealer, and the taker sees everything done before the push. A check may report a deque as empty
-/// although it no longer is, and `steal` may fail (`Retry`) because it lost a race with another thread.
+/// A model of the part of crossbeam-deque's contract that the scheduler relies on: a pushed element is taken at most
+/// once, by the owner or by one stealer, and the taker sees everything done before the push. `is_empty` may return
+/// `true` for a deque that is no longer empty, and `steal` may fail (`Retry`) if it loses a race against another
+/// thread.
 #[cfg(any(raddle_loom, raddle_shuttle))]
 mod model {
     use std::{
@@ -23,9 +24,9 @@ mod model {
 
     pub(crate) use crossbeam_deque::Steal;
 
-    /// A deque. Each call takes a step on `len` and then the corresponding step in the queue. The queue is under
-    /// `std`'s lock, which is never held across a loom switch point and so never blocks. loom's lock could park the
-    /// thread and thereby consume an unpark token meant for the worker.
+    /// A deque. A call that adds or removes elements changes `len` first and then the queue. The queue is under a `std`
+    /// mutex, which is never held across a switch point of the model checker and so never blocks. loom's mutex could
+    /// park the thread and thereby consume an unpark token meant for the worker.
     #[derive(Debug)]
     struct Inner<T> {
         len: AtomicUsize,
@@ -111,7 +112,7 @@ mod model {
         }
 
         /// Takes one element for the caller and moves half of the others to `destination`, as crossbeam-deque does. No
-        /// other thread can see the moved elements in between.
+        /// other thread can see an element between its removal here and its arrival there.
         pub(crate) fn steal_batch_and_pop(&self, destination: &Worker<T>) -> Steal<T> {
             match self.0.take(|others| others / 2) {
                 Steal::Success((element, others)) => {

@@ -1,10 +1,10 @@
 //! Forks: determines whether a value was made by this process or by an ancestor, whose values may be used only with
 //! restrictions.
 //!
-//! A forked child has only the thread that forked, and a copy of all memory as it was at that moment. Anything held by
-//! other threads stays held there forever: locks, pins, operations. Lock-free data is in a state that other threads
-//! could also have seen at that moment. A child may therefore read atomics made by its parent, but must not take its
-//! parent's locks.
+//! A forked child has only the thread that forked, and a copy of all memory as it was at the fork. Whatever other
+//! threads held at the fork (locks, pins, operations) stays held in the child forever. Lock-free data is in a state
+//! that other threads could also have seen at the fork. A child may therefore read atomics made by its parent, but must
+//! not take its parent's locks.
 //!
 //! A [`ProcessMark`] records which process made a value. A [`PerProcess`] holds a value that each process makes for
 //! itself. A fork is detected because `crate::engine::fork` arranges for the child to call [`begin`] before anything
@@ -25,7 +25,7 @@ pub(crate) fn begin() {
     FORKS.fetch_add(1, Relaxed);
 }
 
-/// The process that made a value.
+/// Identifies the process that made a value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProcessMark(usize);
 
@@ -36,7 +36,7 @@ impl ProcessMark {
         Self(FORKS.load(Relaxed))
     }
 
-    /// Whether the mark was made by an ancestor of this process.
+    /// Whether the mark is that of an ancestor of this process.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         // Relaxed: the number changes only while there is no other thread.
@@ -83,8 +83,8 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
                 now
             }
         };
-        // SAFETY: every value that the pointer has ever referred to was leaked. This process made it: the only value of
-        // another process that the pointer can still refer to is `before`.
+        // SAFETY: every value that the pointer has ever referred to was leaked. `now` was made by this process: the
+        // only value of another process to which the pointer could still refer is `before`.
         &unsafe { &*now }.value
     }
 }
@@ -93,7 +93,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
 mod tests {
     use super::*;
 
-    /// This test does not fork: `begin` would affect all tests running alongside it.
+    /// This test neither forks nor calls `begin`, which would affect all tests running alongside it.
     #[test]
     fn a_value_is_made_once_and_again_after_a_fork() {
         static VALUE: PerProcess<usize> = PerProcess::new();
@@ -105,7 +105,7 @@ mod tests {
         let old = VALUE.0.swap(Box::leak(Box::new(foreign)), Relaxed);
         assert_eq!(*VALUE.get(|| 4), 4);
         // SAFETY: the value was leaked and is never freed.
-        assert_eq!(unsafe { &*old }.value, 1, "the old one stays");
+        assert_eq!(unsafe { &*old }.value, 1, "the old value is kept");
     }
 
     #[test]

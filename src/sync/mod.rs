@@ -1,8 +1,9 @@
 //! The atomics, cells, locks and parking used in protocols: those of `std`, loom or shuttle. (Counters that order
 //! nothing use `std` directly.)
 //!
-//! Every other module imports them from here, so one cfg, `raddle_loom`, puts the whole crate under the model checker.
-//! The cfg has its own name because plain `loom` also changes crates unrelated to the models.
+//! Modules with protocols import them from here, so that a cfg puts the whole crate under a model checker:
+//! `raddle_loom` (with `crossbeam_loom`, for crossbeam's crates) or `raddle_shuttle`. `raddle_loom` has a name of its
+//! own because plain `loom` also changes crates unrelated to the models.
 //!
 //! # What the models see
 //!
@@ -20,8 +21,8 @@
 //! # Limits
 //!
 //! loom explores at most five threads, does not explore load buffering, and treats `SeqCst` loads and stores as acquire
-//! and release; where two sides must not miss each other, the crate therefore uses `fence(SeqCst)`, which loom models.
-//! The model deque checks the users of the deque, not crossbeam-deque itself.
+//! and release. Where two sides must not miss each other, raddle therefore uses `fence(SeqCst)`, which loom models. The
+//! model of the deque checks the users of the deque, not crossbeam-deque itself.
 //!
 //! shuttle treats every access as `SeqCst` and tries random schedules rather than all of them: it is for models too
 //! large for loom, up to whole engines, and says nothing about orderings.
@@ -36,7 +37,7 @@
 pub(crate) mod deque;
 pub(crate) mod fork;
 
-/// Declares a thread-local of `std`, or of loom or shuttle, where each thread of a model has its own.
+/// Declares a thread-local of `std`, or of loom or shuttle, where each of a model's threads has its own instance.
 macro_rules! thread_static {
     ($vis:vis static $name:ident: $ty:ty = $init:expr) => {
         #[cfg(not(any(raddle_loom, raddle_shuttle)))]
@@ -149,12 +150,12 @@ mod imp {
     // No loom model starts the threads of an engine.
     pub(crate) use std::sync::mpsc;
 
-    /// A cell that is set once. Unlike `std`'s, it does not support a `get` concurrent with `set`: the two must be
-    /// ordered by one of the crate's own edges.
+    /// A cell that is set once. Unlike `std`'s, it does not support a `get` concurrent with a `set`: one of raddle's
+    /// own edges must order the two.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T>(cell::UnsafeCell<Option<T>>);
 
-    // SAFETY: as for `std`'s type; loom reports a `get` that races.
+    // SAFETY: as for `std`'s type; loom reports a `get` that races with a `set`.
     unsafe impl<T: Send + Sync> Sync for OnceLock<T> {}
 
     impl<T> OnceLock<T> {
@@ -183,12 +184,12 @@ mod imp {
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
         loom::lazy_static! {
-            // No thread ever waits on it.
+            // No thread ever waits on this condition variable.
             pub(crate) static ref FENCES: loom::sync::Condvar = loom::sync::Condvar::new();
         }
 
-        /// Executes a fence before which loom may switch threads. loom's own fence is not such a point, so loom would
-        /// never explore another thread's steps between a store and a fence right after it.
+        /// Executes a fence. loom may switch threads before it if its ordering is `SeqCst`. loom's own fence is not a
+        /// switch point, so loom would never explore another thread's steps between a store and a fence right after it.
         pub(crate) fn fence(order: Ordering) {
             if order == Ordering::SeqCst {
                 FENCES.notify_one();
@@ -211,8 +212,8 @@ mod imp {
 
         /// Returns a number that identifies the calling thread.
         pub(crate) fn number() -> usize {
-            // The number in `ThreadId(0)`, which is the same in each interleaving. A number assigned in call order
-            // would not be.
+            // The number in the id's `Debug` output, for instance `ThreadId(0)`. It is the same in each interleaving,
+            // whereas a number assigned in call order would not be.
             let id = format!("{:?}", current().id());
             id.bytes().filter(u8::is_ascii_digit).fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
         }
@@ -240,7 +241,7 @@ mod imp {
     pub(crate) mod thread {
         pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park, yield_now};
 
-        /// Returns as soon as other threads have had a turn, since models have no clock.
+        /// Lets other threads run and then returns, since models have no clock.
         pub(crate) fn park_timeout(_: std::time::Duration) {
             yield_now();
         }
@@ -287,7 +288,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits on `condvar` until `deadline` at the latest. Releases the lock and returns `Err` if the deadline has passed.
+/// Waits on `condvar`, until `deadline` at the latest, and returns the guard. If the deadline has already passed,
+/// releases the lock and returns `Err` instead. May return early, as condition variables do.
 #[cfg_attr(any(raddle_loom, raddle_shuttle), allow(unused_variables, clippy::unnecessary_wraps))]
 pub(crate) fn wait_until<'m, T>(
     condvar: &Condvar,
@@ -295,7 +297,7 @@ pub(crate) fn wait_until<'m, T>(
     deadline: Option<std::time::Instant>,
 ) -> Result<MutexGuard<'m, T>, TimeIsUp> {
     use std::sync::PoisonError;
-    // Models have no clock: there, a deadline is ignored.
+    // Models have no clock, so they ignore deadlines.
     #[cfg(not(any(raddle_loom, raddle_shuttle)))]
     if let Some(deadline) = deadline {
         let left = deadline.saturating_duration_since(std::time::Instant::now());
@@ -307,6 +309,6 @@ pub(crate) fn wait_until<'m, T>(
     Ok(condvar.wait(guard).unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The error of a wait whose deadline has passed.
+/// The error of a wait that begins after its deadline.
 #[derive(Debug)]
 pub(crate) struct TimeIsUp;

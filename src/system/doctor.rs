@@ -207,7 +207,7 @@ fn time_source() -> Option<Finding> {
 fn timer_slack() -> Option<Finding> {
     // SAFETY: the call changes nothing.
     let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) };
-    let found = format!("{slack} ns on this thread; workers that sleep for a set time use 1 ns");
+    let found = format!("{slack} ns on this thread; workers that sleep for a set time use a slack of 1 ns");
     (slack >= 0).then(|| finding("timer slack", found, None)).flatten()
 }
 
@@ -241,7 +241,7 @@ fn wake_up() -> Option<Finding> {
     times.sort_unstable();
     let (median, most) = (times[ROUNDS / 2], times[ROUNDS * 9 / 10]);
     let found = format!("round trip in {median:.1?}; 90 % within {most:.1?}");
-    let advice = "`IdlePolicy::Spin` keeps workers awake, at the price of their cores";
+    let advice = "`IdlePolicy::Spin` keeps workers awake, but idle workers then occupy their cores";
     finding("waking a thread", found, (median > Duration::from_micros(100)).then_some(advice))
 }
 

@@ -1,4 +1,4 @@
-//! Services of the process and the operating system: clocks, cores, panics, stacks.
+//! Services of the process and the operating system: clocks, cores, panics, stacks, and checks of the machine.
 
 pub(crate) mod clock;
 pub(crate) mod doctor;

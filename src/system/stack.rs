@@ -25,7 +25,7 @@ pub(crate) fn is_short() -> Option<bool> {
 /// Returns the stack pointer.
 #[inline(always)]
 fn pointer() -> usize {
-    // The address of a local would be wrong under AddressSanitizer, which keeps locals on the heap.
+    // The address of a local would be wrong under AddressSanitizer, which may keep locals on the heap.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         let pointer;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_on_another_stack_has_more_of_it_and_returns_its_value() {
+    fn a_function_on_another_stack_has_room_and_returns_its_value() {
         let mut local = 1;
         // SAFETY: any thread may use all that the closure captures.
         let value = unsafe {

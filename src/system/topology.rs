@@ -37,7 +37,7 @@ fn parse(list: &str) -> Option<Vec<usize>> {
     Some(ranges?.into_iter().flatten().collect())
 }
 
-/// The number of cores in the operating system's mask.
+/// The number of cores for which Linux's mask has a bit.
 const MAX_CORES: usize = 1024;
 
 /// Whether a thread that was pinned to one core can be unpinned.

@@ -1,8 +1,9 @@
 //! Points at which a test can stop one thread in the middle of a protocol, to see what the stop delays.
 //!
 //! [`at`] is called before or after each step of the protocols below that is visible to other threads. In an ordinary
-//! build it does nothing. Under the cfg `raddle_pause`, with which `tests/faults.rs` is built, it checks whether the
-//! calling thread has armed a `Stop` there, and if so, stops the thread until the `Stop` is released.
+//! build, it does nothing. Under the cfg `raddle_pause`, with which `tests/faults.rs` is built, it checks whether the
+//! calling thread has armed a `Stop` for this pass of the point, and if so, stops the thread until the `Stop` is
+//! released.
 
 macro_rules! points {
     ($($(#[doc = $group_doc:literal])+ $group:ident { $($(#[doc = $doc:literal])+ $point:ident,)+ })+) => {
@@ -24,7 +25,7 @@ macro_rules! points {
 points! {
     /// Inside `tracker::push`, for the thread's own operation or for one that it helps.
     PUSH {
-        /// `push`: the thread is pinned.
+        /// `push`, `push_sole`: the thread is pinned.
         PushPinned,
         /// `insert`: the tail is read.
         PushReadTail,
@@ -34,35 +35,36 @@ points! {
         PushReadRegistered,
         /// `insert`: before the CAS that links the access.
         PushBeforeLink,
-        /// `insert`: the access is linked, but has neither flags nor deferred flags.
+        /// `insert`: the access is linked; its flags may be neither set nor deferred yet.
         PushLinked,
         /// `insert`: before the CAS of the tail.
         PushBeforeSwing,
         /// `insert`: before the predecessor is retired, if this link has spent it.
         PushBeforeRetire,
-        /// `push`: all accesses are in their queues; `registered` does not reflect this yet.
+        /// `finish_push`, `finish_sole_push`: all accesses are in their queues; `registered` may not reflect this yet.
         PushBeforeRegistered,
-        /// `push`: all accesses are registered; deferred flags are not adopted yet.
+        /// `finish_push`: all accesses are registered; deferred flags are not adopted yet.
         PushBeforeHints,
-        /// `push`: before the last decrement of `wait`, if there is one.
+        /// `finish_push`, `finish_sole_push`: before the last decrement of `wait`, if there is one.
         PushBeforeDecrement,
-        /// `push`: after the last decrement. The pusher owns the operation if it is ready.
+        /// `finish_push`, `push_sole`: after the last decrement. The pusher owns the operation if the operation is
+        /// ready.
         PushOver,
     }
     /// Inside `tracker::push`, when it finds that another push is not over.
     HELP {
-        /// `push`: an operation is in the way and will be helped.
+        /// `append`: an operation is in the way and will be helped.
         HelpBegins,
-        /// `swing`: the next access is known, but has no deferred flags.
+        /// `swing`: the next access is known; its flags may not be deferred yet.
         HelpBeforeHints,
         /// `swing`: the flags are deferred; before the CAS of the tail.
         HelpBeforeSwing,
-        /// `insert`: an access of another thread's operation is in its queue, but not counted as registered.
+        /// `insert`: an access of another thread's operation is in its queue, but may not be counted as registered.
         HelpBeforeAdvance,
-        /// `push`: the other operation is out of the way.
+        /// `append`: the other operation, or one in its way, is registered.
         HelpEnds,
     }
-    /// Inside `tracker::complete`, and just before and after it.
+    /// Inside `tracker::complete` and `tracker::end`, and just after them.
     COMPLETE {
         /// `complete`, `end`: before an access is marked done.
         CompleteBeforeAccess,
@@ -70,14 +72,16 @@ points! {
         CompleteBeforeFlags,
         /// `add_flags`: the flags are set.
         CompleteFlagged,
-        /// `propagate`: before an access is subtracted from what its operation waits for.
+        /// `propagate`, `propagate_from_reader`: before an access is subtracted from what its operation waits for.
         CompleteBeforeSatisfy,
-        /// `propagate_from_reader`, `end`, `Core::finish_completed`: before an access is retired.
+        /// `propagate_from_reader`, `end`, `end_several`, `Core::finish_completed`: before a share of a record is given
+        /// up, or the record is retired.
         CompleteBeforeRetire,
         /// `advance_tail`: the push of the next access's operation may not be over; before the tail is moved to that
         /// access.
         CompleteBeforePass,
-        /// `Core::complete`: all accesses are done; the operations that became ready are in this thread's list.
+        /// `Core::complete`, `Core::complete_plainly`: all accesses are done; the operations that became ready are in
+        /// this thread's list.
         Completed,
     }
     /// On the path of a ready operation into an injector.
@@ -86,7 +90,7 @@ points! {
         InjectBeforeLink,
         /// `Injector::push`: the operation is in the inbox; its band is not marked.
         InjectBeforeMark,
-        /// `Lane::inject`: the operation can be found; no worker is notified.
+        /// `Lane::inject`, `Lane::inject_first`: the operation can be found; no worker is notified.
         InjectBeforeNotify,
     }
     /// In the count of pending operations.
@@ -102,7 +106,7 @@ points! {
     }
     /// Where a worker falls asleep.
     SLEEP {
-        /// `Worker::search`: the worker counts as a searcher.
+        /// `Worker::search`: the worker counts as a searcher, unless enough others do.
         SleepSearching,
         /// `Worker::search`: the worker is announced and has not searched again.
         SleepAnnounced,
@@ -187,7 +191,7 @@ mod stop {
     }
 
     impl Stop {
-        /// Creates a stop at `point`, which a thread has yet to arm.
+        /// Creates a stop at `point`. It has no effect until a thread arms it.
         pub fn new(point: Point) -> Self {
             Self(Arc::new(Inner { point, state: Mutex::default(), changed: Condvar::new() }))
         }
@@ -203,7 +207,7 @@ mod stop {
             ARMED.set(None);
         }
 
-        /// Waits until a thread stops here. Returns `false` if none does within `limit`.
+        /// Waits until a thread has stopped here. Returns `false` if none has within `limit`.
         pub fn is_reached_within(&self, limit: Duration) -> bool {
             let state = self.0.state();
             let waited = self.0.changed.wait_timeout_while(state, limit, |state| !state.stopped);
@@ -215,7 +219,7 @@ mod stop {
             self.0.state().stopped
         }
 
-        /// Releases the thread, even if it has not stopped yet.
+        /// Releases the thread that has stopped here. A thread that arrives later does not wait.
         pub fn release(&self) {
             self.0.state().released = true;
             self.0.changed.notify_all();

@@ -1,8 +1,8 @@
 //! Switches that remove one protocol step, so that a model can show that the step is necessary.
 //!
-//! A twin runs a model of `loom-tests` with one [`Step`] removed and must fail. The switch is per OS thread, and loom
-//! runs all threads of a model on one OS thread, so tests do not affect each other. Outside models, [`removed`] is
-//! `false` at compile time.
+//! A twin runs a model of `loom-tests` with one [`Step`] removed, and must fail. The switch is per OS thread. loom and
+//! shuttle run all threads of a model on one OS thread, so tests do not affect each other. Outside models, [`removed`]
+//! is `false` at compile time.
 
 /// A protocol step that a twin may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +24,11 @@ pub enum Step {
     ListsAreFree,
     /// `Worker::search` searches once more after it has announced itself.
     SearchAgainBeforePark,
-    /// `Sleep::notify` executes a fence between the caller's push and the loads of the words.
+    /// `Sleep::notify` executes a fence after its caller has made work visible, and before it loads `searchers` and
+    /// `sleepers`.
     NotifyFence,
-    /// A GPU lane releases what it knows about its completed operations together with their number.
+    /// A GPU lane releases what it knows about its complete operations along with the number of the last of them
+    /// (`Timeline::complete`).
     CompletionOfMarks,
     /// GPU lanes take turns reading and changing the failures of variables (`FaultLock`).
     LanesTakeTurns,
@@ -42,8 +44,8 @@ pub enum Step {
     RetractTimedPark,
     /// A dropped `Completion` completes its operation.
     DropCompletes,
-    /// A dropped `Completion` completes its operation immediately, even inside the operation's own function
-    /// (`frame::leave_lost`).
+    /// A `Completion` that has no gate and is dropped without a panic completes its operation immediately, even inside
+    /// the operation's own function (`frame::leave_lost`).
     DropEndsAtOnce,
     /// A CPU operation waits for no device once it has entered its lane (`Core::schedule_beside_gpus`).
     EndWaitingForDevices,
@@ -56,15 +58,18 @@ pub enum Step {
     CloseAndWaitAgain,
     /// A spare thread that has timed out checks whether it has meanwhile been offered a worker.
     SparesCheckAgain,
-    /// The background end of an engine checks again when the operations that were pending have completed.
+    /// The background end of an engine checks again once the operations that were pending have been counted out
+    /// (`PendingOps::poll_idle`).
     EndChecksAgain,
     /// A worker records that it is no longer idle before it looks for work again (`Sleep::note_busy`).
     NoteBusy,
-    /// `PendingOps::leave` notifies the threads and futures that wait for the count.
+    /// When the last operation of a closed generation leaves, the threads and futures whose waits are over are notified
+    /// (`PendingOps::finish`).
     LeaveNotifies,
     /// A thread is pinned during a walk (`tracker::walk_blocked`).
     WalkPins,
-    /// A function that waits while the engine stops allows the other workers to run again (`Aside::function_waits`).
+    /// A function that waits while the engine stops takes the workers that are aside, so that they run again
+    /// (`Aside::function_waits`).
     WaitsTakeUp,
     /// A function that borrows a place executes a fence before it looks for an idle worker (`Loans::borrow`).
     BorrowFence,
@@ -80,7 +85,7 @@ pub enum Step {
     PauseSeesWakes,
     /// `PollState::wake` queues no poll while one is under way.
     OnePollAtATime,
-    /// `Claim::cancel` does not touch an operation that has started.
+    /// `Claim::cancel` does not cancel an operation that has started.
     ClaimOnce,
     /// The turn of a cancelled operation and the end of its scope agree on which of them counts it out
     /// (`Claim::settle`).
@@ -89,15 +94,15 @@ pub enum Step {
     TakeQueued,
     /// No waiter takes an operation from an entry while a worker inspects the operation (`OpRef::look_at_entry`).
     LookPops,
-    /// A waiter is pinned from before it claims an operation until it has taken it (`OpRef::take`).
+    /// A waiter is pinned from before it claims an operation until it has taken that operation (`OpRef::take`).
     PinBeforeTake,
-    /// A parent's work holds a share of the family until the children have started (`FamilyCount::new`).
+    /// A parent's work holds a share of the family until the children have entered their queues (`FamilyCount::new`).
     WorkHasAShare,
-    /// Children start when every part of their parent's work has ended (`FamilyCount::end_part`).
+    /// Children are released only when every part of their parent's work has ended (`FamilyCount::end_part`).
     EveryPartCounts,
     /// No child is pushed once its parent's work has ended (`FamilyCount::admit`).
     AdmitWhileWorking,
-    /// A thread waiting for room watches the count before it looks again (`PendingOps::watch`).
+    /// A thread or future that waits for room watches the count before it counts again (`PendingOps::watch`).
     WatchForRoom,
 }
 

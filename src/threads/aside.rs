@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | running | have threads | stopping, by [`request`](Aside::request) |
 //! | stopping | are laid aside one by one while no function waits | stopped, when all are aside; running, by [`cancel`](Aside::cancel) |
-//! | stopped | are aside | running, by [`cancel`](Aside::cancel) |
+//! | stopped | are aside | running, by [`cancel`](Aside::cancel); stopping, by [`take_one`](Aside::take_one) |
 //!
 //! # Who may touch what
 //!
@@ -17,9 +17,9 @@
 //!
 //! # Edges
 //!
-//! The lock hands over the workers and everything that their threads did with them. It also determines whether a worker
-//! is laid aside before a function starts to wait: either the worker sees the waiting function, or the function finds
-//! the worker.
+//! The lock hands over the workers and everything that their threads did with them. It also orders the laying aside of
+//! a worker and the beginning of a function's wait: either the worker's thread sees that a function waits, or the
+//! function finds the worker.
 
 use std::{mem, time::Instant};
 
@@ -37,8 +37,8 @@ pub struct Aside<W> {
 struct State<W> {
     /// Whether a stop has been requested and not cancelled since.
     requested: bool,
-    /// The number of functions that have given their worker away and have neither returned nor received one since, plus
-    /// the number of threads running other program code without a worker.
+    /// The number of functions that have given their worker away and have neither returned nor received a worker since,
+    /// plus the number of threads running other program code without a worker.
     waiting: usize,
     /// The number of workers that a stop must lay aside.
     enlisted: usize,
@@ -63,7 +63,7 @@ pub enum Laid {
     Aside,
     /// The stop was cancelled.
     NotWanted,
-    /// A function waits, or the calling thread has no worker.
+    /// A function waits, or the closure passed to [`lay`](Aside::lay) returned no worker.
     NotYet,
 }
 
@@ -80,8 +80,8 @@ impl<W> Aside<W> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Enlists a worker that has never had a thread and returns it for the caller to give it one. If a stop is
-    /// requested and no function waits, lays the worker aside instead.
+    /// Enlists a worker that has never had a thread. Returns the worker, to which the caller must give a thread. If a
+    /// stop is requested and no function waits, lays the worker aside instead.
     pub fn enlist(&self, worker: W) -> Option<W> {
         let mut state = lock(&self.state);
         state.enlisted += 1;
@@ -100,7 +100,7 @@ impl<W> Aside<W> {
         self.changed.notify_all();
     }
 
-    /// Requests a stop. Calls `recall` if no function waits. Returns whether no stop had been requested before.
+    /// Requests a stop. Calls `recall` if no function waits. Returns `false` if a stop was already requested.
     pub fn request(&self, recall: impl FnOnce()) -> bool {
         let mut state = lock(&self.state);
         if state.waiting == 0 {
@@ -109,7 +109,7 @@ impl<W> Aside<W> {
         !mem::replace(&mut state.requested, true)
     }
 
-    /// Cancels a stop and calls `f`, which undoes the effects of [`while_requested`](Self::while_requested) and
+    /// Cancels a stop and calls `f`, which must undo the effects of [`while_requested`](Self::while_requested) and
     /// `recall`. The caller must give threads to the workers that it [takes](Self::take).
     pub fn cancel(&self, f: impl FnOnce()) {
         let mut state = lock(&self.state);
@@ -132,7 +132,7 @@ impl<W> Aside<W> {
         lock(&self.state).requested
     }
 
-    /// Waits until all workers are aside.
+    /// Waits until all workers are aside, the stop is cancelled or the deadline has passed.
     pub fn wait(&self, deadline: Option<Instant>) -> Stopped {
         let mut state = lock(&self.state);
         while state.requested && state.workers.len() < state.enlisted {
@@ -165,22 +165,22 @@ impl<W> Aside<W> {
         mem::take(&mut lock(&self.state).workers)
     }
 
-    /// Takes a worker that is aside and for which `wanted` returns `true`.
+    /// Takes one of the workers that are aside: one for which `wanted` returns `true`, if any.
     pub fn take_one(&self, wanted: impl Fn(&W) -> bool) -> Option<W> {
         let mut state = lock(&self.state);
         let index = state.workers.iter().position(wanted)?;
         Some(state.workers.swap_remove(index))
     }
 
-    /// Lays aside workers that could not be given a thread.
+    /// Lays aside again workers that have been taken but could not be given a thread.
     pub fn put_back(&self, workers: Vec<W>) {
         lock(&self.state).workers.extend(workers);
         self.changed.notify_all();
     }
 
     /// Records that a function is waiting, having given its worker away. Takes and returns the workers that are aside,
-    /// since the function may be waiting for what they would run. If the stop could proceed until now, calls `resume`,
-    /// which undoes what `recall` has done.
+    /// since the function may be waiting for what they would run. If a stop could proceed until now, calls `resume`,
+    /// which must undo what `recall` has done.
     pub fn function_waits(&self, resume: impl FnOnce()) -> Vec<W> {
         let mut state = lock(&self.state);
         if state.requested && state.waiting == 0 {
@@ -198,8 +198,8 @@ impl<W> Aside<W> {
         !state.requested
     }
 
-    /// Records that a function that had given its worker away has returned or received a worker. Calls `recall` if the
-    /// stop can proceed.
+    /// Records that a function, or other code, that ran without a worker has returned or received one. Calls `recall`
+    /// if a stop can proceed now.
     pub fn function_has_returned(&self, recall: impl FnOnce()) {
         let mut state = lock(&self.state);
         state.waiting -= 1;

@@ -1,4 +1,4 @@
-//! The threads of an engine, and the lists that manage them.
+//! An engine's threads: their workers, and how the threads start, wait and end.
 
 pub(crate) mod aside;
 pub(crate) mod pool;

@@ -25,7 +25,7 @@ use crate::{
     values::kind::Placement,
 };
 
-/// The maximum number of threads beyond one per worker. Each operation that waits inside its function needs one. Not
+/// The maximum number of threads beyond one per worker. Each operation that waits inside its function may need one. Not
 /// tuned: the value bounds the number of threads of a program in which thousands of operations wait at once.
 const MAX_SPARES: usize = 1024;
 
@@ -64,7 +64,7 @@ struct Numbers {
     unused: Vec<usize>,
 }
 
-/// The lanes of an engine and its threads.
+/// An engine's CPU lanes, and its list of threads to join.
 pub(crate) struct ThreadPool<T> {
     /// The engine's number, which no other engine in the process ever has.
     engine: u64,
@@ -127,7 +127,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         (pool, workers)
     }
 
-    /// Returns a number for a new thread, or `None` if there are too many threads.
+    /// Returns a number for a new thread, or `None` if the maximum number of threads exists.
     pub(crate) fn next_number(&self) -> Option<usize> {
         let mut numbers = lock(&self.numbers);
         if let Some(number) = numbers.unused.pop() {
@@ -180,12 +180,12 @@ impl<T: Send + 'static> ThreadPool<T> {
         })
     }
 
-    /// Whether the threads were told to end.
+    /// Whether the threads were [told to end](Self::end).
     pub(crate) fn has_ended(&self) -> bool {
         self.spares.have_ended()
     }
 
-    /// Finds a thread for `worker`, whose own thread is about to sleep: a spare, or a new thread that runs `main` with
+    /// Finds a thread for `worker`, whose own thread is about to wait: a spare, or a new thread that runs `main` with
     /// its number and the worker. If neither is available, returns the worker, along with the error if the operating
     /// system refused to start a thread.
     pub(crate) fn give_away(
@@ -252,7 +252,8 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.lanes.iter().for_each(|lane| lane.wake_yielded());
     }
 
-    /// Tells all threads to end. Must be called only when no operation is pending.
+    /// Tells the threads of the CPU lanes, and those waiting for a worker, to end. Must be called only when no
+    /// operation is pending.
     pub(crate) fn end(&self) {
         for lane in &self.lanes {
             lane.end();
@@ -278,7 +279,7 @@ impl<T: Send + 'static> ThreadPool<T> {
         self.list.look_again();
     }
 
-    /// Returns the workers that are laid aside.
+    /// Returns the state of the engine's stop, with the workers that are laid aside.
     pub(crate) fn aside(&self) -> &Aside<BoxedWorker<T>> {
         &self.aside
     }
@@ -300,12 +301,12 @@ impl<T: Send + 'static> ThreadPool<T> {
         }
     }
 
-    /// Whether a deadline passed before all threads had ended and some threads are still unjoined.
+    /// Whether threads are still unjoined after a join that reached its deadline.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.list.has_left_behind()
     }
 
-    /// In a forked child, ends the worker whose thread forked.
+    /// In a forked child, ends the worker that its only thread runs, if the worker is in one of these lanes.
     pub(crate) fn end_in_child(&self) {
         self.lanes.iter().for_each(|lane| lane.end_in_child());
     }
@@ -388,7 +389,7 @@ pub(crate) use super::thread_list::MANY as MANY_ENDED;
 
 #[cfg(all(test, not(any(raddle_loom, raddle_shuttle))))]
 impl<T> ThreadPool<T> {
-    /// Returns how many threads were started and how many are in the list.
+    /// Returns how many threads were ever added to the list and how many are in it.
     pub(crate) fn count(&self) -> (u64, usize) {
         self.list.count()
     }

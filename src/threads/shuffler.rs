@@ -1,6 +1,6 @@
 //! `Shuffler`: holds an engine's ready operations and draws them in random order.
 //!
-//! An engine that shuffles puts its ready operations here instead of into its lanes. One of the engine's threads draws
+//! An engine that shuffles puts the ready operations that it may reorder here instead of into its lanes. A thread draws
 //! them one by one and sends each to its lane.
 //!
 //! # Who may touch what
@@ -30,16 +30,17 @@ use crate::{
     tracker::OpRef,
 };
 
-/// If a program has not pushed for this long, it is assumed to be waiting for something unknown to the engine. Not
-/// tuned: the time is longer than a thread usually stays descheduled, and too short for a person to notice.
+/// If a program has neither pushed nor ended a wait for this long, it is assumed to be waiting for something unknown to
+/// the engine. Not tuned: the time is longer than a thread usually stays descheduled, and too short for a person to
+/// notice.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// An engine's ready operations, until they are drawn.
+/// Holds an engine's ready operations until they are drawn.
 pub struct Shuffler<T> {
     seed: u64,
     state: Mutex<State<T>>,
     changed: Condvar,
-    /// Held during a draw.
+    /// Held during a draw and during [`end`](Self::end).
     drawing: Mutex<()>,
     /// The threads outside the engine that are waiting for it.
     outside: Waiters,
@@ -102,8 +103,8 @@ impl<T> Shuffler<T> {
         !state.has_ended
     }
 
-    /// Takes a ready operation at random and calls `schedule` with it. [`end`](Self::end) waits until `schedule` has
-    /// returned.
+    /// Takes a ready operation at random, if there is one, and calls `schedule` with it. [`end`](Self::end) waits until
+    /// `schedule` has returned.
     pub fn draw(&self, schedule: impl FnOnce(OpRef<T>)) {
         let _drawing = lock(&self.drawing);
         if let Some(op) = self.take() {
@@ -147,7 +148,7 @@ impl<T> Shuffler<T> {
     }
 
     /// Whether the program seems to have pushed all that it can for now: no thread outside the engine is in a wait that
-    /// is over, and either such a thread is still waiting or none has pushed or ended a wait for a while.
+    /// is over, and either a thread outside it is still waiting, or none has pushed or ended a wait for a while.
     pub fn is_program_still(&self) -> bool {
         if !self.outside.all_wait_still(NonNull::from(self).cast()) {
             return false;
@@ -156,7 +157,7 @@ impl<T> Shuffler<T> {
     }
 
     /// Ends all calls to [`wait`](Self::wait). Returns the remaining entries, whose operations waiters have taken.
-    #[must_use = "the entries have shares of their records"]
+    #[must_use = "each entry has a share in its operation's record"]
     pub fn end(&self) -> impl Iterator<Item = OpRef<T>> + use<T> {
         let _drawing = lock(&self.drawing);
         let mut state = lock(&self.state);
@@ -184,7 +185,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below `limit`, which is at least 1. The bias is too small to matter.
+    /// Returns a number below `limit`, which must be at least 1. The bias is too small to matter.
     fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }

@@ -1,4 +1,5 @@
-//! Spare threads: threads without a worker, each waiting for one up to a time limit.
+//! Lists of threads without a worker, each of which waits for one, usually up to a time limit: an engine's spare
+//! threads, or a lane's queue of threads whose functions are to continue.
 //!
 //! # States of a slot
 //!
@@ -53,7 +54,7 @@ impl<W> std::fmt::Debug for Place<W> {
 struct State<W> {
     slots: Vec<Arc<Slot<W>>>,
     ended: bool,
-    /// Whether threads end immediately instead of waiting.
+    /// Whether waits return immediately.
     paused: bool,
 }
 
@@ -73,7 +74,7 @@ impl<W> Default for SpareThreads<W> {
 }
 
 impl<W> SpareThreads<W> {
-    /// Hands `worker` to a waiting thread.
+    /// Hands `worker` to the thread that began to wait last.
     ///
     /// # Errors
     /// Returns the worker if no thread waits.
@@ -169,7 +170,7 @@ impl<W> SpareThreads<W> {
         self.end_waits(|state| state.paused = true);
     }
 
-    /// Lets threads wait again.
+    /// Undoes a [pause](Self::pause): threads can wait again.
     pub fn resume(&self) {
         lock(&self.0).paused = false;
     }

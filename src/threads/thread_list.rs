@@ -3,11 +3,12 @@
 //! A thread is added to the list before it is started and removed once it has been joined. An empty list therefore
 //! means that no thread added earlier is still running, not even in a thread-local destructor, unless it was detached.
 //!
-//! A thread marks its own entry when its main function has returned, and can be joined from then on. The join lasts as
-//! long as the program's destructors run. Threads therefore hold no lock while joining, and a caller with a deadline
-//! has helpers join on its behalf. Helpers are threads that do nothing else and are not in the list. While one helper
-//! waits for a destructor, another joins the other threads. If many threads that ended on their own are still unjoined,
-//! helpers join those as well. The thread that finds the list empty joins the helpers.
+//! A thread marks its own entry when its main function has returned, and can be joined from then on. The join lasts
+//! until the thread's destructors of thread-locals, which are program code, have run. Threads therefore hold no lock
+//! while joining, and a caller with a deadline has helpers join on the caller's behalf. Helpers are threads that do
+//! nothing else and are not in the list. While one helper waits for a destructor, another joins the other threads. If
+//! many threads that ended on their own are still unjoined, helpers join those as well. The thread that finds the list
+//! empty joins the helpers.
 //!
 //! If no helper can be started, a caller with a deadline joins the threads that have certainly ended. Only Linux
 //! reports which threads these are. Elsewhere a thread whose main function has returned is detached and removed from
@@ -64,7 +65,7 @@ struct List {
     next: u64,
     /// The number of helpers.
     helpers: usize,
-    /// The handles of helpers, some of which may have ended.
+    /// The handles of helpers, including some helpers that may have ended.
     helper_threads: Vec<JoinHandle<()>>,
     /// Whether a deadline passed before all threads had ended.
     left_behind: bool,
@@ -118,7 +119,8 @@ impl List {
         }
     }
 
-    /// Joins and removes the threads that have certainly ended.
+    /// Joins and removes the threads that have certainly ended. Where the operating system does not report which these
+    /// are, detaches and removes the threads whose main function has returned.
     fn join_ended(&mut self) {
         self.entries.retain_mut(|entry| {
             if !entry.returned {
@@ -176,7 +178,7 @@ impl Drop for MainGuard {
         drop(list);
         self.threads.changed.notify_all();
         if many {
-            // If no helper can be started, the next thread that leaves tries again.
+            // If no helper can be started, the next thread that ends on its own tries again.
             let _ = self.threads.start_helper();
         }
     }
@@ -224,7 +226,7 @@ impl ThreadList {
         }
     }
 
-    /// Joins threads until none can be joined.
+    /// Joins the joinable threads, including those that become joinable in the meantime.
     fn join_some<'l>(&'l self, mut list: MutexGuard<'l, List>) -> MutexGuard<'l, List> {
         while let Some((number, handle)) = list.take() {
             drop(list);
@@ -234,7 +236,7 @@ impl ThreadList {
             self.changed.notify_all();
             if panicked {
                 drop(list);
-                panics::log!(Error, "raddle: a worker thread panicked");
+                panics::log!(Error, "raddle: a thread of an engine panicked");
                 list = lock(&self.list);
             }
         }
@@ -246,9 +248,9 @@ impl ThreadList {
         self.join_where(|_| true);
     }
 
-    /// Joins worker threads while `are_to_end` returns `true`, until `deadline` at the latest. Returns the names of
-    /// those not joined by then. Code that changes the result of `are_to_end` must then call
-    /// [`look_again`](Self::look_again).
+    /// Joins the [passing](Stay::Passing) threads while `are_to_end` returns `true`, until `deadline` at the latest.
+    /// Returns the names of those not joined by then. Code that changes the result of `are_to_end` must call
+    /// [`look_again`](Self::look_again) afterwards.
     pub(crate) fn join_passing(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -281,14 +283,14 @@ impl ThreadList {
         Self::join_helpers(list);
     }
 
-    /// If no thread is left, joins the helpers, which have nothing more to join and end immediately. Once an engine has
-    /// ended, therefore, none of its threads runs this crate's code, which may be in a library about to be unloaded.
+    /// If no thread is left, joins the helpers, which have nothing more to join and end immediately. Once all threads
+    /// have been joined, therefore, no helper runs this crate's code, which may be in a library about to be unloaded.
     fn join_helpers(mut list: MutexGuard<'_, List>) {
         if list.entries.is_empty() {
             let helpers = std::mem::take(&mut list.helper_threads);
             drop(list);
             for helper in helpers {
-                // A helper panics only if the program's logger does.
+                // A helper panics only if the drop of the payload of a thread's panic does.
                 let _ = helper.join();
             }
         }
@@ -383,7 +385,7 @@ impl ThreadList {
         }
     }
 
-    /// Whether a deadline passed before all threads had ended and some threads are still unjoined.
+    /// Whether threads are still unjoined after a join that reached its deadline.
     pub(crate) fn has_left_behind(&self) -> bool {
         let list = lock(&self.list);
         list.left_behind && !list.entries.is_empty()
@@ -563,7 +565,7 @@ mod tests {
         let release = spawn_blocked(&threads, "blocked");
         let inner = Arc::clone(&threads);
         let other = thread::spawn(move || inner.join_all());
-        eventually("the other thread joins the entry", || {
+        eventually("the other thread joins the blocked one", || {
             lock(&threads.list).entries.iter().all(Entry::is_being_joined)
         });
         let left = threads.join_until(Instant::now() + MOMENT);

@@ -49,8 +49,8 @@ pub(super) fn grantable_at_link(tag: usize) -> usize {
 pub enum Mode {
     /// Reads the variable; consecutive readers run in parallel.
     Read = READ_OK as u8,
-    /// Waits for all earlier accesses, like a writer, but makes only later writers wait, like a reader. Readers before
-    /// and after it still run in parallel.
+    /// Waits for all earlier accesses, like a writer, but only later writers and waits wait for it, as for a reader.
+    /// Readers before and after it still run in parallel.
     Await = WRITE_OK as u8,
     /// Mutates the variable exclusively.
     Write = WRITES | WRITE_OK as u8,
@@ -198,7 +198,8 @@ impl<T> Access<T> {
     }
 
     pub(super) fn op(&self) -> Option<&Op<T>> {
-        // SAFETY: an operation's record either holds its accesses, or lives until they are retired.
+        // SAFETY: the operation's record contains the access or owns its memory, so the record is alive as long as the
+        // access.
         unsafe { self.op.as_ref() }
     }
 
@@ -262,7 +263,8 @@ impl<T> Access<T> {
     }
 
     /// Sets `flags` on behalf of the operation's pusher; returns 1 if that satisfied the access, otherwise 0.
-    /// Propagates nothing: the accesses behind this one have already taken these flags into account, as deferred flags.
+    /// Propagates nothing: an access linked behind this one takes these flags into account when it is linked, as flags
+    /// or as deferred flags.
     #[inline]
     pub(super) fn grant(&self, flags: usize) -> u32 {
         self.assert_alive();
@@ -316,8 +318,8 @@ impl<T> Access<T> {
     /// Neither this access nor `other` may mutate, and the caller must keep both records alive. If this access is
     /// satisfied, returns `satisfied_as_well` instead of `true`.
     pub fn stands_for_the_next(&self, other: Option<&Self>, satisfied_as_well: bool) -> bool {
-        // Relaxed, like the load below: if the caller knows of an access behind this one, this one's next access was
-        // linked by then, and the caller sees it (edges `link`, `swing`). The pointer is not dereferenced.
+        // Relaxed, like the load below: if the caller knows of an access behind this one, it sees here that this one
+        // has a next access (edges `link`, `swing`). The pointer is not dereferenced.
         let word = self.word.load(Relaxed, unprotected());
         let is_last = word.is_null()
             || other.is_some_and(|other| {

@@ -19,14 +19,14 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Spent {
-    /// The access is spent, the tail is past it, and the caller must retire its share of the record.
+    /// The access is spent, the tail is past it, and the caller must retire the access's share of the record.
     Yes,
     /// The access is not spent. If a later step spends it, that step retires the access's share.
     NotYet,
 }
 
-/// Marks every access of `op` done and adds the operations that become ready to `ready`. Returns a hold on the record,
-/// with the owner's share and those of the accesses of `op` that this call has spent.
+/// Marks every access of `op` done and appends the operations that this makes ready to the list `ready`. Returns a hold
+/// on the record, with the owner's share and those of the accesses of `op` that this call has spent.
 ///
 /// Needs no guard: every access that it touches is kept alive by a step that this thread has yet to take.
 pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
@@ -38,7 +38,7 @@ pub fn complete<T>(op: OpRef<T>, ready: &mut ReadyList<T>) -> Hold<T> {
     op.completed(spent)
 }
 
-/// [Completes](complete) `op` and retires its record, for a caller that no longer needs it.
+/// [Completes](complete) `op` and ends the caller's share of its record, for a caller that no longer needs the record.
 #[inline(always)]
 pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     match op.leave_to_access() {
@@ -58,7 +58,7 @@ pub fn end<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
     let hold = complete(op, ready);
     pause::at(Point::CompleteBeforeRetire);
-    // The mark is removed now, since the record may stay in its queues for a while.
+    // The mark is removed now, since the operation's accesses may stay in their queues for a while.
     hold.mark(std::ptr::null_mut());
     drop(hold);
 }
@@ -69,7 +69,7 @@ fn end_several<T>(op: OpRef<T>, ready: &mut ReadyList<T>) {
 /// have to stay valid until the call returns.
 #[inline(always)]
 pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyList<T>) -> Spent {
-    // SAFETY: an access is not spent, and so not retired, before it is done, and this thread has yet to mark it.
+    // SAFETY: an access is not spent, and so not retired, before it is done, and this thread has yet to mark it done.
     let access = unsafe { access.as_ref() };
     let word = add_flags(&access.word, DONE);
     if word.tag() & WRITE_OK == 0 || word.is_null() {
@@ -91,8 +91,8 @@ pub(super) fn complete_access<T>(access: NonNull<Access<T>>, ready: &mut ReadyLi
 fn add_flags<'g, T>(word: &Atomic<Access<T>>, flags: usize) -> Shared<'g, Access<T>> {
     let order = if removed(Step::CompletionReleases) { Relaxed } else { AcqRel };
     pause::at(Point::CompleteBeforeFlags);
-    // AcqRel (edges `complete`, `link`): releases this operation's writes and those it has acquired; acquires the
-    // writes published with earlier flags, and the next access.
+    // AcqRel (edges `complete`, `link`): releases this operation's writes and those that this thread has acquired;
+    // acquires the writes published with earlier flags, and the next access.
     let old = word.fetch_or(flags, order, epoch::unprotected());
     pause::at(Point::CompleteFlagged);
     old
@@ -154,8 +154,8 @@ fn propagate_from_reader<T>(at: NonNull<Access<T>>, ready: &mut ReadyList<T>) {
             }
         }
         // SAFETY: the next access cannot be spent before it has `WRITE_OK`, which comes through `at`: either this
-        // thread sets it in the next round, or `at` or a reader before it is not done, because its operation waits for
-        // the decrement postponed above.
+        // thread sets it in the next round, or `at` or a reader before it is not done, because the operation of that
+        // access waits for the decrement postponed above.
         let next = unsafe { old.deref() };
         next.check();
         if gained & WRITE_OK != 0 {
@@ -178,7 +178,7 @@ fn advance_tail<T>(access: &Access<T>, next: &Access<T>, tag: usize) {
     if removed(Step::TailPastRetired) {
         return;
     }
-    // Once an operation is registered, the tails are past its predecessors (edge `register`).
+    // Once an operation is registered, the tails are past the predecessors of its accesses (edge `register`).
     if next.op().is_some_and(Op::is_registered) {
         return;
     }

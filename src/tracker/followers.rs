@@ -1,4 +1,4 @@
-//! Finds the operations known to wait for one that is still running.
+//! Finds the operations known to wait for one that is not complete.
 
 use super::{
     access::{Access, Mode},
@@ -10,9 +10,9 @@ use crate::{memory::epoch, sync::Ordering::Acquire};
 /// rarely known this early.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 
-/// Calls `look` with each operation known to wait for `op`, and with its access. `op` must not be complete. In each
-/// queue, these are the operations behind `op` up to and including the next writer, except the readers if `op` does not
-/// mutate the variable. Visits a limited number of accesses, and only those already linked.
+/// Calls `look` with each operation known to wait for `op`, and with that operation's access. `op` must not be
+/// complete. In each queue, these are the operations behind `op` up to and including the next writer, except the
+/// readers if `op` does not mutate the variable. Visits a limited number of accesses, and only those already linked.
 ///
 /// None of these operations can run before `op` is complete, so their tasks have not changed since they were pushed.
 pub fn followers<T>(op: &Op<T>, mut look: impl FnMut(&Op<T>, &Access<T>)) {

@@ -33,7 +33,8 @@ impl<T> Access<T> {
 }
 
 /// Calls `f` with each operation known to wait directly for `access`: those behind it up to and including the next
-/// writer, except the readers if `access` does not mutate. Visits at most `max` accesses. `access` may already be done.
+/// writer, except the readers if `access` does not mutate. Visits at most `max` accesses. If `access` is already done,
+/// does nothing.
 pub fn each_waiting<T>(access: &Access<T>, _pinned: &Guard, max: usize, mut f: impl FnMut(&Op<T>)) {
     let is_done = |access: &Access<T>| access.standing() == Standing::Done;
     let mut at = access;

@@ -1,9 +1,9 @@
 //! The dependency tracker, which decides which operations may run. It has no locks, threads or scheduler.
 //!
-//! Each variable has a queue of *accesses* in push order. Each operation owns one access for each variable it uses, and
-//! keeps them sorted by the variables' ids. [`push()`] appends an operation's accesses to all its queues in one atomic
-//! step; [`complete()`] marks them done and returns the operations that became ready. The caller runs the ready
-//! operations.
+//! Each variable has a queue of *accesses* in push order. Each operation owns one access for each variable that it
+//! uses, and keeps its accesses sorted by the variables' ids. [`push()`] appends an operation's accesses to the queues
+//! of all its variables in one atomic step; [`complete()`] marks them done and reports the operations that became
+//! ready. The caller runs the ready operations.
 //!
 //! # States
 //!
@@ -25,15 +25,16 @@
 //! grants `READ_OK`, like a reader. An operation is *ready* when all its accesses are satisfied and, if it has several,
 //! its push is over. An access with `WRITE_OK`, `DONE` and a next access is *spent*. It is then *retired*, which ends
 //! its share of the operation's record. Each holder of a record ([`Hold`]) also has a share, and the thread that ends
-//! the last share retires the record. Most operations have a single access and, when they end, a single holder, which
-//! makes the access responsible for the record ([`end`]). The thread that finds that access spent then retires the
-//! record without counting shares.
+//! the last share retires the record. Most operations have a single access and, when they end, a single holder. This
+//! holder makes the access responsible for the record ([`end`]). The thread that finds that access spent then retires
+//! the record without counting shares.
 //!
 //! `READ_OK` and `WRITE_OK` reach an access by one of two routes. A flag that was grantable when the access was linked
-//! is set by the operation's pusher, or *deferred* by a helper and adopted by the pusher. A flag that became grantable
-//! later is propagated by the completion that made it grantable. A second grant of `READ_OK` is possible but has no
-//! effect. `WRITE_OK` is granted only once, so a completion may walk down a queue without a guard: the access whose
-//! `WRITE_OK` it is about to set does not yet have that flag, and so cannot be spent.
+//! is set by the operation's pusher, or *deferred* by another thread and adopted by the pusher. A flag that became
+//! grantable later is propagated by the completion that made it grantable. A second grant of a flag has no effect. A
+//! completion propagates `WRITE_OK` only to an access that does not receive it by the other route, so it may walk down
+//! a queue without a guard: an access whose `WRITE_OK` the completion is about to set does not yet have that flag, and
+//! so cannot be spent.
 //!
 //! To the tracker, a device operation is done once it has been issued; the device's outstanding work is recorded
 //! elsewhere.
@@ -42,8 +43,8 @@
 //!
 //! Operation A reads x. B reads x and writes y. C writes x and reads y. `x0` and `y0` are the variables' initial
 //! accesses. `R`, `W` and `D` are `READ_OK`, `WRITE_OK` and `DONE`; `r` and `w` on an arrow are `LINKED_READ_OK` and
-//! `LINKED_WRITE_OK`; an access in brackets is spent. The column `wait` shows the counts of A, B and C. The unit test
-//! `the_worked_example_happens_as_drawn` takes these steps and checks each line.
+//! `LINKED_WRITE_OK`; an access in brackets is spent. The column `wait` shows the counts of A, B and C. The unit tests
+//! `the_worked_example_…` take these steps and check each line.
 //!
 //! ```text
 //! step              queue of x                                   queue of y                       wait   ready
@@ -99,13 +100,15 @@
 //! * `Access::word`: linked once, by the thread that inserts the next access; its flags are set by the rules above.
 //! * `Access::deferred`: flags that were grantable to the access when it was linked, left for the pusher by helpers and
 //!   by threads that move the tail to the access.
-//! * `Op::wait`: each satisfaction subtracts one, and the last step of a push over several variables subtracts one
-//!   more; the thread that brings the count to zero, or finds that its own step would, becomes the owner of the ready
-//!   operation.
+//! * `Op::wait`: a completion subtracts one for each access that it satisfies; the last step of a push over several
+//!   variables subtracts one, plus one for each access that the pusher has found satisfied. A pusher that has found all
+//!   of them satisfied subtracts nothing and owns the ready operation. Otherwise, the thread that brings the count to
+//!   zero, or finds that its own step would, becomes the owner of the ready operation.
 //! * `Op::registered`: the number of accesses known to be in their queues; incremented by a thread that finds the next
-//!   access at the tail of its queue, and set by the pusher when all are in.
+//!   access at the tail of its queue, and set by the pusher when all are in. The same word contains the flag `REJECTED`
+//!   (see *Deleted variables*).
 //! * An operation's number of accesses, their places, and its other parameters: written before the first access is
-//!   linked, never changed.
+//!   linked, and never changed.
 //! * The task: used only by the pusher until the first access is linked. After that, its users' rules apply; the
 //!   tracker only drops it.
 //!
@@ -120,9 +123,9 @@
 //! | `ready` | `fetch_sub` of `wait` | the decrement that reaches zero, or the load that finds only the caller's part left | the writes of all predecessors |
 //! | `retire` | `fetch_sub` of `live` | the load after the decrement that reaches zero, or the load that finds only the caller's shares left | the fact that only pinned helpers still use the record |
 //!
-//! A thread that links an access has acquired the writes published with the flags it found grantable. It hands these
-//! writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`, `defer_flags`)
-//! need no edge of their own.
+//! A thread that links an access has acquired the writes published with the flags that it found grantable. The thread
+//! hands these writes over with the access, by `link` and `swing`, so flags set or deferred afterwards (`grant`,
+//! `defer_flags`) need no edge of their own.
 //!
 //! # Why a push is atomic
 //!
@@ -133,33 +136,33 @@
 //! has no cycle, so there is no deadlock. Pushes of a single access must help too; otherwise, they would break this
 //! order. They never need help, because a single-access operation is in all its queues once that access is linked.
 //!
-//! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then the
-//! `registered` of the operation that it is inserting. Suppose that the access to insert was already in its queue when
-//! the word was read. As `insert` has checked, a different access was at the tail, with nothing linked behind it. So
-//! another access had been linked behind the access to insert, which happens only once the operation of the access in
-//! front is fully registered, and the read of `registered` sees this. If the access was linked after the word was read,
-//! the word has changed and the CAS fails. An operation's sole access is inserted only by its pusher, which needs none
-//! of these checks. No word or tail returns to an old value while a thread that has read that value is pinned, since
-//! records are reused only after the epoch has passed, and an idle variable keeps its last access.
+//! An access is never inserted twice: `insert` reads the tail, then the word of the access there, and then `registered`
+//! of the operation whose access it is to insert. Suppose that the access to insert was already in its queue when the
+//! word was read. As `insert` has checked, a different access was at the tail, with nothing linked behind it. So
+//! another access had been linked behind the access to insert, which happens only once the operation of the access to
+//! insert is fully registered, and the read of `registered` sees this. If the access was linked after the word was
+//! read, the word has changed and the CAS fails. An operation's sole access is inserted only by its pusher, which needs
+//! none of these checks. No word or tail returns to an old value while a thread that has read that value is pinned,
+//! since records are reused only after the epoch has passed, and an idle variable keeps its last access.
 //!
 //! # Progress
 //!
 //! `push` is lock-free. An operation that blocks a push at one variable can itself be stuck only at a variable with a
-//! larger id, so helping terminates. A thread that stalls anywhere inside `push` delays only the operations behind its
-//! own: helpers defer flags and never take over a step that only one thread may take. The two steps that only the
-//! pusher may take, the adoption of deferred flags and the last decrement of `wait`, concern only its own operation,
-//! and a push of one access takes neither. The number of steps that `complete` takes is bounded by the number of
-//! accesses that it marks done plus the number that its flags reach; it loops and never recurses.
+//! larger id, so helping terminates. A thread that stalls anywhere inside `push` delays only its own operation and
+//! those behind it: helpers defer flags and never take over a step that only one thread may take. The two steps that
+//! only the pusher may take, the adoption of deferred flags and the push's decrement of `wait`, concern only its own
+//! operation, and a push of one access takes neither. The number of steps that `complete` takes is bounded by the
+//! number of accesses that it marks done plus the number that its flags reach; it loops and never recurses.
 //!
 //! `loom-tests/algorithm` models these steps and explores every execution of small programs: each execution ends with
 //! every operation complete.
 //!
 //! # Deleted variables
 //!
-//! A variable is closed before its deletion is pushed. A thread that inserts behind the deletion read the tail after
-//! the deletion was pushed, so it sees the closed flag and marks the inserted operation *rejected* in the same word
-//! that counts its registrations. A rejected operation takes its place in the other queues and does nothing when it
-//! runs; its push reports the deletion.
+//! A variable is closed before its deletion is pushed. A thread that inserts an access behind the deletion reads the
+//! tail after the deletion was pushed, so the thread sees the closed flag. Unless closed variables accept the operation
+//! of this access, the thread marks the operation *rejected*, in the word that counts the operation's registrations. A
+//! rejected operation takes its place in all its queues and does nothing when it runs; its push reports the deletion.
 //!
 //! # Source
 //!

@@ -75,8 +75,8 @@ const STEP: usize = if cfg!(any(raddle_loom, raddle_shuttle)) { 32 } else { 1 };
 #[repr(C)]
 struct Room<T> {
     accesses: [MaybeUninit<Access<T>>; INLINE_ACCESSES],
-    /// Changed by holders only. Until the epoch has passed, pinned threads may read the constant parts of the task, and
-    /// read and change everything in front of it.
+    /// Changed by holders only. Until the epoch has passed, pinned threads may read the constant parts of the task and
+    /// everything in front of it, and may change the atomics in front of it.
     task: Place<T>,
 }
 
@@ -248,11 +248,12 @@ impl<T> Op<T> {
     /// Returns whether the first `count` accesses are known to be in their queues.
     #[inline]
     fn has_registered(&self, count: u32) -> bool {
-        // Acquire (edge `register`): the accesses are in, and the tails are past their predecessors.
+        // Acquire (edge `register`): the accesses are in their queues, and the tails are past their predecessors.
         self.registered.load(Acquire) & !REJECTED >= count
     }
 
-    /// Records that the access at `index` is in its queue and that the tail has reached it.
+    /// Records that the access at `index` is in its queue and that the tail has reached it. Does nothing unless this
+    /// access is the next to be counted.
     #[inline]
     pub(super) fn register(&self, index: u32) {
         // Relaxed: only the expected value of the CAS.
@@ -313,8 +314,8 @@ impl<T> Op<T> {
     /// is final once the push is over.
     #[inline]
     pub fn is_rejected(&self) -> bool {
-        // Relaxed: the flag was set, if at all, before the pusher linked the only access, or before its last decrement,
-        // which the caller has acquired (edges `link`, `ready`).
+        // Relaxed: the flag was set, if at all, before the pusher linked the only access, or before its decrement of
+        // `wait`. The caller has acquired that step (edges `link`, `ready`) or is the pusher.
         self.registered.load(Relaxed) & REJECTED != 0
     }
 }
@@ -322,9 +323,10 @@ impl<T> Op<T> {
 /// Ownership of an operation. It belongs to the pusher until the push is over, then to the thread that finds the
 /// operation ready.
 ///
-/// Each operation has at most one `OpRef`. It is consumed by a [push](super::push()) that finds the operation not
-/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s keep the record
-/// alive.
+/// Each operation has at most one `OpRef`, apart from the entry that stays in a queue after a waiter has
+/// [taken](Self::take) the operation. The `OpRef` is consumed by a [push](super::push()) that finds the operation not
+/// ready, and by [`complete`](super::complete()) or [`end`](super::end). After completion, [`Hold`]s and the accesses
+/// that are not yet retired keep the record alive.
 #[must_use = "a dropped operation never runs"]
 pub struct OpRef<T>(pub(super) NonNull<Op<T>>);
 
@@ -403,7 +405,7 @@ impl<T> Drop for Hold<T> {
 ///    or has been pinned since a moment when the record could still be found.
 #[inline(always)]
 pub(super) unsafe fn alive<'a, T>(op: NonNull<Op<T>>) -> &'a Op<T> {
-    // SAFETY: by (1) it is not reclaimed.
+    // SAFETY: by (1) the record is not reclaimed.
     let op = unsafe { op.as_ref() };
     op.stamp.check();
     op
@@ -434,10 +436,10 @@ pub(super) unsafe fn end_shares<T>(record: NonNull<Op<T>>, shares: u32) {
     }
 }
 
-/// Drops the task.
+/// Drops the task, after removing the record's mark.
 ///
 /// # Safety
-/// 1. The task is no longer used, and this is called once.
+/// 1. The task is no longer used, except that pinned threads may read its constant parts, and this is called once.
 unsafe fn drop_task<T>(op: &Op<T>) {
     op.mark(std::ptr::null_mut());
     op.place().with_mut(|task| {
@@ -609,11 +611,12 @@ impl<T> OpRef<T> {
 
     /// If the operation has only one access and the caller is its only holder, drops the task and makes the access
     /// responsible for the record. Returns the access, which the caller must
-    /// [complete](super::complete::complete_access) next, and the record, which it must [retire](retire_record) if
-    /// completing spends the access. Otherwise returns the operation, unchanged, as the error.
+    /// [complete](super::complete::complete_access) next, and the record, which the caller must [retire](retire_record)
+    /// if completing the access spends it. Otherwise returns the operation, unchanged, as the error.
     #[inline]
     pub(super) fn leave_to_access<'a>(self) -> Result<(&'a Access<T>, NonNull<Op<T>>), Self> {
-        // SAFETY: the record is in use until its accesses are spent, and none can be spent before it is done.
+        // SAFETY: the record is in use until its accesses are spent, and none can be spent before the operation is
+        // done.
         let op = unsafe { alive(self.0) };
         // Acquire (edge `retire`): synchronizes with the holders that have ended their shares. No share can be added
         // once only the caller's and the access's are left.
@@ -728,7 +731,7 @@ impl<T> ReadyList<T> {
         self.tail = tail;
     }
 
-    /// Removes and returns the operation that became ready first.
+    /// Removes and returns the first operation in the list.
     #[inline]
     pub fn pop(&mut self) -> Option<OpRef<T>> {
         let op = self.head.take()?;

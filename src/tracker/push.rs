@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug)]
 #[must_use]
 pub struct Pushed<T> {
-    /// The operation, if it is ready. Otherwise a later [`complete`](super::complete()) returns it.
+    /// The operation, if it is ready. Otherwise, a later [`complete`](super::complete()) reports it as ready.
     pub ready: Option<OpRef<T>>,
     /// Whether one of the operation's variables was already deleted. If so, the operation must do nothing when it runs.
     pub rejected: bool,
@@ -204,8 +204,8 @@ impl<T> Stalled<T> {
         Self { inserted: stalled.inserted + 1, tail, ..stalled }
     }
 
-    /// Inserts all accesses of `op` except the last one without interference. A helper inserts the last one and stalls
-    /// before moving the tail. Another operation must be pending on the last variable.
+    /// Inserts all accesses of `op` without interference. A helper inserts the last one and stalls before moving the
+    /// tail. Another operation must be pending on the last variable.
     pub fn beside_a_helper(op: OpRef<T>) -> Self {
         Self::before_last_swing(op, Inserter::Helper).0
     }
@@ -263,7 +263,7 @@ pub(super) fn insert<'g, T>(
         tail.check();
         pause::at(Point::PushReadTail);
         // Acquire (edges `link`, `complete`): the next access and the writes published with the flags. Also keeps the
-        // read of `registered` below after this one.
+        // load of `registered` below after this load.
         let word = tail.word.load(Acquire, guard);
         if !word.is_null() {
             swing(queue, tail, word, guard);

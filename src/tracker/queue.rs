@@ -102,14 +102,15 @@ impl<T> VarQueue<T> {
     }
 
     /// Returns whether an access of `mode` would be satisfied if it were pushed now: a read if no mutation is pending
-    /// on the variable, any other mode if no operation is pending on it at all. If so, the effects of completed
-    /// operations on the variable are visible to the caller.
+    /// on the variable, any other mode if no operation is pending on it at all. May also return `false` while a push on
+    /// the variable is not over. If this returns `true`, the effects of completed operations on the variable are
+    /// visible to the caller.
     pub fn is_idle(&self, mode: Mode) -> bool {
         let guard = epoch::pin();
         self.stamp.check();
         // Acquire (edge `swing`): the access at the tail.
         let tail = self.tail.load(Acquire, &guard);
-        // SAFETY: the tail is never null, and is not reclaimed while this thread is pinned.
+        // SAFETY: the tail is never null, and the access there is not reclaimed while this thread is pinned.
         let tail = unsafe { tail.deref() };
         tail.check();
         tail.leaves_idle(mode)

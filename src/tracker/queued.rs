@@ -8,30 +8,30 @@
 //! | state | meaning | next |
 //! |---|---|---|
 //! | `OUTSIDE` | no queue entry owns the operation | `QUEUED`, by the owner of the ready operation |
-//! | `QUEUED` | a queue entry owns it and holds a share of the record | `POPPED`, by the worker that pops the entry; `TAKEN`, by a waiter; `OUTSIDE`, by the owner, if there is no room for the entry |
-//! | `POPPED` | the worker that popped the entry owns it | `QUEUED`, by that worker, if it puts the entry back |
+//! | `QUEUED` | a queue entry owns it and holds a share of the record | `POPPED`, by the thread that pops the entry; `TAKEN`, by a waiter; `OUTSIDE`, by the owner, if the pointer could not be published |
+//! | `POPPED` | the thread that popped the entry owns it | `QUEUED`, by that thread, if it puts the entry back |
 //! | `TAKEN` | a waiter owns it, and the entry is stale | – |
 //!
-//! A waiter claims the operation before taking it. If a worker has popped the entry in the meantime, that worker runs
-//! the operation as if it had won the claim, and the waiter waits.
+//! A waiter claims the operation before taking it. If another thread has popped the entry in the meantime, that thread
+//! runs the operation as if it had won the claim, and the waiter waits.
 //!
 //! # Who may touch what
 //!
-//! * The state: the owner of the ready operation until it has published the pointer to its record, then the worker that
+//! * The state: the owner of the ready operation until it has published the pointer to the record, then the thread that
 //!   pops the entry, and a waiter that has won the [claim](crate::notify::claim).
 //! * The pointer to the record: used by a waiter only if the waiter won the claim while pinned, and only until it is
 //!   unpinned. When the claim was won, the operation had not started, so its record is not reclaimed before the
 //!   unpinning.
-//! * The share of the entry: ended by the worker that pops the entry.
+//! * The share of the entry: ended by the thread that pops the entry and does not put it back.
 //!
 //! # Edges
 //!
 //! | edge | release side | acquire side | hands over |
 //! |---|---|---|---|
-//! | `look` | store in [`put_back`](Queued::put_back) | CAS in [`take`](Queued::take) | the operation, which the worker read before it put the entry back |
+//! | `look` | store in [`put_back`](Queued::put_back) | CAS in [`take`](Queued::take) | the operation, which the thread that popped the entry read before it put the entry back |
 //! | `publish` | store of the pointer by the closure of [`OpRef::publish`](super::OpRef::publish) | load by the closure of [`OpRef::take`](super::OpRef::take) | the ready operation, and the writes before it |
 //!
-//! The queue hands over the operation to the worker that pops it.
+//! The queue hands the operation over to the thread that pops the entry.
 
 use crate::{
     sync::{
@@ -53,7 +53,7 @@ const PASSES_CLOSED: u8 = 4;
 #[derive(Debug)]
 pub(super) struct Queued(AtomicU8);
 
-/// What a worker receives when it pops an entry.
+/// What a thread receives when it pops an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Popped {
     /// The operation. The entry has no share of its record.
@@ -71,7 +71,7 @@ impl Queued {
 
     /// Returns whether closed variables accept the operation.
     pub(super) fn passes_closed(&self) -> bool {
-        // Relaxed: such an operation never changes its state.
+        // Relaxed: the state of such an operation never changes.
         self.0.load(Relaxed) == PASSES_CLOSED
     }
 
@@ -89,7 +89,7 @@ impl Queued {
 
     /// Undoes [`enter`](Self::enter) before the operation has entered the queue. Called by the owner.
     pub(super) fn leave(&self) {
-        // Relaxed: no other thread knows the operation.
+        // Relaxed: no other thread uses the state, since the pointer was not published.
         self.0.store(OUTSIDE, Relaxed);
     }
 
@@ -99,7 +99,7 @@ impl Queued {
         self.0.store(QUEUED, Release);
     }
 
-    /// Ends an entry. Called by the worker that popped it.
+    /// Ends an entry, unless it is [put back](Self::put_back). Called by the thread that popped it.
     pub(super) fn pop(&self) -> Popped {
         // Relaxed: the queue handed over the operation, and a waiter that took it first needs nothing from this thread.
         match self.0.compare_exchange(QUEUED, POPPED, Relaxed, Relaxed) {
@@ -109,10 +109,10 @@ impl Queued {
         }
     }
 
-    /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns `false` if a worker
+    /// Takes the operation from its entry. Called by a waiter that has won the claim. Returns `false` if another thread
     /// popped the entry first.
     pub(super) fn take(&self) -> bool {
-        // Acquire (edge `look`). If no worker has put the entry back, the pointer has handed over the operation.
+        // Acquire (edge `look`). If no thread has put the entry back, the pointer has handed over the operation.
         self.0.compare_exchange(QUEUED, TAKEN, Acquire, Relaxed).is_ok() || removed(Step::TakeQueued)
     }
 }

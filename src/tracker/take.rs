@@ -16,7 +16,8 @@ impl<T> OpRef<T> {
     /// pointer to the operation's record, and returns `false` if there is no room for it. Does nothing if the operation
     /// has already been in a queue or closed variables accept it.
     ///
-    /// The thread that removes the operation from the queue must call [`pop_entry`](Self::pop_entry).
+    /// The thread that removes the operation from the queue must call [`pop_entry`](Self::pop_entry), or
+    /// [`look_at_entry`](Self::look_at_entry) if it puts the operation back.
     pub fn publish(&self, publish: impl FnOnce() -> bool) {
         if !self.queued.enter() {
             return;
@@ -58,10 +59,12 @@ impl<T> OpRef<T> {
         Some((self, result))
     }
 
-    /// Claims an operation with `claim` and takes it from its entry, unless a worker has popped the entry.
+    /// Claims an operation with `claim`, then takes it from its entry. Returns `None` if nothing was claimed, or if
+    /// another thread has popped the entry; that thread then runs the operation, although the claim was won here.
     ///
     /// # Safety
-    /// 1. `claim` returns the pointer stored by [`publish`](Self::publish), and only if the operation had not started.
+    /// 1. `claim` returns only a pointer stored by [`publish`](Self::publish), and only if the operation had not
+    ///    started.
     pub unsafe fn take(claim: impl FnOnce() -> Option<NonNull<Op<T>>>) -> Option<Self> {
         let _pinned = (!removed(Step::PinBeforeTake)).then(epoch::pin);
         let op = claim()?;

@@ -20,9 +20,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineKind {
-    /// An engine without threads: each operation runs inside its push, on the pushing thread, in order. This kind is
-    /// for debugging and serves as a baseline for the others. An operation that conflicts with a running one
-    /// (asynchronous, pushed by another thread, or the pushing operation itself) runs as soon as the running operation
+    /// An engine without threads: as a rule, each operation runs inside its push, on the pushing thread. This kind is
+    /// for debugging and serves as a baseline for the others. An operation that conflicts with a running operation (one
+    /// that is asynchronous, was pushed by another thread, or is itself pushing) runs as soon as the running operation
     /// completes, on the thread that completes it. An operation pushed by the function of a device operation runs as
     /// soon as the device operation completes.
     ///

@@ -20,7 +20,7 @@
 /// | `CopyFromGpu` | the thread for copies from devices | the copy thread | the pushing thread |
 /// | `CpuPrioritized`, `GpuPrioritized` | the workers for prioritised operations | the workers, at the maximum priority | the pushing thread |
 ///
-/// [`EngineKind::Naive`](crate::EngineKind::Naive) describes when its operations run on another thread than the pushing
+/// [`EngineKind::Naive`](crate::EngineKind::Naive) describes when its operations run on a thread other than the pushing
 /// one.
 ///
 /// These properties correspond to the values of `MXNet`'s `FnProperty` that select a lane. For the other values, raddle

@@ -1,5 +1,5 @@
-//! Support for the tests and the fuzz targets: engines of every kind, a watchdog, gates, values that count their drops,
-//! programs of operations, and the functions run by the fuzz targets.
+//! Support for the tests and the fuzz targets: engines of every kind, a watchdog, gates, values whose drops are
+//! counted, programs of operations, and the functions run by the fuzz targets.
 
 #![allow(missing_docs, missing_debug_implementations, reason = "a private crate for tests")]
 #![allow(
@@ -38,20 +38,21 @@ use std::{
 
 use raddle::{Engine, EngineKind, IdlePolicy, OpError, OpHandle, Token, WaitError};
 
-/// The time after which a test counts as hanging. Under Miri, seconds of work take hours.
+/// The time after which a test, or a wait inside one, counts as hanging, unless it has its own limit. Under Miri,
+/// seconds of work take hours.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 60 });
 
-/// The time limit for a short test or step. It is below [`PATIENCE`], so that a hang is reported sooner.
+/// The time limit for a short test or step. Except under Miri, it is below [`PATIENCE`], so a hang is reported sooner.
 pub const AWHILE: Duration = Duration::from_secs(if cfg!(miri) { 36_000 } else { 20 });
 
-/// The time limit for a short step in a test that reports the delay itself. It is below any watchdog's limit, even a
-/// limit that `.ci/planted` lowers with `RADDLE_PATIENCE`.
+/// The time limit for a short step, for tests that report its delay before [`watched`] does: it is below the limit that
+/// `.ci/planted` sets with `RADDLE_PATIENCE`.
 pub const SOON: Duration = Duration::from_secs(if cfg!(miri) { 18_000 } else { 5 });
 
 /// The time for which a test waits to see that something does *not* happen.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
-/// Names that try to break out of strings, elements, lines and terminals.
+/// Names that break strings, HTML elements, lines or terminals if they are not escaped.
 pub const HOSTILE: [&str; 9] = [
     "\"quoted\" and \\backslashed\\",
     "</script><script>document.title='broken'</script>",
@@ -74,8 +75,8 @@ pub fn engine(kind: EngineKind, workers: usize) -> Engine {
     Engine::builder().kind(kind).workers(workers).pin(false).build().expect("the engine is built")
 }
 
-/// Builds engines of every kind, each with a name for messages. They have one, two or four workers; some spin before
-/// parking, some park immediately, and some are pinned.
+/// Builds engines of every kind, each with a name for messages. An engine has one, two or four workers; depending on
+/// the engine, they spin before parking or park immediately, and are pinned or not.
 pub fn all_engines() -> Vec<(String, Engine)> {
     let mut engines = vec![("Naive".to_owned(), engine(EngineKind::Naive, 1))];
     let policies = [
@@ -96,7 +97,7 @@ pub fn all_engines() -> Vec<(String, Engine)> {
     engines
 }
 
-/// Runs `f` on a separate thread, turning a hang into a failure with a message.
+/// Runs `f` on a separate thread. Panics if `f` panics or has not ended within [`PATIENCE`].
 #[track_caller]
 pub fn watched(f: impl FnOnce() + Send + 'static) {
     watched_for(PATIENCE, f);
@@ -125,7 +126,7 @@ pub fn watched_for(limit: Duration, f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Runs `f` under the watchdog once for each of `kinds`, on an engine with `workers` workers.
+/// Runs `f` under [`watched`] once for each of `kinds`, on a new engine of that kind with `workers` workers.
 #[track_caller]
 pub fn on_kinds(kinds: &[EngineKind], workers: usize, f: impl Fn(Engine) + Clone + Send + 'static) {
     for &kind in kinds {
@@ -215,7 +216,8 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps an engine's `workers` ordinary workers busy until the returned gate is opened. All are busy when this returns.
+/// Keeps an engine's ordinary workers, of which there are `workers`, busy until the returned gate is opened. All of
+/// them are busy when this function returns.
 pub fn occupy(engine: &Engine, workers: usize) -> Gate {
     let (gate, meeting) = (Gate::new(), Meeting::new(workers + 1));
     for _ in 0..workers {
@@ -233,7 +235,8 @@ pub fn occupy(engine: &Engine, workers: usize) -> Gate {
 }
 
 /// Starts an asynchronous operation that mutates `token` and completes when the returned gate is opened. The operation
-/// has started when this returns. The operation works on all kinds of engines and occupies no worker.
+/// has started when this function returns, and occupies no worker while the gate is closed. This works on engines of
+/// every kind.
 pub fn hold(engine: &Engine, token: &Token) -> Gate {
     let (gate, started) = (Gate::new(), Gate::new());
     let (gate_inside, started_inside) = (gate.clone(), started.clone());
@@ -283,7 +286,7 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
     let waker = Waker::from(Arc::clone(&unpark));
     let start = Instant::now();
     loop {
-        // The future is polled only when woken, so a lost wake-up is noticed.
+        // After its first poll, the future is polled only when woken, so a lost wake-up is noticed.
         if unpark.1.swap(false, SeqCst) {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return Ok(output);
@@ -296,10 +299,10 @@ pub fn block_on_within<F: Future>(future: F, limit: Duration) -> Result<F::Outpu
     }
 }
 
-/// Runs a future to completion on this thread, and panics if it is not woken in time.
+/// Runs a future to completion on this thread, and panics if it has not completed within [`PATIENCE`].
 #[track_caller]
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    block_on_within(future, PATIENCE).unwrap_or_else(|NotInTime| panic!("a future was not woken within {PATIENCE:?}"))
+    block_on_within(future, PATIENCE).unwrap_or_else(|NotInTime| panic!("a future did not complete in {PATIENCE:?}"))
 }
 
 /// Returns a future that wakes itself and is ready at its next poll.
@@ -379,7 +382,7 @@ impl Clone for Droppable {
 }
 
 impl Droppable {
-    /// Uses the value, so that a closure captures it.
+    /// Uses the value, so that a closure captures it. Panics if the value has been dropped.
     pub fn touch(&self) {
         assert!(!self.gone.load(SeqCst), "a value was used after its drop");
     }
@@ -415,7 +418,8 @@ pub fn is_child() -> bool {
 }
 
 /// Runs the ignored test `name` of this binary in a separate process, with additional environment variables. Returns
-/// whether the test succeeded, and its output. Used by tests that end or modify their process.
+/// whether the test succeeded within [`PATIENCE`], and the process's output. Meant for tests that end or modify their
+/// process.
 #[track_caller]
 pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     struct Kill(Child);
@@ -464,14 +468,14 @@ pub fn child(name: &str, variables: &[(&str, &str)]) -> (bool, String) {
     }
 }
 
-/// Runs the ignored test `name` in a [`child`] and panics unless it succeeds.
+/// Runs the ignored test `name` with [`child`] and panics unless the test succeeds.
 #[track_caller]
 pub fn child_succeeds(name: &str) {
     let (success, text) = child(name, &[]);
     assert!(success, "{name} failed in its own process: {text}");
 }
 
-/// Runs the ignored test `name` in a [`child`] once for each kind of engine, selected by `RADDLE_ENGINE`. Panics unless
+/// Runs the ignored test `name` with [`child`] once for each kind of engine, selected by `RADDLE_ENGINE`. Panics unless
 /// every run succeeds.
 #[track_caller]
 pub fn child_succeeds_on_each_kind(name: &str) {

@@ -4,7 +4,8 @@ use std::thread;
 
 use crate::{Gate, mapped_bytes};
 
-/// While alive, prevents threads from starting by leaving no address space for their stacks.
+/// While this value is alive, no thread with a stack of the default size can start, since no address space is left for
+/// the stack.
 pub struct NoThreads {
     before: libc::rlimit,
     /// Threads occupying the cached stacks of ended threads.
@@ -17,7 +18,8 @@ impl NoThreads {
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `before` is a live `rlimit` that the call may write.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }, 0);
-        // The limit leaves less memory than a stack needs, but enough for the allocations made under it.
+        // The limit leaves less address space than a stack needs, but enough for the allocations made while the limit
+        // applies.
         Self::set(libc::rlimit { rlim_cur: mapped_bytes() as u64 + (1 << 20), ..before });
         let over = Gate::new();
         let park = || {

@@ -1,11 +1,11 @@
 //! Random programs for the engine and exact checks of their results.
 //!
-//! A [`Program`] is a list of steps for each of several threads: pushes of operations over numbered variables, and
-//! waits. [`run`] runs a program on an engine and returns its [`History`]. Two checks rely only on the engine's
-//! contract:
+//! A [`Program`] is a list of steps for each of its threads: pushes of operations over numbered variables, waits, and
+//! clearings of failures. [`run`] runs a program on an engine and returns its [`History`]. Two checks rely only on the
+//! engine's contract:
 //!
-//! * [`check_serial`], for one pushing thread: all results must equal those of a serial run in push order. The
-//!   operations of these programs may fail on purpose.
+//! * [`check_serial`], for one pushing thread: all results must agree with a serial run in push order. The operations
+//!   of these programs may fail on purpose.
 //! * [`check_some_order`], for any number of threads: each variable's log records the order of its accesses. Together,
 //!   these orders, each thread's order, the order of non-overlapping pushes, and the order of each operation before its
 //!   children must not form a cycle. The check then replays all operations in one common order, comparing every value
@@ -137,8 +137,8 @@ pub struct Program {
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub variables: usize,
-    /// The total number of operations across all threads, including children. The last operation's children may exceed
-    /// this number.
+    /// The total number of operations across all threads, including children. The last operation's children may raise
+    /// the total above this number.
     pub operations: usize,
     pub threads: usize,
     /// The maximum number of variables per operation.
@@ -175,7 +175,7 @@ pub trait Source {
     }
 
     /// Returns whether the choices are exhausted. If so, all further numbers are 0, and the program ends even if its
-    /// shape asks for more steps.
+    /// shape asks for more operations.
     fn is_exhausted(&self) -> bool {
         false
     }
@@ -340,7 +340,7 @@ impl Operation {
         let count = 1 + source.below(bound);
         let mut accesses: Vec<(usize, Access)> = Vec::new();
         while accesses.len() < count {
-            // Some variables are more popular than others.
+            // Some variables are chosen more often than others.
             let bound = if source.one_in(3) { shape.variables.div_ceil(10) } else { shape.variables };
             let mut variable = source.below(bound);
             while accesses.iter().any(|&(other, _)| other == variable) {
@@ -387,7 +387,8 @@ impl Operation {
         self.no_skip || matches!(self.property, Property::NoSkip | Property::DeleteVar)
     }
 
-    /// Returns whether the operation only overwrites the variable: it declares the variable only by `access`.
+    /// Returns whether the operation only overwrites the variable. `access` is the variable's access in `accesses`; the
+    /// variable may also be among `repeats`.
     fn overwrites(&self, variable: usize, access: Access) -> bool {
         access == Access::Overwrite && !self.repeats.contains(&variable)
     }
@@ -443,16 +444,16 @@ const TYPED: u64 = 0x5555_5555;
 pub struct Model {
     /// Values outside the engine, used by every operation.
     slots: Vec<u64>,
-    /// Values of the typed variables, also used by typed operations.
+    /// Values of the typed variables, used only by typed operations.
     typed: Vec<u64>,
     versions: Vec<u64>,
     /// For each variable, the operations that may have caused its failure; empty if it has not failed.
     failed: Vec<Vec<Id>>,
-    /// Operations whose failures have not been returned by a wait.
+    /// Operations whose failures certainly do not count as reported yet.
     unreported: BTreeSet<Id>,
     /// Operations whose failures may already count as reported, since a cleared variable may have had them.
     maybe_unreported: BTreeSet<Id>,
-    /// The values seen by each operation that ran.
+    /// For each operation that ran, the values that it saw, folded into one number.
     seen: Vec<Option<u64>>,
 }
 
@@ -518,7 +519,7 @@ impl Model {
     }
 
     /// Clears a variable's failure, which then counts as reported, or as possibly reported if the variable may have one
-    /// of several.
+    /// of several failures.
     fn clear(&mut self, variable: usize) {
         let cleared = std::mem::take(&mut self.failed[variable]);
         match cleared[..] {
@@ -575,14 +576,15 @@ pub struct History {
     slots: Vec<u64>,
     typed: Vec<Answer>,
     versions: Vec<u64>,
-    /// For each operation, the number of runs, the values seen, and the times at which its push began and ended.
+    /// For each operation, the number of runs, the values seen, folded into one number, and the times at which its push
+    /// began and ended.
     runs: Vec<u32>,
     seen: Vec<u64>,
     times: Vec<(u64, u64)>,
     /// For each thread and step, the result if the step waits.
     answers: Vec<Vec<Option<Answer>>>,
     last: Answer,
-    /// Descriptions of accesses that overlapped a conflicting access.
+    /// Descriptions of what went wrong during the run, such as accesses that overlapped a conflicting access.
     violations: Vec<String>,
 }
 
@@ -616,7 +618,7 @@ struct World {
     logs: bool,
     /// The limit on pending operations, and the maximum number pending after a push, if known.
     limit: Option<(usize, Option<u64>)>,
-    /// The number of completed pushes.
+    /// The number of pushes that have returned.
     pushed: AtomicUsize,
     /// The current step of each thread.
     at: Vec<AtomicUsize>,
@@ -625,16 +627,16 @@ struct World {
     variables: Vec<Var<u64>>,
 }
 
-/// What a run records besides the values. Both the logs and the clock synchronize threads to some extent, so runs
-/// without them find more bugs.
+/// What a run records besides the values, and the engine's limit. Both the logs and the clock synchronize threads to
+/// some extent, so runs without them find more bugs.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
-    /// The order in which operations hold each variable.
+    /// Whether to record the order in which operations access each variable.
     pub logs: bool,
-    /// The times at which each push begins and ends.
+    /// Whether to record the times at which each push begins and ends.
     pub clock: bool,
-    /// The engine's limit on pending operations. If it is set, pushes use every call that respects the limit, and the
-    /// number of pending operations is checked against it.
+    /// The engine's limit on pending operations. If it is set, pushes use each of the calls that respect the limit, and
+    /// the number of pending operations is checked if its maximum is known.
     pub limit: Option<usize>,
 }
 
@@ -825,8 +827,8 @@ impl World {
             .overwrites(self.tokens(operation, Access::Overwrite))
     }
 
-    /// Returns a builder from `describe`. If there is a limit, one builder in four has waited for room, and another one
-    /// in four has found room or been refused.
+    /// Returns a builder from `describe`. If there is a limit, the builder of one operation in four has waited for
+    /// room, and that of another one in four has found room, unless there was none.
     fn admitted<'e>(is_limited: bool, id: Id, describe: impl Fn() -> OpBuilder<'e>) -> OpBuilder<'e> {
         match id % 4 {
             2 if is_limited => match describe().if_room() {
@@ -924,8 +926,8 @@ impl World {
 
     // ------------------------------------------------------------------- what operations do ----
 
-    /// Begins the operation's accesses and folds the values that it sees into one number. `typed` yields its typed
-    /// variables' values.
+    /// Begins the operation's accesses and folds the values that it sees into one number. `typed`, if given, yields the
+    /// values of its typed variables, except those that it overwrites.
     fn enter(&self, id: Id, mut typed: Option<impl Iterator<Item = u64>>) -> u64 {
         let operation = self.program.operation(id);
         for &(variable, access) in &operation.accesses {
@@ -961,7 +963,7 @@ impl World {
         seen
     }
 
-    /// Writes the operation's values and ends its accesses.
+    /// Writes the operation's values outside the engine and ends its accesses.
     fn leave(&self, id: Id, seen: u64) {
         for (index, &(variable, access)) in self.program.operation(id).accesses.iter().enumerate() {
             let slot = &self.slots[variable];
@@ -979,7 +981,7 @@ impl World {
         match self.program.operation(id).ends {
             Ends::Well => Ok(()),
             Ends::Error | Ends::Lost => Err(format!("{id} fails on purpose")),
-            // The panic hook does not report this panic.
+            // `resume_unwind` does not call the panic hook, so this panic is not reported.
             Ends::Panic => resume_unwind(Box::new(format!("{id} panics on purpose"))),
         }
     }
@@ -1093,7 +1095,7 @@ impl History {
     }
 
     /// Returns this history with a cycle: the logs of the first two variables disagree on the order of two operations
-    /// that conflict on both.
+    /// that conflict on both. Returns `None` if there are no such operations.
     pub fn with_a_cycle(&self, program: &Program) -> Option<Self> {
         let on_second = |id: Id| program.operation(id).accesses.iter().find(|(variable, _)| *variable == 1);
         let at = self.logs[0].windows(2).position(|pair| match pair {
@@ -1189,8 +1191,8 @@ pub fn check_serial(program: &Program, history: &History) -> Result<(), String> 
     history.check_end(program, &model)
 }
 
-/// Checks the history of a program without failures, run with logs, against a serial run in an order consistent with
-/// the logs.
+/// Checks a history with logs, of a program without failures, against a serial run in an order consistent with the
+/// logs.
 pub fn check_some_order(program: &Program, history: &History) -> Result<(), String> {
     check_logs(program, history)?;
     for answer in history.answers.iter().flatten().flatten() {

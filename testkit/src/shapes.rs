@@ -1,5 +1,5 @@
 //! Extension traits for push forms that tests need and the library lacks: the function may precede the variables, take
-//! only the context, and return nothing or an error of any type.
+//! only the context, and return nothing or a `Result` with an error of any type.
 
 use raddle::{
     Accesses, BoxError, Completion, Engine, GpuStream, OpBuilder, OpContext, OpHandle, Operator, PushError, Refs,
@@ -23,7 +23,7 @@ impl<E: Into<BoxError>> Report for Result<(), E> {
     }
 }
 
-/// The return type of a function type, which lets this file refer to the type `!`.
+/// Names the return type of a function type, so that this file can refer to the type `!`.
 pub trait Returns {
     type Type;
 }
@@ -226,7 +226,7 @@ pub trait EngineShapes {
         F: FnOnce(&OpContext<'_>) -> R + Send + 'static,
         R: Report;
 
-    /// Pushes an unnamed operation that completes only when its completion handle is used.
+    /// Pushes an unnamed operation that completes only when its [`Completion`] is used or dropped.
     fn push_async<F, R, const READS: usize, const WRITES: usize>(
         &self,
         f: F,

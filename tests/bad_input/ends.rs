@@ -279,7 +279,7 @@ fn an_operation_may_drop_the_last_handle_to_the_engine() {
     });
 }
 
-/// The closure never runs. It is dropped either because a variable has failed or because the engine cancels its
+/// The function never runs. It is dropped either because a variable has failed or because the engine cancels its
 /// operation.
 #[test]
 fn a_skipped_operation_may_own_the_last_handle_to_the_engine() {

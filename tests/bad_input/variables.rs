@@ -286,8 +286,8 @@ fn a_value_may_own_handles_to_variables() {
         engine.op("").push(outer.read(), |_| {}).unwrap();
         drop(outer);
         eventually("both are gone", || drops.dropped() == 1);
-        // An operation moves a handle to a variable into that variable, keeping the variable alive until the handle is
-        // removed.
+        // An operation moves a handle to a variable into the value of that variable, which keeps the variable alive
+        // until the handle is removed.
         struct Own {
             own: Option<Var<Own>>,
             _thing: common::Droppable,

@@ -148,8 +148,8 @@ fn copies_of_different_lengths_fail_and_copy_nothing() {
     }
 }
 
-/// If a function fails after it has issued work, its variables fail, dependent operations are skipped, and overwriting
-/// a variable clears its failure.
+/// If an operation's function fails after it has issued work, the operation's variables fail, dependent operations are
+/// skipped, and overwriting a variable clears its failure.
 #[test]
 fn a_failed_function_fails_its_variables_until_they_are_overwritten() {
     for kind in KINDS {
@@ -235,7 +235,7 @@ fn a_lost_device_fails_later_operations_on_it_and_no_others() {
             engine.op("cpu").push(cpu.write(), |cpu| *cpu += 1).unwrap();
             let failed = failure(engine.wait_for_var(&var));
             assert_eq!(failed.name(), "launch");
-            assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "the failure stays");
+            assert!(failure(engine.wait_for_var(&var)).ptr_eq(&failed), "a later wait returned another failure");
             assert!(matches!(failed.cause(), Cause::Device(_) | Cause::Error(_)), "{kind}: {failed:?}");
             assert_eq!(engine.get(&cpu).unwrap(), 1);
             assert!(engine.device_var::<u64>(GPU, 1).unwrap_err().is_lost());
@@ -436,7 +436,7 @@ fn the_drop_of_an_engine_waits_for_work_in_flight() {
     }
 }
 
-/// A device operation holds the last handle to the engine.
+/// The function of a device operation drops a handle to the engine, which may be the last one.
 #[test]
 fn the_last_handle_to_an_engine_may_be_dropped_on_a_device_thread() {
     for kind in THREADED {
@@ -480,7 +480,7 @@ fn a_shutdown_does_not_wait_for_a_stalled_device_with_an_asynchronous_operation(
             });
             let in_time = over.pass_within(SOON);
             gpu.resume();
-            assert!(in_time, "{kind}: a shutdown of {MOMENT:?} waited for the device");
+            assert!(in_time, "{kind}: a shutdown with a limit of {MOMENT:?} waited for the device");
             assert_eq!(thread.join().unwrap(), Ok(()), "{kind}");
         });
     }

@@ -101,14 +101,14 @@ fn kernel_from(
     pushed.expect("the engine is open");
 }
 
-/// Writes `values` to the device, through a new pinned variable.
+/// Pushes operations that write `values` to `var` through a new pinned variable.
 fn upload(engine: &Engine, var: &Var<DeviceVec<u64>>, values: Vec<u64>) {
     let host = pinned(engine, values.len());
     engine.op("fill").push(host.write(), move |host| host.copy_from_slice(&values)).expect("the engine is open");
     engine.op("upload").on(GPU).copy_to_device(&host, var).expect("the engine is open");
 }
 
-/// Returns the values on the device.
+/// Returns the values of `var`, copied through a new pinned variable.
 fn download(engine: &Engine, var: &Var<DeviceVec<u64>>, len: usize) -> Vec<u64> {
     let host = pinned(engine, len);
     engine.op("download").on(GPU).copy_from_device(var, &host).expect("the engine is open");
@@ -130,7 +130,7 @@ fn hold_lane(engine: &Engine, property: Property) -> Gate {
     gate
 }
 
-/// Waits until `launches` kernels and `copies` copies have been issued.
+/// Waits until `launches` kernels and `copies` copies have been issued. Panics if there are more.
 fn issued(gpu: &SimulatedGpu, launches: u64, copies: u64) {
     eventually("everything is issued", || {
         let counts = gpu.counts();

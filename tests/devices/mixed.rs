@@ -79,7 +79,8 @@ enum Ends {
 #[derive(Clone, Debug)]
 struct Operation {
     kind: Kind,
-    /// Each variable appears once. Variables that are only read come first, in folding order.
+    /// Each variable appears once. Variables that are only read come first, in the order in which their values are
+    /// folded.
     accesses: Vec<(usize, Access)>,
     ends: Ends,
     property: Property,
@@ -257,11 +258,11 @@ fn begin(id: usize) -> u64 {
 struct Model {
     values: Vec<u64>,
     versions: Vec<u64>,
-    /// For each failed variable, the operation that caused its failure.
+    /// For each variable, the operation that caused its failure, if the variable has failed.
     failed: Vec<Option<usize>>,
     /// What each operation saw, or the operation that caused its failure.
     results: Vec<Result<u64, usize>>,
-    /// The failures not yet reported.
+    /// The operations whose failures have not been reported yet.
     unknown: BTreeSet<usize>,
 }
 
@@ -586,7 +587,8 @@ impl Runner {
         pushed.expect("the engine is open")
     }
 
-    /// Pushes further operations to read a variable's value.
+    /// Returns a variable's value, which further operations read. Returns `u64::MAX` if pinned memory for the value
+    /// cannot be allocated.
     fn value(&self, variable: usize) -> Result<u64, WaitError> {
         let of_host = |host: &Var<PinnedVec<u64>>| {
             self.engine.op("look").submit(host.read(), |host| host[0]).expect("the engine is open").wait()
@@ -738,11 +740,11 @@ fn assert_is_of_the_fault(program: &Program, error: &WaitError) {
     // The final downloads are not operations of the program.
     if error.name() != "download" {
         let gpu = program.operations[origin(error)].gpu();
-        assert_eq!(gpu, Some(0), "a failure in an operation that does not run on the device: {error}");
+        assert_eq!(gpu, Some(0), "a failure in an operation that does not run on GPU 0: {error}");
     }
 }
 
-/// Returns the operations and the variables that a fault of GPU 0 can affect.
+/// Returns whether a fault of GPU 0 can affect each operation, and the variables that the fault can leave failed.
 fn exposed(program: &Program) -> (Vec<bool>, BTreeSet<usize>) {
     let (mut operations, mut variables) = (Vec::new(), BTreeSet::new());
     for operation in &program.operations {
@@ -762,7 +764,8 @@ fn exposed(program: &Program) -> (Vec<bool>, BTreeSet<usize>) {
     (operations, variables)
 }
 
-/// Runs a program with a fault. Returns whether anything failed, and the number of calls to the device.
+/// Runs only the operations of a program, with a fault. Returns whether anything failed, and the number of calls to GPU
+/// 0.
 fn run_with(program: &Arc<Program>, kind: EngineKind, seed: u64, fault: Fault) -> (bool, u64) {
     let mut runner = Runner::new(program, kind, seed);
     let gpu = runner.gpus[0].clone();
@@ -830,7 +833,7 @@ fn fixed() -> Arc<Program> {
     let mut program = Program::generate(60, false, &mut Random::new(77));
     program.steps.clear();
     let of = |gpu| program.operations.iter().filter(|operation| operation.gpu() == gpu).count();
-    assert!(of(None) > 5 && of(Some(0)) > 15 && of(Some(1)) > 15, "the program has some of everything");
+    assert!(of(None) > 5 && of(Some(0)) > 15 && of(Some(1)) > 15, "a device has too few operations");
     Arc::new(program)
 }
 
@@ -846,7 +849,7 @@ fn a_failing_command_fails_only_its_dependents_and_nothing_hangs() {
                 let (failed, _) = run_with(&program, kind, n, Fault::FailAt(n));
                 without += u64::from(!failed);
             }
-            assert!((1..50).contains(&without), "{without} of 60 faults had no effect, instead of some but not most");
+            assert!((1..50).contains(&without), "{without} of 60 faults had no effect: expected some, but not most");
         });
     }
 }
@@ -880,7 +883,7 @@ fn a_lost_device_fails_only_its_dependents_and_nothing_hangs() {
 }
 
 /// Measures the time until all waits have returned. On an idle machine, it is at most five milliseconds. On a loaded
-/// machine, the fastest of several rounds may take fifty milliseconds.
+/// machine, the fastest of the rounds may take nearly fifty milliseconds.
 #[test]
 fn waits_return_soon_after_a_loss() {
     for kind in THREADED {

@@ -22,8 +22,8 @@ fn edges(gpu: &SimulatedGpu) -> (u64, u64) {
 /// The maximum number of operations in flight on one stream.
 const IN_FLIGHT: u64 = 128;
 
-/// Pushes a chain of `count` kernels on one stream of a stalled device, passes the device to `check`, and waits for the
-/// chain to end. Asserts that nothing is recorded or waited for.
+/// Pushes a chain of `count` kernels on one stream of a stalled device, resumes the device, waits for the chain to end,
+/// and passes the device to `check`. Asserts that no event is recorded or waited for.
 fn chain_on_one_stream(count: u64, check: fn(&SimulatedGpu)) {
     for kind in THREADED {
         watched(move || {
@@ -49,7 +49,7 @@ fn a_chain_on_one_stream_has_no_events_and_two_marks() {
     chain_on_one_stream(IN_FLIGHT / 2, |gpu| assert_eq!(gpu.counts().marks, 2));
 }
 
-/// A stream receives a limited number of operations at first, and the rest once these have completed.
+/// A stream receives a limited number of operations at first, and further ones as these complete.
 #[test]
 fn a_longer_chain_on_one_stream_has_no_events() {
     chain_on_one_stream(1000, |_| ());
@@ -109,7 +109,7 @@ fn a_chain_over_three_streams_has_an_event_and_a_wait_at_each_step() {
         assert_eq!(edges(&gpu), (2, 2));
         gpu.resume();
         assert_eq!(look.wait().unwrap(), [9; 4]);
-        assert_eq!(edges(&gpu), (2, 2), "no event was requested later");
+        assert_eq!(edges(&gpu), (2, 2), "an event was requested later");
     });
 }
 

@@ -55,7 +55,7 @@ fn a_version_rises_when_the_device_completes_the_mutation() {
             issued(&gpu, 4, 0);
             gpu.advance(ms(1));
             engine.wait_for_all().unwrap();
-            assert_eq!(var.version(), 3, "a read is not counted");
+            assert_eq!(var.version(), 3, "a read was counted");
         });
     }
 }
@@ -264,7 +264,7 @@ fn a_variable_dropped_in_flight_is_freed_when_the_device_is_done() {
             kernel(&engine, "last", &var, |values| values.fill(7));
             issued(&gpu, 1, 0);
             drop(var);
-            // The engine's own deletion cannot be complete, because it follows the kernel.
+            // The deletion that the drop has pushed cannot be complete, because it follows the kernel.
             assert!(engine.wait_for_all_timeout(MOMENT).is_err());
             let before = gpu.counts();
             let second = device(&engine, 1000);
@@ -551,7 +551,7 @@ fn properties_without_a_meaning_on_a_device_are_refused() {
     }
 }
 
-/// A kernel may push, like any program code.
+/// A kernel's function may push operations.
 #[test]
 fn operations_that_a_kernel_pushes_run() {
     for kind in KINDS {
@@ -607,7 +607,7 @@ fn completions_are_noticed_however_many_operations_are_pushed() {
     }
 }
 
-/// If the stream ran empty, the device would be idle until the next poll of its lane.
+/// If the stream ran empty, the device would be idle until the lane polls the stream again.
 #[test]
 fn a_full_stream_receives_further_operations_before_it_is_empty() {
     for kind in THREADED {
@@ -652,7 +652,7 @@ fn the_thread_of_a_lane_sleeps_for_a_short_time() {
     let before = slack();
     let lanes = engine.op("look").on(GPU).submit((), move |()| slack()).unwrap();
     assert_eq!(lanes.wait().unwrap(), 1);
-    assert_eq!(slack(), before, "the program's own threads are unchanged");
+    assert_eq!(slack(), before, "a thread of the program has changed");
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn a_stop_waits_for_what_is_in_flight_and_issues_nothing_more() {
                 let stop = threads.spawn(|| engine.stop(None));
                 thread::sleep(MOMENT);
                 assert!(!stop.is_finished(), "a kernel is in flight");
-                // The lane's thread has nothing left to do once this kernel is complete.
+                // `stays` is not issued, so the lane's thread has nothing left to do once `in flight` is complete.
                 kernel(&engine, "stays", &var, |values| values[0] *= 10);
                 gpu.advance(ms(1));
                 stop.join().unwrap().unwrap();
@@ -79,7 +79,7 @@ fn a_stop_waits_for_what_is_in_flight_and_issues_nothing_more() {
             let launches = gpu.counts().launches;
             gpu.advance(ms(1));
             thread::sleep(MOMENT);
-            assert_eq!((gpu.counts().launches, var.version()), (launches, 2), "a stopped engine does nothing");
+            assert_eq!((gpu.counts().launches, var.version()), (launches, 2), "a stopped engine did something");
             engine.start().unwrap();
             issued(&gpu, 2, 1);
             gpu.advance(ms(1));
@@ -118,7 +118,7 @@ fn a_stop_serves_lanes_that_functions_wait_for() {
                 started.pass();
                 thread::scope(|threads| {
                     let stop = threads.spawn(|| engine.stop(None));
-                    // Meanwhile, the lanes that have threads are laid aside.
+                    // Meanwhile, the workers of the lanes that have threads are laid aside.
                     thread::sleep(MOMENT);
                     gate.open();
                     stop.join().unwrap().unwrap();
@@ -127,7 +127,7 @@ fn a_stop_serves_lanes_that_functions_wait_for() {
                 let version = var.version();
                 kernel(&engine, "stays", &var, |values| values[0] += 1);
                 thread::sleep(MOMENT);
-                assert_eq!(var.version(), version, "a stopped engine does nothing");
+                assert_eq!(var.version(), version, "a stopped engine did something");
                 engine.start().unwrap();
                 assert_eq!(download(&engine, &var, 1), [5], "{kind} {used}");
             });
@@ -165,8 +165,8 @@ fn a_wait_for_what_is_in_flight_returns_without_a_start() {
     }
 }
 
-/// Two operations are in flight on the same lane. The function waits for one of them; the other completes only after
-/// the wait.
+/// Two operations are in flight on the same lane. A function waits for one of them; the other completes only after the
+/// wait.
 #[test]
 fn a_lane_that_is_to_stop_serves_a_function_that_begins_to_wait() {
     for kind in THREADED {
@@ -352,7 +352,7 @@ fn an_engine_that_stops_while_devices_work_loses_nothing() {
                     engine.stop(None).unwrap();
                     let (version, launched) = (total.version(), var.version());
                     thread::sleep(Duration::from_micros(500));
-                    assert_eq!((total.version(), var.version()), (version, launched), "a stopped engine does nothing");
+                    assert_eq!((total.version(), var.version()), (version, launched), "a stopped engine did something");
                     engine.start().unwrap();
                 }
             });
@@ -417,7 +417,7 @@ fn an_engine_with_devices_may_be_stopped_and_started_on_any_kind() {
             let stays = stays.unwrap();
             assert_eq!(stays.is_done(), kind == EngineKind::Naive);
             engine.shutdown(Shutdown::Drain, Some(PATIENCE)).unwrap();
-            assert!(stays.is_done(), "a shutdown starts the engine");
+            assert!(stays.is_done(), "the shutdown did not start the engine");
         });
     }
 }

@@ -21,7 +21,8 @@ fn own(gpu: &SimulatedGpu) -> ImportedStream {
     ImportedStream::simulated(gpu).expect("the device is sound")
 }
 
-/// Launches a kernel that multiplies each value by seven and adds `term`, so that no two such kernels commute.
+/// Launches a kernel that multiplies each value by seven and adds `term`, so that two such kernels with different terms
+/// do not commute.
 fn fold(stream: &mut GpuStream, values: &mut DeviceVec<u64>, term: u64) -> Result<(), DeviceError> {
     simulated(stream).launch(Duration::ZERO, values, move |values| {
         values.iter_mut().for_each(|value| *value = value.wrapping_mul(7).wrapping_add(term));
@@ -33,7 +34,7 @@ fn folded(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(1, |value: u64, term| value.wrapping_mul(7).wrapping_add(term))
 }
 
-/// Pushes an operation that folds `term` into the values on the stream `own`.
+/// Pushes an operation that, on the stream `own`, folds `term` into the values.
 #[track_caller]
 fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, own: &Var<ImportedStream>, term: u64) {
     let launch = move |stream: &mut GpuStream, (values, own): (&mut DeviceVec<u64>, &mut ImportedStream)| {
@@ -43,8 +44,8 @@ fn fold_on(engine: &Engine, property: Property, values: &Var<DeviceVec<u64>>, ow
     pushed.expect("the engine is open");
 }
 
-/// Commands issued before and after those on an imported stream keep their order, whichever command the device picks
-/// first.
+/// Commands on an imported stream run after those issued before them and before those issued after them, whichever
+/// command the device picks first.
 #[test]
 fn work_on_an_imported_stream_is_ordered_with_all_operations() {
     for kind in KINDS {
@@ -219,7 +220,8 @@ fn work_issued_before_a_panic_or_an_error_is_ordered() {
                     );
                     failure(launch.unwrap().wait());
                     upload(&engine, &var, vec![1]);
-                    // The failure of one operation does not fail the next one.
+                    // This operation does not fail: `upload` has overwritten the variable, and the operation overwrites
+                    // the stream.
                     fold_on(&engine, Property::Normal, &var, &own, 1);
                     assert_eq!(download(&engine, &var, 1), [folded([1])], "{kind}, seed {seed}");
                 }
@@ -280,7 +282,7 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
             let launch = engine.op("lose").on(GPU).submit_launch_any(
                 (var.write(), own.overwrite()),
                 move |stream, (values, own)| {
-                    // Ignoring the error changes nothing.
+                    // The operation fails although its function ignores this error.
                     let _ = stream.include(own, |own| {
                         pulled.lose();
                         fold(own, values, 1)
@@ -299,7 +301,7 @@ fn a_loss_while_a_stream_is_included_fails_this_and_later_operations() {
 }
 
 /// If a device refuses every attempt to make the lane's stream wait for the imported one, the engine gives up the
-/// device: all the device's operations report its loss, and no later function is called.
+/// device: all the device's operations report its loss, and no later kernel runs.
 #[test]
 fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
     for kind in KINDS {
@@ -314,13 +316,13 @@ fn a_device_that_refuses_to_order_an_imported_stream_is_given_up() {
             let launch = engine.op("try").on(GPU).submit_launch_any(
                 (vars[0].write(), own.overwrite()),
                 move |stream, (values, own)| {
-                    // Ignoring the error makes no difference.
+                    // The device is given up although the function ignores this error.
                     let _ = stream.include(own, |own| {
                         fold(own, values, 1).expect("the device is sound");
                         refusing.refuse_from(1);
                     });
                     refusing.refuse_at(0);
-                    assert!(stream.simulated().is_none(), "the stream is dead");
+                    assert!(stream.simulated().is_none(), "the stream still works");
                     Ok::<(), BoxError>(())
                 },
             );

@@ -81,7 +81,7 @@ impl Drop for OpensOnDrop {
     }
 }
 
-/// Operations of higher priority that have not been issued do not delay a cross-lane waiter.
+/// Operations of higher priority that have not been issued do not delay a wait at the lane.
 #[test]
 fn a_wait_returns_although_operations_of_higher_priority_keep_the_lane_busy() {
     fn again(engine: &Engine, stop: &Arc<AtomicBool>) {
@@ -249,7 +249,7 @@ fn an_operation_that_always_runs_does_so_on_a_lost_device() {
                 let at_run = Arc::clone(&ran);
                 let launch = engine.op("releases").on(Device::Gpu(0)).kind(property);
                 launch.launch_any(var.write(), move |_, _| at_run.store(true, SeqCst)).unwrap();
-                assert!(engine.wait_for_var(&var).is_err(), "the failure stays");
+                assert!(engine.wait_for_var(&var).is_err(), "the failure was cleared");
                 assert!(ran.load(SeqCst), "{kind} {property:?}");
             });
         }

@@ -15,7 +15,7 @@ fn a_panic_fails_the_operation_and_the_worker_survives() {
         assert!(is_panic(&failure(engine.get(&a)), Some("literal")));
         assert!(is_panic(&failure(engine.get(&b)), Some("formatted 7")));
         assert!(is_panic(&failure(engine.get(&c)), None));
-        // The only worker still runs operations.
+        // The engine still runs operations.
         assert_eq!(engine.op("").submit((), |()| 1).unwrap().wait().unwrap(), 1);
     });
 }
@@ -267,7 +267,7 @@ fn a_failed_overwrite_leaves_the_variable_failed() {
     });
 }
 
-/// The operation that should have cleared the failure itself fails; that failure must be reported too.
+/// The operation that would have cleared the failure fails as well, and its own failure must be reported too.
 #[test]
 fn a_failed_overwrite_of_a_failed_variable_is_reported() {
     on_kinds(&KINDS, 1, |engine| {
@@ -288,7 +288,7 @@ fn a_failed_run_always_operation_on_a_failed_variable_is_reported() {
     });
 }
 
-/// Neither a wait nor a skipped operation may return the replaced failure.
+/// Neither a wait for a variable nor a skipped operation returns the replaced failure.
 #[test]
 fn a_failed_overwrite_replaces_the_failure_of_the_variable() {
     on_kinds(&KINDS, 1, |engine| {
@@ -299,7 +299,7 @@ fn a_failed_overwrite_replaces_the_failure_of_the_variable() {
         assert_eq!(failure(skipped.wait()).name(), "second");
         assert_eq!(failure(engine.get(&value)).name(), "second");
         assert_eq!(failure(engine.wait_for_var(&token)).name(), "second");
-        // The first failure was neither returned nor cleared.
+        // So far, the first failure was neither returned nor cleared.
         assert_eq!(failure(engine.wait_for_all()).name(), "first");
         engine.wait_for_all().unwrap();
     });
@@ -316,7 +316,7 @@ fn an_overwrite_that_is_skipped_replaces_the_failure_of_the_variable() {
     });
 }
 
-/// The handle may be dropped before or after the operation has failed.
+/// `ignore` may be called before or after the operation has failed.
 #[test]
 fn an_ignored_failure_is_not_reported() {
     on_kinds(&KINDS, 1, |engine| {
@@ -336,7 +336,7 @@ fn an_ignored_failure_is_not_reported() {
             gate.iter().for_each(Gate::open);
             dropped.ignore();
             engine.wait_for_all().unwrap();
-            assert_eq!(failure(engine.wait_for_var(&value)).name(), "fails", "the variable stays failed");
+            assert_eq!(failure(engine.wait_for_var(&value)).name(), "fails", "the variable is no longer failed");
             engine.clear_error(&value).unwrap();
         }
         // Merely dropping a handle leaves the failure unreported.
@@ -534,7 +534,7 @@ fn failures_are_cleared_once_while_handles_report_others() {
             });
             assert!(
                 (3000..=6000).contains(&cleared),
-                "{cleared} of 6,000 failures were cleared, although only 3,000 were reported"
+                "{cleared} of 6,000 failures were cleared, although handles reported only 3,000"
             );
             engine.wait_for_all().expect("all failures were reported or cleared");
         }
@@ -620,7 +620,7 @@ fn deletions_run_on_failed_variables() {
     });
 }
 
-/// No failure is lost, even if the deletion itself fails.
+/// The panic is reported by the wait for the deleted variable or by the wait for all.
 #[test]
 fn a_deletion_that_panics_is_reported() {
     on_kinds(&KINDS, 1, |engine| {

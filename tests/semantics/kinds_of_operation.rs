@@ -174,7 +174,7 @@ fn an_async_function_that_returns_early_loses_its_completion() {
     });
 }
 
-/// The function may wait for an operation that depends on its own.
+/// Once the completion is dropped, the function may wait for an operation that depends on the function's own operation.
 #[test]
 fn an_async_operation_completes_when_its_function_drops_the_completion() {
     on_kinds(&KINDS, 2, |engine| {
@@ -387,7 +387,7 @@ fn a_dropped_operator_lives_until_its_runs_complete() {
             operator.push().unwrap();
         }
         drop(operator);
-        assert_eq!(drops.dropped(), 0, "the operator was dropped while it was pending");
+        assert_eq!(drops.dropped(), 0, "the operator's function was dropped while its runs were pending");
         gate.open();
         engine.wait_for_all().unwrap();
         assert_eq!(ran.load(SeqCst), 10);
@@ -492,7 +492,7 @@ fn typed_functions_receive_references_in_the_declared_shape() {
 fn an_operation_may_be_pushed_with_an_iterator_of_accesses() {
     on_kinds(&KINDS, 2, |engine| {
         let values: Vec<Var<usize>> = (0..100).map(|n| engine.var(n)).collect();
-        // Every access queues behind the gate.
+        // Each of the two operations below queues behind one of these gates.
         let gates: Vec<_> = [6, 7].map(|n| hold(&engine, values[n].token())).into();
         let even = each(values.iter().step_by(2).map(|value| value.write()));
         let write = engine.op("write").submit(even, |even| {
@@ -507,7 +507,7 @@ fn an_operation_may_be_pushed_with_an_iterator_of_accesses() {
         assert!(!write.is_done() && !read.is_done());
         gates.iter().for_each(Gate::open);
         assert_eq!(write.wait().unwrap(), 50);
-        assert_eq!(read.wait().unwrap(), (1..100).step_by(2).collect::<Vec<_>>(), "the order is that of the iterator");
+        assert_eq!(read.wait().unwrap(), (1..100).step_by(2).collect::<Vec<_>>(), "not in the iterator's order");
         let all = each(values.iter().map(|value| value.read()));
         let sum = engine.op("sum").submit(all, |all| all.into_iter().sum::<usize>()).unwrap();
         assert_eq!(sum.wait().unwrap(), 99 * 50 + 50 * 1_000);

@@ -301,7 +301,7 @@ fn a_cancel_fails_operations_that_have_not_started_and_ends_waits() {
             assert_eq!(error.name(), "cancelled");
         }
         assert_eq!(ran.load(SeqCst), 0);
-        assert_eq!(drops.dropped(), 20, "not every closure was dropped, or the value was dropped too");
+        assert_eq!(drops.dropped(), 20, "not every function was dropped, or the value was dropped too");
         // Only the mutation that had started counts.
         assert_eq!(value.version(), 1);
         drop(value);

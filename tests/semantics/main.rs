@@ -1,4 +1,4 @@
-//! The contract, rule by rule: pushes, properties, priorities, waits, failures, deletions and shutdowns.
+//! The engine's contract, rule by rule: pushes, properties, priorities, waits, failures, deletions and shutdowns.
 
 #![forbid(unsafe_code)]
 

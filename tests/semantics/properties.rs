@@ -191,7 +191,7 @@ fn delete_var_and_no_skip_run_on_failed_variables() {
     });
 }
 
-/// Each push of an operator sets the priority of that run.
+/// Each push of an operator sets the priority of its run.
 #[test]
 fn the_priority_of_a_run_does_not_override_its_property() {
     on_kinds(&[EngineKind::Pooled], 1, |engine| {

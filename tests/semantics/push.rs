@@ -22,7 +22,7 @@ fn a_push_returns_without_waiting() {
     });
 }
 
-/// Even on the naive engine, a push does not wait, although an asynchronous operation may hold the variable.
+/// Even on the naive engine, a push does not wait, although an asynchronous operation holds the variable.
 #[test]
 fn a_push_on_a_held_variable_returns_without_waiting() {
     on_kinds(&KINDS, 1, |engine| {
@@ -119,7 +119,7 @@ fn a_refused_push_enqueues_nothing() {
             let operator = engine.op("").writes([&own]).reads([invalid]).operator_sync(move |_| captured.touch());
             is_refused(operator.map(drop));
         }
-        // The closures have been dropped and no operation is pending on the valid variable.
+        // The functions have been dropped, and no operation is pending on the valid variable.
         drops.assert_all_gone();
         engine.wait_for_var(&own).unwrap();
         assert_eq!(own.version(), 0);

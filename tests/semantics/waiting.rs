@@ -14,7 +14,8 @@ fn waits_for_a_new_variable_return_immediately() {
     });
 }
 
-/// Creates a variable and pushes a reader that runs until the gate opens. The reader is running when this returns.
+/// Creates a variable and pushes a reader that runs until the returned gate is opened. The reader is running when this
+/// returns.
 fn start_reader(engine: &Engine) -> (Var<i32>, Gate) {
     let (value, gate, started) = (engine.var(1), Gate::new(), Gate::new());
     let (inner_gate, inner_started) = (gate.clone(), started.clone());

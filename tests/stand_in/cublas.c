@@ -5,10 +5,10 @@
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -o DIR/libcublas.so tests/stand_in/cublas.c -LSTAND_IN -l:libcuda.so.1
  *
  * STAND_IN is the folder of the driver's stand-in. LD_LIBRARY_PATH must contain both folders. Mistakes that cuBLAS
- * might not report end the process with a message: a handle that is destroyed, belongs to another context, or is used
- * by two threads at once.
+ * might not report end the process with a message: the use of a handle that is destroyed, belongs to another context,
+ * or is in use on another thread.
  *
- * STAND_IN_CUBLAS_FAULT: the function of which the first call fails (`create`, `stream` or `gemm`). */
+ * STAND_IN_CUBLAS_FAULT: the function whose first call fails (`create`, `stream` or `gemm`). */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ int cuCtxGetCurrent(void **);
 int cuCtxSynchronize(void);
 int cuLaunchHostFunc(void *, void (*)(void *), void *);
 
-/* Handles are never freed, so that a use of a destroyed one can be reported. */
+/* Handles are never freed, so that the use of a destroyed one can be reported. */
 typedef struct { void *context, *stream; int destroyed, users; } handle;
 
 typedef struct { const float *values; int stride, transposed; } matrix;
@@ -33,7 +33,7 @@ static void wrong(const char *what) {
     abort();
 }
 
-/* Whether the call of a function is the first one, which is to fail. */
+/* Returns whether a call of `function` is to fail: the first call of the function named by STAND_IN_CUBLAS_FAULT. */
 static int fails(const char *function) {
     static int has_failed;
     const char *name = getenv("STAND_IN_CUBLAS_FAULT");
@@ -87,7 +87,7 @@ static void compute(void *with) {
         for (int row = 0; row < it->rows; row++) {
             float *to = it->c + (size_t)column * (size_t)it->stride + row, sum = 0;
             for (int i = 0; i < it->inner; i++) sum += at(&it->a, row, i) * at(&it->b, i, column);
-            /* With a factor of 0, the old values are not read: they may be anything. */
+            /* If `beta` is 0, the old values are not read: they may be anything. */
             *to = it->beta == 0 ? it->alpha * sum : it->alpha * sum + it->beta * *to;
         }
     }

@@ -4,18 +4,18 @@
  *
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -pthread -o DIR/libcuda.so.1 tests/stand_in/cuda.c
  *
- * cudarc looks for `libcuda.so`, so DIR needs a link with that name as well. LD_LIBRARY_PATH must be DIR.
+ * cudarc looks for `libcuda.so`, so DIR needs a link with that name as well. LD_LIBRARY_PATH must name DIR.
  *
  * Kernels are the functions in `KERNELS`, found by name: a module offers the entries declared in its PTX, but the code
- * that runs is C. Mistakes that a device might not report end the process with a message. Examples are a kernel whose
- * module is unloaded, and two concurrent accesses to the same memory of which at least one writes. A command that uses
- * memory that is not allocated causes the device to be lost.
+ * that runs is C. Mistakes that a device might not report end the process with a message. Examples are a launch of a
+ * kernel whose module is unloaded, and two concurrent accesses to the same memory of which at least one writes. A
+ * command that uses memory that is not allocated causes the device to be lost.
  *
  * STAND_IN_DEVICES: the number of GPUs (1). STAND_IN_DEPTH: the number of commands in a stream's queue (1024); a call
  * that finds the queue full waits. STAND_IN_MEMORY: the size of a device's memory in bytes (1 GiB). STAND_IN_NARROW:
  * streams cannot write 64 bits. STAND_IN_COMPUTE_MODE: the reported compute mode (0: every process may use the device).
  * STAND_IN_SLOW_US: the minimum duration of a kernel, in microseconds. STAND_IN_FAULT=CODE@N: the Nth asynchronous call
- * is refused; if the code denotes a loss, the device is lost. */
+ * returns the error CODE; if CODE denotes a loss, the device is lost. */
 
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -54,7 +54,8 @@ typedef struct command {
     kind kind;
     address to, from;
     size_t bytes;
-    /* Whether a copy's target, and its source, are in the program's ordinary memory, which cannot be checked. */
+    /* Whether a copy's target (`to_any`) and its source (`from_any`) are in the program's ordinary memory, which cannot
+     * be checked. */
     int to_any, from_any;
     void *staged;
     uint64_t value;
@@ -71,8 +72,8 @@ typedef struct command {
 /* Commands in the order in which they were issued. They can be executed one by one in this order. */
 typedef struct graph { int refs; device *of; command *first, **end; } graph;
 
-/* A capture in progress. `counts` holds the number of commands of each of its streams. The capture began on the first
- * stream. */
+/* A capture, in progress or ended. `counts` holds, for each of its streams, the number of commands captured there. The
+ * capture began on the first of these streams. */
 typedef struct capture {
     int refs, mode, active, invalid, streams;
     uint64_t id;
@@ -121,7 +122,7 @@ static device devices[DEVICES];
 static piece *pieces;
 static access *accesses;
 static capture *captures;
-/* All modules, including unloaded ones, so that a use of one of their functions can be reported. */
+/* All modules. Unloaded ones are kept so that uses of their functions can be reported. */
 static module *modules;
 static int started, count_of_devices, narrow;
 static uint64_t depth, slowness;
@@ -180,8 +181,8 @@ static void drop_piece(piece *it) {
     free(it);
 }
 
-/* Begins an access by a device. If the memory is not allocated, the device is lost. Kernels cannot reach another
- * device's memory unless access was granted. */
+/* Begins an access by a device. The device is lost if the memory is not allocated, or if a kernel uses another device's
+ * memory to which access was not granted. */
 static int begin(access *it, stream *in, address at, size_t bytes, int writes, int by_kernel) {
     device *of = in->of;
     pthread_mutex_lock(&all);
@@ -591,7 +592,7 @@ static int unsafe_call(void) {
     return result;
 }
 
-/* Checks whether the progress of a stream may be queried. */
+/* Checks whether the progress of a stream may be queried. If the stream is being captured, invalidates the capture. */
 static int ask(stream *in) {
     if (in->capture) {
         int result = in->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
@@ -781,10 +782,10 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = devi
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const int VALUES[][2] = {
-        /* Threads of a block, and its three dimensions; the grid's three; shared memory; the warp. */
+        /* Threads of a block, its three dimensions, the grid's three dimensions, shared memory, threads of a warp. */
         { 1, 1024 }, { 2, 1024 }, { 3, 1024 }, { 4, 64 }, { 5, 2147483647 }, { 6, 65535 }, { 7, 65535 }, { 8, 49152 },
         { 10, 32 },
-        /* kHz, units, mapped memory, concurrent kernels, copy engines, unified addressing. */
+        /* Clock rate in kHz, multiprocessors, mapped memory, concurrent kernels, copy engines, unified addressing. */
         { 13, 1980000 }, { 16, 132 }, { 19, 1 }, { 31, 1 }, { 40, 3 }, { 41, 1 },
         /* Compute capability, priorities. */
         { 75, 9 }, { 76, 0 }, { 78, 1 },
@@ -811,7 +812,7 @@ int cuDevicePrimaryCtxRetain(device **it, int number) {
     return result;
 }
 
-/* Destroys everything in the context, once its last holder has released it. */
+/* Destroys everything in a context that its last holder has released. */
 static void destroy(device *it) {
     for (stream *each = it->streams; each; each = each->next) {
         if (each->capture) finish(each->capture);
@@ -894,7 +895,7 @@ static int allocate(address *it, size_t bytes, int host) {
     if (bytes > SIZE_MAX / 2 || (!host && bytes > device_memory - current->used)) return OUT_OF_MEMORY;
     void *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!at) return OUT_OF_MEMORY;
-    /* The memory is filled so that a caller that relies on zeros fails. */
+    /* The memory, up to its first MiB, is filled with a pattern, so that a caller that relies on zeros fails. */
     memset(at, 0x77, bytes < 1 << 20 ? bytes : 1 << 20);
     piece *made = get(sizeof *made);
     *made = (piece){ (address)at, bytes, current, host, 0, 0, pieces };
@@ -904,7 +905,7 @@ static int allocate(address *it, size_t bytes, int host) {
     return OK;
 }
 
-/* Frees device memory once the device is idle. Freeing host memory that a device still uses loses the device. */
+/* Frees device memory once the device is idle. If host memory is freed while a device uses it, the device is lost. */
 static int give_back(address it, int host) {
     if (!current) return INVALID_CONTEXT;
     if (unsafe_call()) return CAPTURE_UNSUPPORTED;
@@ -951,8 +952,8 @@ int cuMemGetInfo_v2(size_t *unused, size_t *total) {
     return result;
 }
 
-/* `to_host` and `from_host` say whether the target and the source may be anywhere in the host's memory. Such memory is
- * accessed before the call returns. */
+/* `to_host` and `from_host` say whether the target and the source may be ordinary memory of the host, not allocated by
+ * this library. Unless the stream is captured, the call accesses ordinary memory before it returns. */
 static int issue_copy(address to, address from, size_t bytes, stream *in, int to_host, int from_host) {
     int result = before(&in);
     if (result) return result;

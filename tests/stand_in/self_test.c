@@ -104,7 +104,7 @@ static void change_late(handle in, address at, uint64_t nanos, uint32_t factor, 
     DO(launch(LATE, in, arguments));
 }
 
-/* Changes a value on several streams in turn. At each change of stream, the same event is recorded and awaited. */
+/* Changes a value on streams chosen at random. At each change of stream, the same event is recorded and awaited. */
 static void *hops(void *seeded) {
     unsigned seed = (unsigned)(uintptr_t)seeded;
     uint32_t *host, expected = 1;
@@ -206,7 +206,7 @@ static void captures(void) {
     for (int i = 0; i < 2; i++) expected = ((expected * 3 + 1) * 5 + 1) * 7 + 1;
     HOLDS(given == expected);
 
-    /* Calls that are refused and invalidate captures. */
+    /* Calls that some capture modes forbid: a forbidden call is refused and invalidates the capture. */
     DO(cuStreamBeginCapture_v2(one, GLOBAL));
     IS(900, elsewhere(GLOBAL));
     IS(901, cuStreamEndCapture(one, &graph));

@@ -1,1 +1,1 @@
-//! Empty; this package exists for its tests, which `.ci/run sanitizers` runs.
+//! Empty: this package exists for its tests, which `.ci/run sanitizers` runs.

@@ -1,8 +1,8 @@
 //! A planted bug for each sanitizer, in an engine's operations, and counterparts without the bugs. `.ci/run sanitizers`
-//! runs each test in a separate process. It fails unless the matching sanitizer reports each bug and nothing in the
-//! counterparts.
+//! runs each test in a separate process. It fails unless the matching sanitizer reports each bug, and reports nothing
+//! in the counterpart.
 //!
-//! All tests are ignored: without a sanitizer, those with a bug leak or have undefined behaviour, yet pass.
+//! All tests are ignored by default: without a sanitizer, those with a bug leak or have undefined behaviour, yet pass.
 
 use std::{cell::UnsafeCell, hint::black_box, mem::MaybeUninit, ptr::NonNull, sync::Arc};
 
@@ -12,8 +12,8 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Pooled).workers(2).pin(false).build().expect("the engine is built")
 }
 
-/// A value accessed by operations without declaring it, which is unsound unless a declared variable orders these
-/// accesses.
+/// A value that operations access without declaring it, which is unsound unless a variable that they declare orders
+/// these accesses.
 struct Hole(UnsafeCell<u64>);
 
 // SAFETY: unsound, which is the planted bug.
@@ -27,8 +27,8 @@ impl Hole {
     }
 }
 
-/// Two operations that share no variable write the same value. They meet through relaxed accesses, so both have started
-/// before either writes.
+/// Two operations that share no variable write the same value. Each waits, through relaxed accesses, until both have
+/// started, and only then writes.
 #[test]
 #[ignore = "a data race, for ThreadSanitizer"]
 fn data_race() {
@@ -40,9 +40,9 @@ fn data_race() {
         engine
             .op("races")
             .push((), move |()| {
-                // Relaxed: the meeting must not order the writes.
+                // Relaxed: meeting here must not order the writes.
                 hole.1.fetch_add(1, Relaxed);
-                // Relaxed: the meeting must not order the writes.
+                // Relaxed: meeting here must not order the writes.
                 while hole.1.load(Relaxed) < 2 {
                     std::hint::spin_loop();
                 }

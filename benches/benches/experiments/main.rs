@@ -5,7 +5,7 @@
 //! experiments [--list] [--quick] [NAME | NUMBER]...
 //! ```
 //!
-//! Exit status 0: all selected experiments ran; 1: one could not run; 77: there is no GPU.
+//! Exit status 0: all selected experiments ran; 1: one could not run, or is unknown; 77: there is no GPU.
 
 #[cfg(feature = "cuda")]
 mod cuda;

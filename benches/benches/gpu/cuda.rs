@@ -207,7 +207,7 @@ pub fn is_to_be_lost() -> bool {
     env::var_os(INSIDE).is_some()
 }
 
-/// Loses the device and prints the time until all waiters received the error.
+/// Loses the device and prints the time until all waiters have received the error.
 pub fn lose_inside() {
     let gpu = CudaGpu::open(0).expect("the other process has opened it");
     let kernels = Kernels::load(gpu.context());

@@ -42,13 +42,14 @@ const SMALL: Duration = Duration::from_micros(5);
 /// The time between a launch on the simulated device and the start of its kernel.
 const LATENCY: Duration = Duration::from_micros(4);
 
-/// The simulated device's copy rate in each direction, in bytes per second, when overlap is measured. The rate is low,
+/// The simulated device's copy rate in each direction, in bytes per second, when commands take time. The rate is low,
 /// so that the CPU, which performs the copies, is not the bottleneck.
 const BANDWIDTH: u64 = 3_000_000_000;
 
 type DeviceWords = DeviceVec<u32>;
 
-/// A function that launches a kernel of the given duration, or as short as possible if that is zero.
+/// A function that launches a kernel of the given duration, or one that is as short as possible if the duration is
+/// zero.
 type Launch = Arc<dyn Fn(&mut GpuStream, &mut DeviceWords, Duration) + Send + Sync>;
 
 /// The timing of the simulated device.
@@ -96,14 +97,14 @@ impl Bed {
         Engine::builder().kind(EngineKind::PerDevice).gpu((self.driver)(pace)).build().expect("an engine")
     }
 
-    /// Returns an engine with one worker and one thread for the device.
+    /// Returns an engine with one worker and one thread for the device, or a naive engine, which has no threads.
     fn small(&self, kind: EngineKind, idle: IdlePolicy) -> Engine {
         let gpu = (self.driver)(Pace::Timed);
         Engine::builder().kind(kind).workers(1).pin(false).idle(idle).gpu(gpu).build().expect("an engine")
     }
 }
 
-/// Pushes a kernel.
+/// Pushes an operation that launches a kernel.
 fn push(launch: &Launch, engine: &Engine, var: &Var<DeviceWords>, property: Property, time: Duration) {
     let launch = Arc::clone(launch);
     let op = engine.op("kernel").on(GPU).property(property);
@@ -276,7 +277,7 @@ fn from_device(bed: &Bed, report: &mut Report) {
          the kernel's time{}, in ns, of {count} samples. The time of the launch itself is included unless it is known.",
         if bed.latency.is_zero() { "" } else { " and the launch's" },
     );
-    // In slices; only those across a flip are repeated.
+    // Samples are taken in slices, of which only those across a flip are repeated.
     let slices = machine::choose(10, 1);
     let mut names = vec![];
     let mut samples: Vec<Samples> = vec![];
@@ -374,7 +375,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
     let note = format!(
         "Chunks are copied in, processed by two kernels, and copied out; four buffers on the device. Each part alone, \
          then all parts together; ms, medians of up to {rounds} rounds. *overlap*: the longest part's time in % of the \
-         time of all."
+         time of all parts together."
     );
     let columns = ["chunk", "copies in", "kernels", "copies out", "all", "the parts' sum", "overlap"];
     let mut tables = BTreeMap::new();
@@ -399,7 +400,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
             start.elapsed()
         };
         let milliseconds = |push: &dyn Fn(&Buffers, usize)| timed(push).as_secs_f64() * 1e3;
-        // A chunk's two kernels together take as long as copying it.
+        // A chunk's two kernels together take as long as copying the chunk in.
         _ = timed(&copy_in);
         let kernel = timed(&copy_in) / (2 * chunks as u32);
         let kernels =
@@ -429,7 +430,7 @@ fn overlap(bed: &Bed, report: &mut Report) {
 }
 
 fn percent(part: f64) -> Cell {
-    // The CSV file also contains a percentage.
+    // Computed here, so that the CSV file, too, contains a percentage.
     number((part * 1000.0).round() / 10.0)
 }
 

@@ -33,12 +33,12 @@ pub(crate) enum Then {
 pub(crate) enum At {
     /// The operation is not ready, or no thread has yet found it ready.
     Waiting,
-    /// `leave_to_access`: loads `live`. The operation's function runs until this step.
+    /// `leave_to_access`: loads `live` (edge `retire`). The operation's function runs until this step.
     LoadLive,
     /// `leave_to_access`: records that the access holds the only share of the record.
     LeaveToAccess,
-    /// `complete_access`: sets `DONE` (edge `complete`). If the operation has several accesses, its function runs until
-    /// the first of these steps.
+    /// `complete_access`: sets `DONE` (edges `complete`, `link`). If the operation has several accesses, its function
+    /// runs until the first of these steps.
     Done { variable: u8 },
     /// `advance_tail`: loads `registered` of the next operation (edge `register`).
     LoadNextRegistered(Passing),
@@ -48,7 +48,7 @@ pub(crate) enum At {
     Pass(Passing),
     /// `propagate_from_reader`: ends the share of the spent access (edge `retire`).
     RetireShare(Share, Passing),
-    /// `propagate`: sets flags (edge `complete`).
+    /// `propagate`: sets flags (edges `complete`, `link`).
     AddFlags { at: Access, add: u8, owed: Option<OpId> },
     /// `satisfy`: loads `wait` (edge `ready`).
     LoadWait { op: OpId, then: Then },
@@ -132,17 +132,17 @@ impl Completion {
     }
 
     /// Returns whether the order of the next step relative to other threads' steps is irrelevant: the step reads
-    /// nothing that they may still change and changes nothing that they may still read, or taking it early hides no
-    /// error.
+    /// nothing that other threads may still change and changes nothing that they may still read, or taking the step
+    /// early hides no error.
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         match self.at {
             At::LoadLive | At::LeaveToAccess => true,
             At::LoadNextRegistered(step) => {
                 op_of(step.next).is_some_and(|op| state.record(op).registered == program.ops[op as usize].arity())
             }
-            // If other parts of `wait` remain, the next step subtracts this thread's part and observes which others
-            // have been subtracted by then. If only this thread's part remains, the operation may run, and running it
-            // early hides no error.
+            // If other parts of `wait` remain, the next step subtracts this thread's part and observes which other
+            // parts have been subtracted by then. If only this thread's part remains, the operation may run, and
+            // running it early hides no error.
             At::LoadWait { .. } => true,
             At::RetireShare(share, _) | At::End(share) => share.is_alone(),
             _ => false,

@@ -1,10 +1,10 @@
-//! A model of raddle's tracker (push, help, complete and retire) with one action for each atomic access in
-//! `src/tracker`, explored by [stateright](https://www.stateright.rs).
+//! A model of raddle's tracker (push, help, complete and retire) with one action for each atomic access that these make
+//! in `src/tracker`, explored by [stateright](https://www.stateright.rs).
 //!
-//! The models for loom and shuttle run the library's own code with few operations. This model is a separate
-//! implementation of the algorithm described in `src/tracker/mod.rs`, small enough to be explored with four threads.
-//! [`Step`] lists the actions, and [`Rule`] the removable rules of the algorithm. A change to the tracker's steps must
-//! be made here as well.
+//! The models for loom and shuttle run the library's own code: those for loom with few operations, and those for
+//! shuttle in a sample of all schedules. This model is a separate implementation of the algorithm described in
+//! `src/tracker/mod.rs`, small enough to be explored with four threads. [`Step`] lists the actions, and [`Rule`] the
+//! rules of the algorithm that can be removed. A change to the tracker's steps must be made here as well.
 //!
 //! # What it covers
 //!
@@ -30,14 +30,14 @@
 //!   tail after it is retired;
 //! - *every operation runs once*, after the operations for which it must wait, and waits for no others;
 //! - in smaller programs, a push returns even if all other threads stall at any point, and a thread that stalls inside
-//!   a push delays only the operations behind its own.
+//!   a push delays only its own operations and those behind the one being pushed.
 //!
 //! # Reduction
 //!
 //! Some steps are taken as soon as a thread reaches them, because their order relative to other threads' steps is
 //! irrelevant: a load of a value that no longer changes, a CAS that can only fail, or a step whose earliest time is the
-//! worst case, such as the retirement of a record. A test compares the final states of all executions with and without
-//! this reduction.
+//! worst case, such as the retirement of a record. For some small programs, a test compares the final states of all
+//! executions with and without this reduction.
 
 mod complete;
 mod model;

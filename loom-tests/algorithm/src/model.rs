@@ -145,8 +145,8 @@ impl Tracker {
         (0..OPS as OpId).map(Who::Runner).chain((0..crate::program::THREADS).map(Who::Pusher))
     }
 
-    /// Returns a thread whose next step may be taken immediately, since its order relative to other threads' steps is
-    /// irrelevant.
+    /// Returns a thread whose next step may be taken immediately, since the order of this step relative to other
+    /// threads' steps is irrelevant.
     fn alone(&self, state: &State) -> Option<Who> {
         let program = self.program(state);
         let is_alone = |who: &Who| match *who {
@@ -158,8 +158,8 @@ impl Tracker {
 
     /// Records that a step was taken.
     fn note(&self, step: Step) {
-        // Relaxed: the value is read only after all threads have been joined. The load avoids contention between the
-        // checker's threads.
+        // Relaxed: `missing_steps` reads the value only after all threads have been joined. The load here only avoids
+        // contention between the checker's threads.
         if self.taken.load(Relaxed) & 1 << step as u32 == 0 {
             self.taken.fetch_or(1 << step as u32, Relaxed);
         }
@@ -206,8 +206,8 @@ impl Tracker {
         })
     }
 
-    /// Returns whether all operations are complete and their records retired, except for accesses that are last in a
-    /// queue and hold the only remaining shares of their records.
+    /// Returns whether all operations are complete and their records retired, except records with accesses that are
+    /// last in a queue. Only those accesses may still hold shares of such a record.
     fn is_complete(&self, state: &State) -> bool {
         let program = self.program(state);
         let is_complete = |op: OpId| {
@@ -246,9 +246,9 @@ impl Tracker {
 
     /// Returns whether each thread at the head of a loop, if run alone, changes shared memory or finishes.
     ///
-    /// Shared memory never returns to an earlier value, so it is the same in all states of a cycle. In such a cycle,
-    /// each thread reads the same values repeatedly, whatever the others do, so it would also loop forever if run
-    /// alone. If no thread loops forever alone, no cycle exists, and every execution of a program ends.
+    /// Shared memory never returns to an earlier value, so it is the same in all states of a cycle. In a cycle, each
+    /// thread that takes steps reads the same values repeatedly, whatever the others do, so it would also loop forever
+    /// if run alone. If no thread loops forever alone, no cycle exists, and every execution of a program ends.
     fn gets_on(&self, state: &State) -> bool {
         Self::all().all(|who| {
             let is_at_head = match who {
@@ -288,8 +288,8 @@ impl Tracker {
         })
     }
 
-    /// Returns whether, if one thread stalls inside a push, all other threads come to rest and all operations run
-    /// except those behind the one being pushed.
+    /// Returns whether, if one thread stalls inside a push, all other threads come to rest and all operations complete
+    /// except the one being pushed, those behind it, and later operations of the stalled thread.
     fn delays_only_followers(&self, state: &State) -> bool {
         (0..state.pushes.len()).all(|stopped| {
             if !state.pushes[stopped].is_under_way() {

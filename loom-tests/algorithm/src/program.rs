@@ -14,7 +14,7 @@ pub const OPS: usize = 4;
 pub enum Mode {
     /// Reads the variable.
     Read,
-    /// Waits for all earlier accesses; only later writers wait for it.
+    /// Waits for all earlier accesses; only later writers and waits wait for it.
     Await,
     /// Mutates the variable.
     Write,
@@ -27,7 +27,8 @@ use Mode::{Await, Read, Write};
 pub struct Shape(pub [Option<Mode>; VARIABLES]);
 
 impl Shape {
-    /// Parses a shape such as `W-R`: `R`, `A` or `W` for each variable, or `-` if the operation does not use it.
+    /// Parses a shape such as `W-R`: `R`, `A` or `W` for each variable, or `-` for a variable that the operation does
+    /// not use.
     ///
     /// # Panics
     /// If the text is not a valid shape.

@@ -12,7 +12,7 @@ use crate::{
 pub(crate) enum At {
     /// All pushes of the thread are over.
     Over,
-    /// `push`: pins the thread.
+    /// `push`: pins the thread; `insert`: loads the tail (edge `swing`).
     Pin,
     /// `insert`: loads the tail (edge `swing`).
     LoadTail,
@@ -71,7 +71,7 @@ pub(crate) struct Push {
     target_index: u8,
     /// Whether the thread inserts on behalf of another thread.
     helping: bool,
-    /// The number of accesses satisfied by this thread.
+    /// The number of accesses of `own` that this thread has found satisfied, or has satisfied.
     satisfied: u8,
     /// Whether another thread has linked an access of `own`.
     helped: bool,
@@ -135,11 +135,11 @@ impl Push {
     }
 
     /// Returns whether the order of the next step relative to other threads' steps is irrelevant: the step reads
-    /// nothing that they may still change and changes nothing that they may still read, or taking it early hides no
-    /// error. The thread is pinned, so records that it may use now stay valid until its push is over.
+    /// nothing that other threads may still change and changes nothing that they may still read, or taking the step
+    /// early hides no error. The thread is pinned, so records that it may use now stay valid until its push is over.
     pub(crate) fn is_alone(&self, state: &State, program: &Program) -> bool {
         let is_counted = |op: OpId| state.record(op).registered == program.ops[op as usize].arity();
-        // If so, the linking CAS fails whenever it is executed, since flags and links are never removed.
+        // If this holds, the linking CAS fails whenever it is executed, since flags and links are never removed.
         let is_late = |tail, flags| (state.word(tail).next, state.word(tail).flags) != (NONE, flags);
         match self.at {
             // A word keeps its next access and the `linked` flags stored with it.
@@ -207,7 +207,7 @@ impl Push {
         !self.helping && self.target_index == 0
     }
 
-    /// Continues with this thread's own access at `index`.
+    /// Continues with this thread's own access at `index` or, after the last one, with the end of the push.
     fn go_on_with(&mut self, index: u8, world: &World<'_>) -> At {
         (self.target, self.target_index, self.index, self.helping) = (self.own, index, index, false);
         if index == world.shape(self.own).arity() {
@@ -489,7 +489,7 @@ impl Push {
         }
     }
 
-    /// Returns the thread's first operation whose push is not over.
+    /// Returns the thread's first operation whose push is not over. Meaningless if there is none.
     pub(crate) fn own(&self) -> OpId {
         self.own
     }
@@ -503,7 +503,7 @@ impl World<'_> {
         push.at == At::Over || op < push.own()
     }
 
-    /// Returns whether the push of `op` has steps left that use the operation.
+    /// Returns whether the push of `op` has steps left that use the operation, other than the decrement of `wait`.
     pub(crate) fn has_steps_for(&self, op: OpId) -> bool {
         !self.has_returned(op)
             && !self

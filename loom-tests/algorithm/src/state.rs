@@ -107,7 +107,8 @@ pub enum Wrong {
     RetiredTwice,
     /// An operation became ready twice.
     ReadyTwice,
-    /// An operation became ready before it was in all its queues or before the operations ahead of it were done.
+    /// An operation became ready before it was in all its queues, while its push was still using it, or before the
+    /// operations for which it must wait were done.
     ReadyTooEarly,
     /// A push returned before all its accesses were in their queues.
     ReturnedTooEarly,

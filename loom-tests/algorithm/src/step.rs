@@ -1,24 +1,24 @@
-//! The names of the actions, one for each atomic access of the tracker. Each doc comment gives the function that makes
-//! the access and, if the access is one side of an edge listed in `src/tracker/mod.rs`, that edge.
+//! The names of the actions, one for each atomic access that the model covers. Each doc comment gives the function that
+//! makes the access and, if the access is one side of an edge listed in `src/tracker/mod.rs`, that edge.
 
 /// An atomic access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// `push` pins the thread, and `insert` loads the tail for the first time.
+    /// Edge `swing`: `push` pins the thread, and `insert` loads the tail for the first time.
     Pin,
-    /// Edge `swing`: `insert` loads the tail.
+    /// Edge `swing`: `insert` loads the tail, except for the first time in a push.
     LoadTail,
-    /// Edges `link` and `complete`: `insert` loads the word of the tail.
+    /// Edges `link` and `complete`: `insert` loads the word of the access at the tail.
     LoadWord,
-    /// `swing` defers the flags of the access behind the tail.
+    /// `swing` defers flags of the access linked behind the tail.
     DeferForAnother,
     /// Edge `swing`: the CAS of the tail in `swing`.
     SwingForAnother,
     /// Edge `register`: `insert` loads `registered` of the operation at the tail.
     LoadTheirRegistered,
-    /// Edge `register`: `insert` loads `registered` of the operation being inserted.
+    /// Edge `register`: `insert` loads `registered` of the operation whose access is inserted.
     RereadRegistered,
-    /// `insert` loads the deferred flags of the tail.
+    /// `insert` loads the deferred flags of the access at the tail.
     LoadDeferred,
     /// `insert` stores the word of the first access, which no other thread can see yet.
     StoreWord,
@@ -46,12 +46,12 @@ pub enum Step {
     Decrement,
     /// `push` unpins the thread and returns.
     Unpin,
-    /// `leave_to_access` loads `live`. The operation's function runs until this step.
+    /// Edge `retire`: `leave_to_access` loads `live`. The operation's function runs until this step.
     LoadLive,
     /// `leave_to_access` records that the access holds the only share of the record.
     LeaveToAccess,
-    /// Edge `complete`: `complete_access` sets `DONE`. If the operation has several accesses, its function runs until
-    /// the first of these steps.
+    /// Edges `complete` and `link`: `complete_access` sets `DONE`. If the operation has several accesses, its function
+    /// runs until the first of these steps.
     Done,
     /// Edge `register`: `advance_tail` loads `registered` of the next operation.
     LoadNextRegistered,
@@ -59,7 +59,7 @@ pub enum Step {
     DeferForNext,
     /// Edge `swing`: the CAS of the tail in `advance_tail`.
     Pass,
-    /// Edge `complete`: `propagate` sets flags of the next access.
+    /// Edges `complete` and `link`: `propagate` sets flags of the next access.
     Propagate,
     /// Edge `ready`: `satisfy` loads `wait`.
     LoadWait,

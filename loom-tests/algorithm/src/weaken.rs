@@ -3,23 +3,26 @@
 /// A rule or a step of the tracker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// `insert` helps the operation at the tail before appending behind it.
+    /// `insert` helps a half-pushed operation at the tail before appending behind it.
     Help,
     /// A helper that finds another half-pushed operation in its way helps that operation first.
     HelpInDepth,
-    /// `insert` rereads `registered` after reading the tail and its word.
+    /// `insert` rereads `registered` after reading the tail and the word of the access there.
     Reread,
     /// A helper counts an access only when the tail has reached it.
     RegisterAfterSwing,
     /// The pusher counts its accesses only once all of them are in their queues.
     RegisterWhenAllAreIn,
-    /// A thread that finds an access behind the tail moves the tail instead of waiting for the linking thread.
+    /// A thread that finds an access linked behind the tail moves the tail instead of waiting for the linking thread to
+    /// do so.
     SwingForOthers,
-    /// A helper that finds the access at the tail counts it instead of waiting for the pusher.
+    /// A helper that finds the access to insert already at the tail counts it instead of waiting for the pusher to do
+    /// so.
     CountWhatIsIn,
     /// The tail never moves back: it is moved by a CAS.
     SwingByCas,
-    /// A thread that moves the tail for another thread first defers the flags grantable to the access.
+    /// A thread that moves the tail for another thread first defers the flags grantable to the access that the tail
+    /// then points to.
     Defer,
     /// A thread that moves the tail for another thread defers the flags that were grantable when the access was linked,
     /// not those grantable now.
@@ -30,7 +33,7 @@ pub enum Rule {
     HelpersOnlyDefer,
     /// `WRITE_OK` alone grants nothing to the next access: `DONE` must be set too.
     GrantWhenDone,
-    /// A reader passes `READ_OK` on to the next reader before being done.
+    /// A reader that is not done yet passes `READ_OK` on to the next reader.
     ReadersPassOn,
     /// A push over several variables adds one to `wait` until it is over.
     PushCountsItself,
@@ -46,7 +49,7 @@ pub enum Rule {
     PinPushes,
     /// A retired record is reclaimed only after the epoch has passed.
     ReclaimAfterEpoch,
-    /// A record is retired only with its last share.
+    /// A record is retired only when its last share ends.
     CountShares,
 }
 

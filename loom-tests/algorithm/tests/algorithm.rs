@@ -1,5 +1,5 @@
-//! Checks that the tracker's algorithm is correct in every execution of a set of small programs, and that some program
-//! fails if any one of its rules is removed.
+//! Checks that the tracker's algorithm is correct in every execution of a set of small programs, and that, for each
+//! rule of the algorithm, some program fails without the rule.
 
 use std::{collections::HashSet, time::Instant};
 
@@ -79,7 +79,7 @@ fn four_threads_with_a_ring() {
     check("four threads, with a ring", Tracker::new(parse(&["WW-, -WW, W-W, -W-"])), 20_000_000);
 }
 
-/// Each atomic access of the tracker is a step of some execution.
+/// Each atomic access that the model covers is a step of some execution.
 #[test]
 fn all_steps_happen() {
     let programs = parse(&["RR-, RR-", "R-- R--, R--", "W--, -WW, RW-"]);
@@ -131,7 +131,7 @@ fn twin(rule: Rule) -> (&'static str, &'static [&'static str]) {
     }
 }
 
-/// Without a rule, a program fails in the way prevented by the rule; with the rule, it passes.
+/// Without a rule, a program fails in the way prevented by the rule; with all rules, it passes.
 #[test]
 fn each_rule_is_needed() {
     for rule in Rule::ALL {

@@ -1,11 +1,12 @@
-//! Variables held by a thread that uses their values (`Engine::with`), and handles whose failures are ignored.
+//! Variables held by a thread that uses their values (`Engine::with`), and handles that ignore the failure of their
+//! operation (`OpHandle::ignore`).
 use std::sync::Arc;
 
 use loom::{cell::UnsafeCell, thread};
 use raddle::{Engine, EngineKind, WaitError, internals::Flavour};
 use raddle_loom_tests::{model, pending};
 
-/// A value whose cell reports concurrent accesses.
+/// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
 // SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
@@ -28,8 +29,8 @@ fn engine() -> Engine {
     Engine::builder().kind(EngineKind::Naive).build().unwrap()
 }
 
-/// On the naive engine, the mutation runs on the thread that finds it ready: the one pushing it or the one calling
-/// `with`.
+/// On the naive engine, the mutation runs on the thread that finds it ready: the thread that pushes it or the thread
+/// that calls `with`.
 #[test]
 fn a_read_by_with_and_a_mutation_exclude_each_other() {
     model(2, Flavour::Contract, || {
@@ -44,7 +45,7 @@ fn a_read_by_with_and_a_mutation_exclude_each_other() {
     });
 }
 
-/// `with` waits for an operation completed by another thread.
+/// `with` can read the value only once another thread has completed an operation.
 #[test]
 fn a_read_by_with_sees_what_was_written_before_a_completion() {
     model(2, Flavour::Contract, || {

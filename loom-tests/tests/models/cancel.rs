@@ -3,7 +3,8 @@ use std::{
     panic::Location,
     sync::{
         Arc,
-        // From `std`, so it adds no interleavings; it is read only after the threads have been joined.
+        // This type is from `std`, so it adds no interleavings. The counts are read only after the threads have been
+        // joined.
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -15,7 +16,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, pending, without};
 
-/// A value whose cell reports concurrent accesses.
+/// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
 // SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
@@ -24,17 +25,17 @@ unsafe impl Send for Data {}
 
 impl Data {
     fn get(&self) -> usize {
-        // SAFETY: the engine orders the accesses; the models verify this.
+        // SAFETY: the claim or the engine orders the accesses; the models verify this.
         self.0.with(|data| unsafe { *data })
     }
 
     fn add(&self) {
-        // SAFETY: the engine orders the accesses; the models verify this.
+        // SAFETY: the claim or the engine orders the accesses; the models verify this.
         self.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
 
-/// A value that is captured by a function and counts its drops.
+/// A captured value that counts how often it is dropped.
 struct Captured(Arc<AtomicUsize>);
 
 impl Drop for Captured {
@@ -85,7 +86,7 @@ fn an_operation_is_claimed_again_without_the_check() {
     without(Step::ClaimOnce, one_claim_is_won);
 }
 
-/// When a scope ends, it abandons an operation that it cancels or that was cancelled earlier. Meanwhile, the
+/// When a scope ends, it may abandon an operation that it cancels or that was cancelled earlier. Meanwhile, the
 /// operation's turn comes on another thread. Exactly one of the two threads counts the operation out.
 fn one_counts_out_an_abandoned_operation() {
     for is_cancelled in [false, true] {
@@ -131,7 +132,7 @@ fn an_abandoned_operation_is_counted_out_twice_without_the_agreement() {
     without(Step::SettleOnce, one_counts_out_an_abandoned_operation);
 }
 
-/// A function that, when dropped, uses its borrows from the frame of its scope.
+/// A function that, when dropped, uses what it has borrowed from the frame of its scope.
 struct Borrows(Arc<Data>);
 
 impl Drop for Borrows {
@@ -141,7 +142,8 @@ impl Drop for Borrows {
 }
 
 /// A scope ends while another thread cancels the only operation. If the scope's end counts the operation out, the
-/// scope's frame may end immediately, so the frame must have exclusive access to what the function borrowed.
+/// scope's frame may end immediately, so the function, which has borrowed from the frame, must have been dropped by
+/// then.
 #[test]
 fn a_scope_that_counts_out_a_cancelled_operation_ends_after_the_drop_of_the_function() {
     for how in [Cancel::Loudly, Cancel::Quietly] {

@@ -1,7 +1,7 @@
-//! A completion and a push never miss each other: the later of the two returns the operation as ready, exactly once. An
-//! operation's writes are visible to the operations that it makes ready.
+//! A completion and a push never miss each other: the later of the two returns the pushed operation as ready, exactly
+//! once. An operation's writes are visible to the operations that it makes ready.
 //!
-//! The variables' data are loom's cells, so an operation that runs too early, or without having acquired its
+//! The variables' data are in loom's cells, so an operation that runs too early, or without having acquired its
 //! predecessors' writes, causes a race that loom finds.
 
 use std::{
@@ -32,7 +32,7 @@ fn hand_over(before: Mode, after: Mode) {
     world.end();
 }
 
-/// Runs the model with both flavours of reclamation, each with a suitable bound.
+/// Runs `hand_over` with the flavours `Contract` and `Crossbeam`, each with a suitable bound.
 fn hand_over_on_both(before: Mode, after: Mode) {
     for (bound, flavour) in [(COMPLETE, Contract), (Some(4), Crossbeam)] {
         model(bound, flavour, move || hand_over(before, after));
@@ -70,9 +70,9 @@ fn without_release_a_completion_hands_nothing_over() {
     must_fail!(completing_with_relaxed_ordering, "Causality violation");
 }
 
-/// A helper inserts the successor: the successor's pusher stalls after the first access, and a third thread helps it
-/// while the predecessor on the second variable completes. The pusher finds deferred flags or the flags themselves, and
-/// must count each access once.
+/// The successor's push is stalled after its first access, so a third thread may insert the second access while the
+/// predecessor on that variable completes. The pusher may then find deferred flags or the flags themselves, and must
+/// count each access once.
 fn meet_helped(bound: usize, before: Mode, after: Mode) {
     model(bound, Contract, move || {
         let world = World::new(2);
@@ -135,7 +135,8 @@ fn the_last_of_two_predecessors_makes_the_successor_ready() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Without holds, the end of each operation would execute the epoch's fences, which could hide a missing edge.
+        // Without holds, the operations' records would be retired, which adds happens-before edges that could hide a
+        // missing one.
         let holds = firsts.each_ref().map(OpRef::hold);
         let [one, two] = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         assert!(world.push(world.op(&[(0, Write), (1, Read)])).ready.is_none(), "two predecessors are pending");
@@ -154,7 +155,8 @@ fn two_predecessors_complete_while_the_successor_is_pushed() {
     model(4, Contract, || {
         let world = World::new(2);
         let firsts = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Without holds, the end of each operation would execute the epoch's fences, which could hide a missing edge.
+        // Without holds, the operations' records would be retired, which adds happens-before edges that could hide a
+        // missing one.
         let holds = firsts.each_ref().map(OpRef::hold);
         let firsts = firsts.map(|op| world.push(op).ready.expect("nothing is pending"));
         let successor = world.op(&[(0, Read), (1, Write)]);
@@ -167,8 +169,8 @@ fn two_predecessors_complete_while_the_successor_is_pushed() {
     });
 }
 
-/// Two readers are queued between two writers and have been made ready by the first writer's completion. Separate
-/// threads complete the readers while the second writer is pushed.
+/// The completion of a writer has made two readers ready. Separate threads complete the readers while a second writer
+/// is pushed behind them.
 fn readers_between_writers(bound: usize, ends: [usize; 2]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -256,8 +258,8 @@ fn unless_readers_propagate_read_ok_one_waits_for_the_other() {
     must_fail!(propagating_to_one_reader_only, "a reader waits for another reader");
 }
 
-/// An operation completes while two more are pushed behind it, each by its own thread: the flags grantable to the
-/// second operation when it was linked also apply to the third, however late the tail is moved.
+/// An operation completes while two more are pushed behind it, each by its own thread. Flags that are grantable to the
+/// earlier of the two when it is linked also count for the later one, however late the tail is moved.
 fn three_in_a_row(bound: usize, modes: [Mode; 3]) {
     model(bound, Contract, move || {
         let world = World::new(1);
@@ -293,8 +295,8 @@ fn two_readers_are_pushed_behind_a_reader_that_completes() {
     three_in_a_row(2, [Read, Read, Read]);
 }
 
-/// A reader whose pusher is stalled is inserted by a helper while the reader before it completes. The completion may
-/// move the tail to the new reader. A third reader, behind it, must not wait for it.
+/// A helper may insert a reader whose push is stalled while the reader in front of it completes. The completion may
+/// then move the tail to the inserted reader. A third reader, pushed behind that one, must not wait for it.
 #[test]
 fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
     model(2, Contract, || {
@@ -329,8 +331,8 @@ fn a_reader_behind_a_helped_reader_does_not_wait_for_it() {
 }
 
 /// A completion walks down a queue, past a reader that another completion may make ready, to the reader behind that
-/// one. Once the first reader is complete, the second can run, complete and be retired; but the access reached by the
-/// walk must not be retired yet.
+/// one. If the first reader could complete before the walk has reached the second, the second could run, complete and
+/// be retired by then.
 #[test]
 fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     model(3, Contract, || {
@@ -349,7 +351,8 @@ fn an_access_is_not_retired_while_a_completion_walks_past_it() {
     });
 }
 
-/// A completion that finds the tail lagging advances the tail and hands over the access that the tail reaches.
+/// If a completion finds the tail behind, it moves the tail forward and hands over the access to which it moves the
+/// tail.
 #[test]
 fn a_tail_moved_by_a_completion_hands_over_the_access() {
     model(2, Contract, || {
@@ -375,9 +378,9 @@ fn end(world: &World, op: OpRef<Task>) -> ReadyList<Task> {
     ready
 }
 
-/// An operation completes while a second one is linked behind it and a third is pushed behind the second, before the
-/// tail has been moved to the second. The flags grantable to the second when it was linked also apply to the third: no
-/// reader waits for another.
+/// An operation completes while a second one is linked behind it. A third may be pushed behind the second before the
+/// tail has been moved to the second. The flags that were grantable to the second when it was linked also count for the
+/// third, so no reader waits for another.
 #[test]
 fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_they_are_linked() {
     model(2, Contract, || {
@@ -402,8 +405,8 @@ fn readers_do_not_wait_for_each_other_if_the_one_before_them_completes_while_the
 
 /// A completion walks to a linked operation whose push has not moved the tail. Another push moves the tail and must not
 /// grant the flags that the completion has yet to set: if it did, the operation could complete and be reclaimed before
-/// the completion reaches it. The other push uses both of that operation's variables, so that the operation's record is
-/// retired.
+/// the completion reaches it. The other push uses both of that operation's variables, so that both accesses are spent
+/// and the operation's record is retired.
 #[test]
 fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
@@ -423,7 +426,7 @@ fn an_access_is_not_retired_before_the_completion_that_walks_to_it() {
     });
 }
 
-/// A helper has linked the operation, and the operation's pusher adopts the deferred flags.
+/// Like the model above, but a helper has linked the access, and the operation's pusher adopts the deferred flags.
 #[test]
 fn an_access_linked_by_a_helper_is_not_retired_before_the_completion_that_walks_to_it() {
     model(2, Contract, || {
@@ -450,7 +453,8 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     model(COMPLETE, Contract, || {
         let world = World::new(2);
         let ops = [0, 1].map(|variable| world.op(&[(variable, Write)]));
-        // Without holds, the end of each operation would execute the epoch's fences, which could hide a missing edge.
+        // Without holds, the operations' records would be retired, which adds happens-before edges that could hide a
+        // missing one.
         let holds = ops.each_ref().map(OpRef::hold);
         let [one, other] = ops.map(|op| world.push(op).ready.expect("nothing is pending"));
         let stalled = world.stall(world.op(&[(0, Read), (1, Read)]));
@@ -464,8 +468,8 @@ fn a_pusher_hands_over_the_writes_that_it_has_acquired() {
     });
 }
 
-/// A thread that finds a variable idle may use the variable's data, just as the function of an operation pushed at that
-/// moment could.
+/// A thread that finds a variable idle for a mode may use the variable's data as if it had pushed an operation with
+/// that mode at that moment.
 #[test]
 fn a_thread_that_finds_a_variable_idle_sees_the_writes_to_it() {
     for mode in [Write, Read] {
@@ -501,8 +505,9 @@ fn readers_of_an_idle_variable_are_ready_immediately() {
     });
 }
 
-/// A waiter walks forward from its own operation and from another waiter's, while the other operation and those behind
-/// it complete. The walk sees the waiter's own operation and the one behind it, and reads no reclaimed record.
+/// A waiter walks forward from its own operation and, unless another waiter has left the list of waiters, from that
+/// waiter's operation. Meanwhile, the other operation and those behind it complete. The walk sees at least the waiter's
+/// own operation and the one behind it, and reads no reclaimed record.
 fn walk_beside_completions() {
     let world = World::new(2);
     let own = world.push(world.op(&[(0, Write)])).ready.expect("nothing is pending");
@@ -513,7 +518,7 @@ fn walk_beside_completions() {
     let (ended, at_other) = (Arc::new(AtomicBool::new(false)), NonNull::from(&*other));
     let (completer, ends) = (Arc::clone(&world), Arc::clone(&ended));
     let thread = thread::spawn(move || {
-        // The other waiter leaves the list before its operation completes.
+        // The other waiter leaves the list of waiters before its operation completes.
         ends.store(true, Relaxed);
         completer.run(other);
     });
@@ -525,7 +530,7 @@ fn walk_beside_completions() {
         }
         false
     };
-    // SAFETY: (1): this waiter's operation completes below, and the other one after the flag is set.
+    // SAFETY: (1): this waiter's operation completes below, and the other one only after `ended` is set.
     unsafe { walk_blocked(vec![(NonNull::from(&*own), 0)], usize::MAX, look) };
     assert!((2..=5).contains(&seen), "the walk saw {seen} operations instead of 2 to 5");
     world.run(own);
@@ -551,8 +556,8 @@ fn without_a_pin_a_walk_reads_a_reclaimed_record() {
     must_fail!(a_walk_without_a_pin, "");
 }
 
-/// Calls `look` with a running operation while another thread pushes two that wait for it. `look` returns the numbers
-/// of the waiting operations that it has seen.
+/// Calls `look` with an incomplete operation while another thread pushes two operations that wait for it. `look`
+/// returns the numbers of the waiting operations that it has seen.
 fn look_during_pushes(look: impl Fn(&OpRef<Task>) -> Vec<usize> + Send + Sync + 'static) {
     model(2, Contract, move || {
         let world = World::new(1);
@@ -571,7 +576,7 @@ fn look_during_pushes(look: impl Fn(&OpRef<Task>) -> Vec<usize> + Send + Sync + 
     });
 }
 
-/// A running operation inspects the operations known to be waiting for it while another thread pushes them.
+/// A thread inspects the followers of the operation that it owns while another thread pushes them.
 #[test]
 fn an_operation_sees_its_followers_as_they_were_pushed() {
     look_during_pushes(|own| {

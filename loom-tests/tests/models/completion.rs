@@ -1,5 +1,5 @@
-//! Asynchronous operations: completions used while their functions run or threads wait, dropped completions, and the
-//! oneshot that holds a result.
+//! Asynchronous operations: completions that are used while their functions run or while threads wait, completions that
+//! are dropped, and the oneshot that holds a result.
 use std::{
     sync::{
         Arc,

@@ -1,8 +1,8 @@
-//! A deleted variable accepts no operation: a push precedes the deletion, or is rejected and reports this.
+//! A deleted variable accepts no operation: a push precedes the deletion, or is rejected and reports the rejection.
 //!
-//! At the end of a model, the world checks that each operation that ran after the deletion was rejected, that each
-//! operation's push and run agree on whether it was rejected, and that each operation pushed after the deletion's push
-//! returned was rejected.
+//! At the end of each model but the last, the world checks that each operation that ran after the deletion was
+//! rejected, that each operation's push and run agree on whether it was rejected, and that each operation pushed after
+//! the deletion's push returned was rejected.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ fn a_push_comes_before_the_deletion_or_is_rejected_on_crossbeam_epoch() {
     delete_while_another_pushes(Some(2), Crossbeam);
 }
 
-/// The push stalls before it reaches the deleted variable, so a helper may be the thread that finds the variable
+/// The push is stalled before it reaches the deleted variable, so a helper may be the thread that finds the variable
 /// closed.
 #[test]
 fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
@@ -62,8 +62,8 @@ fn a_helped_push_comes_before_the_deletion_or_is_rejected() {
     });
 }
 
-/// A helper may reach the variable when it is closed but its deletion has not been pushed. The helper then rejects the
-/// operation that it helps.
+/// A helper may reach the variable when it is closed but its deletion has not been pushed yet. The helper then rejects
+/// the operation that it helps.
 #[test]
 fn a_helper_rejects_the_operation_before_the_deletion_is_pushed() {
     model(2, Contract, || {
@@ -82,7 +82,8 @@ fn a_helper_rejects_the_operation_before_the_deletion_is_pushed() {
     });
 }
 
-/// By the time a slow helper rejects the operation, the access may already be linked, and the push may be over.
+/// By the time a slow helper tries to reject the operation, the access to the deleted variable may already be linked,
+/// and the push may be over.
 #[test]
 fn an_access_that_is_linked_is_not_rejected() {
     model(2, Contract, || {
@@ -95,7 +96,7 @@ fn an_access_that_is_linked_is_not_rejected() {
             assert!(helper.push(behind).ready.is_none(), "an operation is ready before the stalled one in front of it");
             deletion
         });
-        // The ready operation runs only after the helper has been joined, so that it sees the helper's effects.
+        // The ready operation runs only after the helper has been joined, so that its run sees the helper's effects.
         let ready = world.finish_push(stalled);
         let deletion = thread.join().unwrap();
         world.push_and_run(deletion);

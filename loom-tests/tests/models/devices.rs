@@ -2,7 +2,7 @@
 //! other lanes need its events. The models also cover the simulated device, which executes commands on any thread that
 //! polls it.
 //!
-//! Whole lanes, with a simulated device, are in `shuttle.rs`: loom cannot model so many threads.
+//! The models of whole lanes, with a simulated device, are in `shuttle.rs`: loom cannot model so many threads.
 use std::{
     sync::{
         Arc,
@@ -109,7 +109,7 @@ fn one_number_makes_all_earlier_operations_visible_to_every_thread() {
 /// behind a complete operation, and never waits for an event that no lane will record.
 fn a_lane_publishes_and_completes_while_another_checks() {
     let (timeline, data) = (Arc::new(Timeline::default()), Data::new());
-    // From `std`: it records what came first in an interleaving and orders nothing.
+    // This type is from `std`: the value records what came first in an interleaving, and orders nothing.
     let published = Arc::new(StdBool::new(false));
     let (lane, done, told) = (Arc::clone(&timeline), Arc::clone(&data), Arc::clone(&published));
     let lane = thread::spawn(move || {
@@ -120,8 +120,8 @@ fn a_lane_publishes_and_completes_while_another_checks() {
         assert!(lane.after(1).is_none(), "no lane needs an event behind a complete operation");
     });
     if !timeline.is_complete(1) {
-        // Loaded after a call to `is_complete`: loom switches to the other thread only where this one uses one of
-        // loom's objects.
+        // Loaded only after a call to `is_complete`, since loom switches threads only where a thread uses one of loom's
+        // objects.
         let before = published.load(Relaxed);
         if timeline.after(1).is_none() {
             let complete = timeline.is_complete(1);
@@ -139,7 +139,8 @@ fn an_event_is_available_until_its_operation_is_complete() {
     model(COMPLETE, Flavour::Contract, a_lane_publishes_and_completes_while_another_checks);
 }
 
-/// The first event behind an operation is the one to wait for, whatever is published and completed meanwhile.
+/// Of the events that are still recorded, the first one behind an operation is the one to wait for, whatever is
+/// published and completed meanwhile.
 #[test]
 fn a_lane_gets_the_first_event_that_covers_the_operation() {
     model(COMPLETE, Flavour::Contract, || {
@@ -185,7 +186,7 @@ fn lanes_note_operations_at_the_same_time() {
 // ------------------------------------------------------------------------------------------------------- faults ----
 
 /// The state that a device's lanes share with dependent operations: the state of one variable, which the device is
-/// writing.
+/// writing, and the progress of two lanes.
 #[derive(Default)]
 struct Device {
     fault: Fault<u32>,
@@ -205,8 +206,9 @@ impl Device {
         Arc::new(device)
     }
 
-    /// Ends the operation in flight on a lane that finds the device lost with `error`. The operation fails with its
-    /// predecessor's failure or, if there is none, with `error`. Returns the failure reported for the operation.
+    /// Ends the operation in flight on a lane that finds the device lost with `error`. The operation fails with the
+    /// variable's failure or, if there is none, with `error`, which then becomes the variable's failure. Returns the
+    /// failure reported for the operation.
     fn ends(&self, lane: usize, error: u32) -> u32 {
         let failure = self.fault_lock.with(|| {
             // SAFETY: it is this lane's turn, so no other lane uses the failure.
@@ -394,7 +396,7 @@ fn without_the_wait_behind_an_included_stream_its_work_comes_too_late() {
     must_fail!(without_the_wait_behind_an_included_stream, "a kernel panicked");
 }
 
-/// A kernel waits for an event of another device, polled by another thread.
+/// A kernel waits for an event of another device, which another thread polls.
 #[test]
 fn a_kernel_behind_an_event_of_another_device_sees_what_was_done_before_the_event() {
     model(COMPLETE, Flavour::Contract, || {

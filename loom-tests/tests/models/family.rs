@@ -1,6 +1,6 @@
 //! Families: when children start and when their parent is complete.
 use std::sync::{
-    // From `std`, so they add no interleavings.
+    // These types are from `std`, so they add no interleavings.
     Arc,
     atomic::{AtomicUsize as Counter, Ordering::Relaxed},
 };
@@ -12,7 +12,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// A value whose cell reports concurrent accesses.
+/// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
 // SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
@@ -25,19 +25,19 @@ impl Data {
     }
 
     fn get(&self) -> usize {
-        // SAFETY: the counts order the accesses; the models verify this.
+        // SAFETY: the family's counts or the engine order the accesses; the models verify this.
         self.0.with(|data| unsafe { *data })
     }
 
     fn add(&self) {
-        // SAFETY: the counts order the accesses; the models verify this.
+        // SAFETY: the family's counts or the engine order the accesses; the models verify this.
         self.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
 
 // ------------------------------------------------------------------------------------------------------ counts ----
 
-/// The family of a parent whose work has two parts, each changing its own value.
+/// The family of a parent whose work has two parts, each of which changes its own value.
 struct TwoParts {
     count: FamilyCount,
     parts: [Data; 2],
@@ -59,7 +59,7 @@ impl TwoParts {
     }
 }
 
-/// The parent is a future: its function returns while the future ends on another thread.
+/// The parent's work consists of a function and a future: the function returns while the future ends on another thread.
 fn the_parts_of_a_parent_end() {
     let parts = [Data::new(), Data::new()];
     let family = TwoParts { count: FamilyCount::new(), parts, releases: Counter::new(0), ends: Counter::new(0) };
@@ -94,7 +94,8 @@ fn without_counting_parts_a_child_starts_during_one() {
 struct Children {
     count: FamilyCount,
     children: [Data; 2],
-    /// The variables of the family, used by the starting thread until all children can start.
+    /// Stands for the variables of the family. They are used by the thread that starts the children, and then by the
+    /// thread that completes the parent.
     variables: Data,
     ends: Counter,
 }
@@ -150,7 +151,7 @@ fn without_a_share_of_the_work_a_parent_is_complete_while_its_children_are_start
     must_fail!(without_a_share_of_the_work, "the parent is complete before a child");
 }
 
-/// A parent whose children are also pushed on another thread.
+/// A parent whose children are pushed on another thread.
 struct Pushed {
     count: FamilyCount,
     children: Mutex<Option<usize>>,
@@ -219,7 +220,7 @@ fn a_child_that_is_admitted_in_any_case_comes_after_the_others_have_started() {
 // ------------------------------------------------------------------------------------------------ whole engines ----
 
 /// One thread uses a parent's completion while the parent's function returns on another thread, which also runs the
-/// child. The operation behind the parent runs on either thread.
+/// child. The operation behind the parent may run on either thread.
 #[test]
 fn a_child_sees_what_its_parent_did_and_the_operation_behind_the_parent_sees_everything() {
     model(Some(2), Flavour::Contract, || {

@@ -1,5 +1,5 @@
 //! The list of living engines, in which a forked child finds the engines that it must end. The models do not show that
-//! a child sees the writes made before the fork, since a thread reads the list in place of the child.
+//! a child sees the writes made before the fork, since in the models a thread of the same process stands for the child.
 use std::{ptr::NonNull, sync::Arc};
 
 use loom::{cell::UnsafeCell, thread};
@@ -8,11 +8,11 @@ use raddle_loom_tests::{COMPLETE, model};
 
 struct Engine(UnsafeCell<u32>);
 
-/// An engine that lives until the model ends.
+/// A pointer to an engine that lives until the model ends.
 #[derive(Clone, Copy)]
 struct Name(NonNull<Engine>);
 
-// SAFETY: loom reports any use of an engine by two threads at the same time.
+// SAFETY: loom reports racing uses of an engine.
 unsafe impl Send for Name {}
 
 impl Name {
@@ -25,14 +25,15 @@ impl Name {
     }
 
     fn number(self) -> u32 {
-        // SAFETY: only `end` frees the engine.
+        // SAFETY: only `end` frees the engine, after all other uses.
         let engine = unsafe { self.0.as_ref() };
         // SAFETY: loom reports a concurrent write.
         engine.0.with(|value| unsafe { *value })
     }
 
     fn end(self) {
-        // SAFETY: `new` leaked the engine, and the last thread ends it, once.
+        // SAFETY: `new` leaked the engine, and only the model's main thread calls `end`, once for each engine, after it
+        // has joined the other thread.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

@@ -1,7 +1,7 @@
-//! Operations that are futures, and guards: which thread polls them, which thread ends the operation, and which writes
-//! they hand over.
+//! Operations that are futures, and operations that guards end: which thread polls a future, which thread ends an
+//! operation, and which writes are handed over.
 use std::{
-    // From `std`, so they add no interleavings.
+    // These types are from `std`, so they add no interleavings.
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize as Counter, Ordering::Relaxed},
@@ -20,7 +20,7 @@ use raddle::{
 };
 use raddle_loom_tests::{COMPLETE, Count, model, must_fail, pending, without};
 
-/// A value whose cell reports concurrent accesses.
+/// A value whose cell reports races.
 struct Data(UnsafeCell<usize>);
 // SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Sync for Data {}
@@ -33,19 +33,20 @@ impl Data {
     }
 
     fn get(&self) -> usize {
-        // SAFETY: the guards and the states order the accesses; the models verify this.
+        // SAFETY: the guards or the poll states order the accesses; the models verify this.
         self.0.with(|data| unsafe { *data })
     }
 
     fn add(&self) {
-        // SAFETY: the guards and the states order the accesses; the models verify this.
+        // SAFETY: the guards or the poll states order the accesses; the models verify this.
         self.0.with_mut(|data| unsafe { *data += 1 });
     }
 }
 
 // --------------------------------------------------------------------------------------------- the state of polls ----
 
-/// A future that is ready once it sees `wanted` signals. Instead of queueing a poll, a thread polls directly.
+/// A future that is ready once it has received `wanted` signals. A thread that would have to queue a poll polls the
+/// future itself instead.
 struct Model {
     state: PollState,
     /// Represents the future's state, which every poll mutates.
@@ -85,7 +86,7 @@ impl Model {
     }
 }
 
-/// The last waker's owner has exclusive access to the future.
+/// The owner of the last waker has exclusive access to the future.
 impl Drop for Model {
     fn drop(&mut self) {
         self.state.look();
@@ -134,7 +135,7 @@ fn a_wake_that_queues_a_poll_during_a_poll_causes_two_polls_at_once() {
     must_fail!(queueing_a_poll_during_a_poll, "Causality violation");
 }
 
-/// The second wake finds the first one's poll queued or under way, or precedes that poll.
+/// When the second wake comes, the poll caused by the first one may be queued, under way or over.
 #[test]
 fn each_of_two_wakes_is_seen_by_a_poll() {
     model(3, Flavour::Contract, || {
@@ -150,7 +151,7 @@ fn each_of_two_wakes_is_seen_by_a_poll() {
     });
 }
 
-/// The last waker is dropped between two polls.
+/// The spawned thread drops its waker before, during or after the only poll, so either thread may own the last waker.
 #[test]
 fn the_owner_of_the_last_waker_has_the_future_to_itself() {
     model(COMPLETE, Flavour::Contract, || {
@@ -178,7 +179,7 @@ fn ready<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
-/// The operation ends on the thread that drops the last guard, handing over the writes made through both guards.
+/// The operation ends on the thread that drops the last guard, and hands over the writes made through both guards.
 #[test]
 fn the_last_guard_hands_over_what_all_guards_have_done() {
     model(2, Flavour::Contract, || {
@@ -233,7 +234,7 @@ fn an_acquisition_sees_what_came_before_and_wakes_its_task() {
     });
 }
 
-/// The future is dropped before its operation's turn comes, or later but before its guards are taken.
+/// The future is dropped before its operation's turn comes, or afterwards but before its guard is taken.
 #[test]
 fn a_dropped_acquisition_releases_the_variable_and_is_not_counted() {
     model(2, Flavour::Contract, || {
@@ -251,7 +252,7 @@ fn a_dropped_acquisition_releases_the_variable_and_is_not_counted() {
 
 // ------------------------------------------------------------------------------------ operations that are futures ----
 
-/// A future woken by another thread.
+/// A future that ends once another thread has set the signal.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(bool, Option<Waker>)>>);
 
@@ -322,7 +323,8 @@ fn a_future_whose_wake_is_lost_is_lost() {
     must_fail!(a_future_on_an_engine_that_loses_wakes, "the future was lost");
 }
 
-/// The other thread drops the waker before the future has registered it, while the future is polled, or while it waits.
+/// The other thread drops the registered waker while the future is being polled or once it is waiting. If that thread
+/// acts before the waker is registered, it drops nothing, and this thread drops the waker afterwards.
 #[test]
 fn a_future_whose_last_waker_is_dropped_fails_once() {
     model(2, Flavour::Contract, || {

@@ -23,12 +23,13 @@ impl Runs {
     }
 
     fn get(&self) -> usize {
-        // SAFETY: the caller owns the operation for now, or all other threads have ended.
+        // SAFETY: the caller owns the operation, `look_at_entry` has lent it to the caller, or all other threads have
+        // ended.
         self.0.with(|runs| unsafe { *runs })
     }
 }
 
-/// An operation's task: an unlocked count of its runs.
+/// An operation's task: the number of the operation's runs, in a cell without a lock.
 type Task = Arc<Runs>;
 type Shared = Arc<Cancellable<Option<()>>>;
 
@@ -39,7 +40,7 @@ fn run(op: OpRef<Task>) {
     end_alone(op);
 }
 
-/// Pops the entry and runs its operation unless the operation was already taken or cancelled.
+/// Pops the entry, if there is one, and runs its operation unless the operation was already taken or cancelled.
 fn work(queue: &Mutex<Option<OpRef<Task>>>, shared: &Shared) {
     let Some(entry) = queue.lock().unwrap().take() else { return };
     let Some(op) = entry.pop_entry() else { return };
@@ -50,7 +51,8 @@ fn work(queue: &Mutex<Option<OpRef<Task>>>, shared: &Shared) {
 }
 
 fn wait_in_place(shared: &Shared) {
-    // SAFETY: `claim_ready` claims the operation.
+    // SAFETY: (1): `claim_ready` returns only the published pointer, and only if the operation has neither started nor
+    // been cancelled.
     if let Some(op) = unsafe { OpRef::take(|| shared.claim_ready(0).map(NonNull::cast)) } {
         run(op);
     }
@@ -71,7 +73,7 @@ fn one_thread_runs_it(cancels: bool) {
         });
         // SAFETY: the operation uses no variable.
         let op = unsafe { OpRef::new(Arc::clone(&runs), DEFAULT_BAND, false, std::iter::empty()) };
-        // This write precedes readiness, so the operation's run must see it.
+        // This write precedes the publication of the operation, so the operation's run must see the write.
         runs.add();
         let place = NonNull::new(op.as_ptr()).unwrap().cast();
         op.publish(|| {
@@ -110,7 +112,8 @@ fn a_cancelled_operation_in_a_queue_is_not_run() {
     one_thread_runs_it(true);
 }
 
-/// A worker inspects an entry's operation and puts the entry back into the queue while a waiter takes the operation.
+/// A worker inspects an entry's operation and puts the entry back into the queue while a waiter tries to take the
+/// operation.
 fn a_worker_looks() {
     model(2, Flavour::Contract, || {
         let runs = Arc::<Runs>::default();

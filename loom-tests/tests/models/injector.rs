@@ -1,4 +1,5 @@
-//! The injector: each pushed operation is popped once, and the mask never misses a band that holds operations.
+//! The injector: each pushed operation is popped once. When no push or pop is under way, the mask shows every band that
+//! holds operations, except the default band.
 use std::sync::Arc;
 
 use loom::thread;
@@ -33,8 +34,8 @@ fn pop_several(injector: &Injector<usize>, band: u8, max: usize) -> Vec<usize> {
     numbers
 }
 
-/// Models `pushers` threads that push one operation each while the main thread pops twice. Then the main thread takes
-/// the rest, relying on `highest` alone for bands that have a bit.
+/// Returns a model in which `pushers` threads push one operation each while the main thread pops twice. Then the main
+/// thread takes the rest, relying on `highest` alone for a band that has a bit.
 fn pushers_and_a_popper(pushers: usize, band: u8) -> impl Fn() + Send + Sync + 'static {
     move || {
         let injector = Arc::new(Injector::default());
@@ -66,14 +67,14 @@ fn the_bit_of_a_band_is_set_while_it_holds_operations() {
     model(3, Flavour::Contract, pushers_and_a_popper(2, DEFAULT_BAND + 3));
 }
 
-/// Two poppers take more than one operation each, from `ready` and from the inbox; no operation is lost or taken twice,
-/// and no freed operation is accessed.
+/// Two poppers take up to two operations each, from `ready` or from the inbox; no operation is lost or taken twice, and
+/// no freed operation is accessed.
 #[test]
 fn two_poppers_that_take_several_share_all_pushed_operations() {
     model(3, Flavour::Contract, || {
         let injector = Arc::new(Injector::default());
         (0..4).for_each(|number| injector.push(op(number, DEFAULT_BAND)));
-        // Takes the oldest operation and installs the rest.
+        // Takes the oldest operation and puts the rest into `ready`.
         assert_eq!(pop(&injector, DEFAULT_BAND), Some(0));
         let other = Arc::clone(&injector);
         let thread = thread::spawn(move || {
@@ -91,7 +92,7 @@ fn two_poppers_that_take_several_share_all_pushed_operations() {
     });
 }
 
-/// Two poppers take and install chains concurrently; no operation is lost or taken twice.
+/// Two poppers concurrently take chains and put what is left of them into `ready`; no operation is lost or taken twice.
 #[test]
 fn two_poppers_share_the_operations_of_two_pushes() {
     model(3, Flavour::Contract, || {
@@ -113,7 +114,7 @@ fn two_poppers_share_the_operations_of_two_pushes() {
     });
 }
 
-/// While a slow popper holds a loaded head, that head is popped and freed, and another chain is installed.
+/// After a slow popper has loaded a head, that head may be popped and freed, and another chain put into `ready`.
 #[test]
 fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     model(3, Flavour::Contract, || {
@@ -135,8 +136,8 @@ fn a_slow_popper_finds_the_next_chain_and_no_freed_operation() {
     });
 }
 
-/// Two poppers each hold a chain and take one operation from it. Only one of them can leave the rest of its chain in
-/// front.
+/// Two poppers may each hold a chain, from which each takes one operation. Only one of them can leave the rest of its
+/// chain at the front of `ready`.
 #[test]
 fn two_poppers_leave_the_rest_of_their_chains() {
     model(3, Flavour::Contract, || {
@@ -156,9 +157,9 @@ fn two_poppers_leave_the_rest_of_their_chains() {
     });
 }
 
-/// D and X are in `ready`. One popper has loaded D as the head, with X behind it. Another pops both, ends X, and pushes
-/// two operations. If D `comes_back`, it is one of these and becomes the head again. The first popper must not mistake
-/// it for the loaded head.
+/// D and X are in `ready`. One popper may have loaded D as the head, with X behind it, when the other pops both, ends
+/// X, and pushes two operations. If D `comes_back`, it is the second of these and may become the head again. The first
+/// popper must not mistake it for the head that it has loaded.
 fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + 'static {
     const D: usize = 1;
     move || {
@@ -166,7 +167,7 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
         let pop = |lane: &Lane<usize>| pop(lane.injector_for_models(), DEFAULT_BAND);
         let mut pushed = vec![0, D, 2];
         pushed.iter().for_each(|&number| lane.inject(op(number, DEFAULT_BAND)));
-        // Now D and X are visible in `ready`.
+        // This pop takes the inbox and leaves D and X in `ready`.
         let mut popped: Vec<usize> = pop(&lane).into_iter().collect();
         let other = Arc::clone(&lane);
         let thread = thread::spawn(move || pop(&other));
@@ -195,7 +196,7 @@ fn an_operation_could_come_back(comes_back: bool) -> impl Fn() + Send + Sync + '
     }
 }
 
-/// Creates a lane of two workers; the models act as the workers.
+/// Creates a lane of two workers; the models' threads act as the workers.
 fn lane() -> Arc<Lane<usize>> {
     Lane::new(LaneOptions { name: "model", workers: 2, idle: IdlePolicy::Park }).0
 }

@@ -30,7 +30,7 @@ impl Lane {
         self.computing.fetch_sub(1, Relaxed);
     }
 
-    /// Lets an idle worker find work. Returns whether the worker first had to stay idle.
+    /// Lets an idle worker find work. Returns whether the worker had to stay idle first.
     fn work(&self, worker: usize) -> bool {
         self.sleep.start_search();
         self.sleep.note_busy(worker);
@@ -50,7 +50,7 @@ impl Lane {
     }
 }
 
-/// The only worker finds work while a function continues in its place.
+/// The only worker finds work while a function tries to continue in the worker's place.
 fn one_worker() {
     let lane = Lane::new(1);
     let other = Arc::clone(&lane);
@@ -90,8 +90,8 @@ fn without_the_notification_the_worker_stays_idle_for_ever() {
     must_fail!(without_the_notification, "deadlock");
 }
 
-/// A function continues after a wait, waits again and continues again, while the worker staying idle in its place sees
-/// that the function has given the place back.
+/// A function continues after a wait, waits again and continues again. The worker in whose place it continues may stay
+/// idle and see that the place has been given back. That worker must then also see the next loan.
 #[test]
 fn a_worker_that_has_stayed_idle_sees_the_next_loan() {
     model(3, Flavour::Contract, || {

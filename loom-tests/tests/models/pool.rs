@@ -1,5 +1,5 @@
 //! The stack of batches from which threads take free records: each batch and its contents have one owning thread at a
-//! time. The records inside a batch are used by only one thread and are not modelled.
+//! time. The models leave out the records inside a batch, which only the batch's owner uses.
 use std::{
     ptr::{NonNull, null_mut},
     sync::Arc,
@@ -16,7 +16,7 @@ use raddle_loom_tests::model;
 struct Batch {
     next: AtomicPtr<Batch>,
     number: usize,
-    /// How often the batch was taken.
+    /// One more than the number of times that the batch was taken.
     uses: UnsafeCell<usize>,
 }
 
@@ -32,7 +32,7 @@ type Pool = Arc<Stack<Batch>>;
 /// A batch that belongs to the thread holding this value.
 struct Taken(NonNull<Batch>);
 
-// SAFETY: only the thread holding this value uses the batch. If the stack broke that rule, loom would report it.
+// SAFETY: only the thread holding this value uses the batch. If the stack broke that rule, loom would report a race.
 unsafe impl Send for Taken {}
 
 impl Taken {
@@ -67,10 +67,10 @@ impl Taken {
 }
 
 /// Checks, after all threads have been joined, that `kept` and the pool together hold each batch numbered below `count`
-/// once.
+/// once. Frees the batches.
 fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     let mut all: Vec<Taken> = kept.into_iter().collect();
-    // Takes at most one batch more than expected, in case the stack has become cyclic.
+    // Collects at most one batch more than expected, in case the stack has become cyclic.
     while let Some(batch) = Taken::from(pool).filter(|_| all.len() <= count) {
         all.push(batch);
     }
@@ -84,7 +84,7 @@ fn end(pool: &Pool, kept: impl IntoIterator<Item = Taken>, count: usize) {
     }
 }
 
-/// One batch is in the pool, and another is pushed on top of it.
+/// One batch is in the pool. One thread puts a second one into the pool while another takes batches.
 #[test]
 fn each_batch_is_taken_once_and_with_its_contents() {
     model(3, Flavour::Contract, || {
@@ -98,7 +98,8 @@ fn each_batch_is_taken_once_and_with_its_contents() {
     });
 }
 
-/// A thread is slow to take the first of two batches. Meanwhile, another thread takes both and puts the first back.
+/// A thread may be slow to take the first of two batches. Meanwhile, another thread may take both and put the first
+/// back.
 #[test]
 fn a_slow_pop_does_not_restore_a_batch_that_was_taken() {
     model(3, Flavour::Contract, || {

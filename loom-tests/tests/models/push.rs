@@ -1,10 +1,10 @@
 //! A push is atomic: operations that share variables are in the same order in every queue, however their pushers
-//! interleave, and a stalled pusher delays only the operations behind its own.
+//! interleave, and a stalled pusher delays only its own operation and those behind it.
 //!
 //! An operation's accesses are sorted by variable, so no thread can insert them in a different order. In these models,
-//! an access may be inserted by its own pusher or by any thread that finds its operation in the way. Unless a model
-//! says otherwise, threads only push, and ready operations run after the threads are joined. Interleavings then differ
-//! only in the steps of pushes, and a bound covers more of these.
+//! an access may be inserted by its operation's pusher or by any thread that finds the operation in the way. Unless a
+//! model says otherwise, threads only push, and ready operations run after the threads are joined. The interleavings
+//! then differ only in the order of the pushes' steps, so a bound covers more of these orders.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use raddle::internals::{
 use raddle_loom_tests::{StalledPush, Task, World, model, must_fail, without};
 
 /// Pushes lists of operations, the last list on this thread and each other list on a separate thread. Another thread
-/// finishes the `stalled` push, if any. Then runs all operations.
+/// finishes the `stalled` push, if any. Once these threads have been joined, runs all operations and checks their
+/// history.
 fn push_all(world: &Arc<World>, stalled: Option<StalledPush>, mut lists: Vec<Vec<OpRef<Task>>>) {
     let push = |world: &World, ops: Vec<_>| ops.into_iter().filter_map(|op| world.push(op).ready).collect();
     let mine = lists.pop().expect("there should be a list for this thread");
@@ -92,8 +93,9 @@ fn a_reader_and_a_writer_exclude_each_other_while_they_are_pushed() {
     two_that_run_immediately(Contract, 2, [Read, Write]);
 }
 
-/// One thread pushes two operations while another push gets in their way: a slow helper must notice that the access has
-/// been inserted, even if another operation is already queued behind that access.
+/// One thread pushes two operations while another pushes a third, for which it may have to help the first. A slow
+/// helper must notice that the access that it is about to insert is already in its queue, even if another operation is
+/// queued behind that access.
 fn a_slow_helper() {
     let world = World::new(2);
     let lists = vec![vec![world.op(&[A, B]), world.op(&[B])], vec![world.op(&[A])]];
@@ -215,8 +217,8 @@ fn without_help_a_ring_by_two_threads_deadlocks() {
     must_fail!(a_ring_by_two_threads_without_help, "never became ready");
 }
 
-/// The ring of three pushes by three threads; the first two start halfway. If all started at the beginning, a bound
-/// large enough to find the deadlock without help would allow too many interleavings; `loom-tests/algorithm` has that
+/// The ring of three pushes by three threads; the first two start halfway. If all three started at the beginning, the
+/// twin would find the deadlock only with a bound that allows too many interleavings; `loom-tests/algorithm` has that
 /// model.
 fn a_ring_by_three_threads() {
     model(0, Contract, || {

@@ -1,11 +1,12 @@
-//! Records and variables are reclaimed once, never while a thread may still use them.
+//! Records and variables are reclaimed exactly once, and never while a thread may still use them.
 //!
-//! An idle variable keeps its last access, and thus the record of the access's operation, until its next operation. The
-//! access is then spent and retired, although helpers and threads that have read the tail may still use it.
+//! An idle variable keeps its last access, and thus the record of the access's operation, until the next operation on
+//! the variable is pushed. The access is then spent and retired, although helpers and threads that have read the tail
+//! may still use it.
 //!
 //! The models run on `Flavour::Contract`, which reclaims a record as soon as epoch-based reclamation's contract allows.
-//! crossbeam-epoch waits much longer than a model lasts, so it would reclaim no record that a model could still use;
-//! one model runs on crossbeam-epoch, to cover the calls to it.
+//! crossbeam-epoch waits much longer than a model lasts, so no model that runs on it could show that a record is
+//! reclaimed too early. One model runs on crossbeam-epoch, to cover the calls to it.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use raddle::internals::{
 };
 use raddle_loom_tests::{COMPLETE, World, end_alone, model, must_fail, without};
 
-/// One thread uses an idle variable again while another checks whether it is idle.
+/// One thread uses an idle variable again while another checks whether the variable is idle.
 fn use_again_while_another_checks(bound: Option<usize>, flavour: Flavour, mode: Mode) {
     model(bound, flavour, move || {
         let world = World::new(1);
@@ -70,7 +71,7 @@ fn an_idle_variable_is_used_again_by_two_threads() {
 }
 
 /// One thread completes an operation while another appends a second one behind it. Then the first thread pushes a
-/// third: the tail that it finds must not be the access that it retired.
+/// third: the tail that it finds must not be an access that it has retired.
 fn complete_while_another_appends(bound: usize) {
     model(bound, Contract, || {
         let world = World::new(1);
@@ -102,7 +103,7 @@ fn with_the_tail_at_a_retired_access_a_record_is_used_after_reclamation() {
 }
 
 /// Like `complete_while_another_appends`, but the completing thread calls `is_idle` instead of pushing a third
-/// operation, and the other thread finishes a stalled push over two variables or makes a new push over one.
+/// operation. With two `accesses`, the other thread finishes a stalled push; with one, it makes a new push.
 fn complete_and_check_while_another_appends(accesses: &'static [(usize, Mode)]) {
     model(3, Contract, move || {
         let world = World::new(2);
@@ -140,8 +141,8 @@ fn the_tail_is_past_a_completed_operation_when_another_of_two_variables_is_behin
 }
 
 /// The record of an operation with two accesses has three shares: one per access, and one for the completing thread.
-/// Different threads end the shares, and the one that ends the last share retires the record. Through the task's cell,
-/// loom checks that the other threads' uses of the record precede its retirement.
+/// Different threads may end these shares, and the thread that ends the last one retires the record. Through the task's
+/// cell, loom checks that the other threads' uses of the record happen before its retirement.
 #[test]
 fn the_last_share_retires_the_record_after_all_uses() {
     model(3, Contract, || {
@@ -162,7 +163,7 @@ fn the_last_share_retires_the_record_after_all_uses() {
 }
 
 /// A slow helper may still use a variable's queue after the operation that it helps, the last one there, is complete.
-/// Another thread then disposes of the variable.
+/// The thread that has pushed this operation disposes of the variable if it finds the variable idle.
 #[test]
 fn a_variable_is_freed_only_after_the_helpers() {
     model(2, Contract, || {
@@ -197,8 +198,8 @@ fn a_task_is_dropped_after_all_uses_by_other_holders() {
     });
 }
 
-/// The access of a single-access operation receives the only share of the record unless another thread still holds the
-/// operation.
+/// When an operation with a single access ends, the access receives the only share of the record, unless another thread
+/// still holds the operation.
 #[test]
 fn an_operation_that_another_thread_holds_keeps_its_record() {
     model(COMPLETE, Contract, || {
@@ -213,7 +214,7 @@ fn an_operation_that_another_thread_holds_keeps_its_record() {
             drop(hold);
         });
         world.complete(op, &mut ReadyList::default());
-        // This removes the first operation's access from its queue.
+        // This push spends the first operation's access.
         world.push_and_run(world.op(&[(0, Write)]));
         thread.join().unwrap();
         world.end();

@@ -19,10 +19,10 @@ use loom::{
 use raddle::internals::{Flavour::ContractForReaders, PooledRecord, Registry, Step, mark, pin};
 use raddle_loom_tests::{COMPLETE, model, must_fail, without};
 
-/// The contents of a record that a pinned thread may read.
+/// The contents that a pinned thread must find if it reads the record.
 const OLD: usize = 0;
 
-/// Takes `count` records, which must be distinct, and writes `user` to them.
+/// Takes `count` records, checks that they are distinct, and writes `user` to them.
 fn take(count: usize, user: usize) -> Vec<PooledRecord> {
     let mut taken: Vec<PooledRecord> = Vec::new();
     for _ in 0..count {
@@ -42,7 +42,7 @@ fn put_back(records: &[PooledRecord], user: usize) {
     }
 }
 
-/// A thread finds and reads a record while another unlinks it, puts it back, and calls `reuse`.
+/// A thread may find and read a record while another unlinks the record, puts it back, and calls `reuse`.
 fn read_while(bound: Option<usize>, reuse: impl Fn(PooledRecord) + Sync + Send + 'static) {
     model(bound, ContractForReaders, move || {
         let record = PooledRecord::take();
@@ -50,7 +50,7 @@ fn read_while(bound: Option<usize>, reuse: impl Fn(PooledRecord) + Sync + Send +
         let place = Arc::new(AtomicPtr::new(record.as_ptr()));
         let same = Arc::clone(&place);
         let reader = thread::spawn(move || {
-            // Acquire: the contents of the record. Pairs with the start of this thread.
+            // Acquire: the contents of the record, which the start of this thread hands over as well.
             let read = PooledRecord::read_pinned(|| same.load(Acquire));
             assert!(read.is_none_or(|contents| contents == OLD), "the record has another user");
         });
@@ -109,7 +109,7 @@ fn a_record_of_a_thread_that_ends_is_not_freed_while_a_pinned_thread_reads_it() 
     read_while(Some(3), |_| ());
 }
 
-/// Two threads take records and put them back. Each takes batches filled by the other.
+/// Two threads take records and put them back. Each may take batches that the other has filled.
 #[test]
 fn a_record_has_one_user_at_a_time() {
     static PASSED_ON: AtomicBool = AtomicBool::new(false);
@@ -130,8 +130,9 @@ fn a_record_has_one_user_at_a_time() {
     assert!(PASSED_ON.load(Relaxed), "no record passes from one thread to the other, so the model shows nothing");
 }
 
-/// A batch is on the stack. One thread takes a record from it and ends, freeing the rest of the batch, while another
-/// also takes a record and may read the word of the list popped by the first thread.
+/// A batch is on the stack. The spawned thread takes a record and ends. If the record is from that batch, the end of
+/// the thread frees the rest of the batch. Meanwhile, this thread also takes records, and may read the word of the list
+/// that the spawned thread has popped.
 #[test]
 fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
     static POPPED: AtomicBool = AtomicBool::new(false);
@@ -144,7 +145,7 @@ fn a_list_is_not_freed_while_a_slow_pop_reads_its_word() {
             PooledRecord::end_thread();
             taken
         });
-        // If this thread pops the batch, the third record holds the list.
+        // If this thread pops the batch, the third record that it takes is the one that held the list.
         let taken = take(3, 3);
         if other.join().unwrap().iter().any(|record| before.contains(record)) {
             POPPED.store(true, Relaxed);
@@ -184,7 +185,7 @@ fn a_thread_that_finds_a_marked_record_sees_it_as_it_was_marked() {
         });
         // SAFETY: the record lives until the end of the interleaving.
         let filled = unsafe { at.as_ref() };
-        // SAFETY: other threads read the data only when the record is marked; the model verifies this.
+        // SAFETY: other threads read the data only once the record is marked; the model verifies this.
         filled.data.with_mut(|data| unsafe { *data = 1 });
         // SAFETY: this thread uses the record.
         unsafe { mark(at.cast(), OWN) };

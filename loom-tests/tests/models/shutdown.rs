@@ -1,7 +1,7 @@
 //! The count of pending operations, and shutdowns that race with pushes.
 //!
-//! Threads choose a shard of the count by thread number, so a model's two threads use different shards if the count has
-//! two.
+//! Threads choose a shard of the count by thread number, so the first two threads of a model use different shards if
+//! the count has two shards.
 use std::{
     future::Future,
     pin::pin,
@@ -35,7 +35,7 @@ fn shared() -> Arc<Shared> {
 }
 
 /// Two operations that entered before the wait leave on two threads; the wait ends after both and sees their effects.
-/// If `watched`, a future waits for room meanwhile, so the operations look for such futures.
+/// If `watched`, a future waits for room meanwhile, so each operation, when it leaves, looks for futures to notify.
 fn wait_for_two(watched: bool) {
     let shared = shared();
     let tickets = [0, 1].map(|index| (index, shared.pending.enter()));
@@ -86,8 +86,8 @@ fn without_the_notification_a_wait_for_all_never_ends() {
     must_fail!(without_the_notification, "deadlock");
 }
 
-/// A scope's first operation enters a second one and then leaves. The scope ends after both, with exclusive access to
-/// what they borrowed.
+/// A scope's first operation pushes a second one, which is counted before the first leaves. The scope ends after both,
+/// and then has exclusive access to what they borrowed.
 fn end_of_a_scope() {
     let shared = shared();
     let (other, first) = (Arc::clone(&shared), shared.pending.enter());
@@ -192,12 +192,13 @@ fn a_wait_for_all_does_not_cover_later_entries_while_many_generations_drain() {
     });
 }
 
-/// A thread begins to enter a generation in one chunk and then finds the next one, in a newly created chunk.
+/// A thread may begin to enter a generation in one chunk, find it closed, and then enter the next one, in a newly
+/// created chunk.
 #[test]
 fn an_entry_finds_the_chunk_of_a_generation_that_was_opened_meanwhile() {
     model(COMPLETE, Flavour::Contract, || {
         let pending = Arc::new(PendingOps::new(1));
-        // The last of these generations is the last in its chunk.
+        // The last generation that this opens is the last in its chunk.
         let entered = [(); 3].map(|()| {
             let ticket = pending.enter();
             pending.end(&mut pending.begin());
@@ -271,8 +272,8 @@ fn a_wait_for_all_that_is_polled_is_woken_when_it_is_over() {
     model(COMPLETE, Flavour::Contract, a_wait_is_polled);
 }
 
-/// A future is dropped while its awaited operation leaves. The operation may wake the future before the drop;
-/// afterwards, no waker is left.
+/// A future is dropped while the operation that it awaits leaves. The future may be woken before the drop; afterwards,
+/// no waker is left.
 #[test]
 fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     model(COMPLETE, Flavour::Contract, || {
@@ -299,7 +300,7 @@ fn a_wait_for_all_that_is_dropped_leaves_no_waker() {
     });
 }
 
-/// A future waits for room while all operations leave one by one.
+/// A future begins to wait for room while all operations leave one by one.
 fn wait_for_room(operations: usize) {
     let shared = shared();
     let _ = shared.pending.set_limit(1);
@@ -322,7 +323,8 @@ fn a_wait_for_room_is_woken_when_an_operation_leaves() {
     model(COMPLETE, Flavour::Contract, || wait_for_room(1));
 }
 
-/// Between the future's two checks, the first operation to leave may find no registered future and end the watch.
+/// Between the future's two checks for room, the first operation to leave may find no registered future and end the
+/// watch.
 #[test]
 fn a_wait_for_room_misses_no_leave() {
     model(3, Flavour::Contract, || wait_for_room(3));
@@ -341,8 +343,8 @@ fn without_watching_a_wait_for_room_is_never_woken() {
     must_fail!(without_watching, "the future was not woken");
 }
 
-/// A generation is closed and another opened while a future waits for room. The operation that leaves in the new
-/// generation finds it watched.
+/// A generation is closed and another opened while a future begins to wait for room. An operation that leaves the new
+/// generation after that must find the generation watched.
 #[test]
 fn a_wait_for_room_is_woken_by_operations_of_later_generations() {
     model(2, Flavour::Contract, || {
@@ -384,7 +386,8 @@ fn a_thread_that_waits_for_room_is_woken() {
     });
 }
 
-/// Two futures wait for room for one operation. The first is dropped; the second is woken.
+/// Two futures wait until there is room for one operation. The first future is dropped, so the second must be woken,
+/// unless it has found room itself.
 #[test]
 fn a_future_that_is_dropped_passes_its_room_on() {
     model(2, Flavour::Contract, || {
@@ -425,8 +428,8 @@ fn entries_are_counted_once_while_generations_are_reused() {
 }
 
 /// Either a wait covers an operation, or the operation sees the writes before the wait, so a shutdown can refuse late
-/// pushes. While the operation is about to enter a generation, that generation is closed and reopened, and its word
-/// returns to its old value.
+/// pushes. While the operation is about to enter a generation, that generation may be closed and reopened, so that its
+/// word has its old value again.
 #[test]
 fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
     model(COMPLETE, Flavour::Contract, || {
@@ -450,7 +453,7 @@ fn an_entry_that_a_wait_does_not_cover_sees_writes_from_before_the_wait() {
 }
 
 /// When an operation pushes another, the new one enters before the pushing one leaves. So a wait that finds nothing
-/// pending covers both, after which a shutdown may end the threads.
+/// pending covers both, and a shutdown may then end the threads.
 #[test]
 fn an_idle_count_covers_operations_pushed_by_operations() {
     model(2, Flavour::Contract, || {
@@ -494,7 +497,7 @@ fn a_push_that_races_with_a_shutdown_is_refused_or_runs() {
 /// A value that keeps an engine open and whose drop does not wait.
 enum Keeper {
     Guard(WriteGuard<()>),
-    /// Dropped inside an operation of another engine.
+    /// The first engine's handle, dropped inside an operation of the second.
     Handle(Engine, Engine),
 }
 
@@ -507,9 +510,9 @@ impl Keeper {
     }
 }
 
-/// A thread limits a group, registers a future that waits for room, and drops what keeps the engine open for it: a
-/// guard or a handle. The model's first thread holds the other of the two. Whichever thread drops last shuts the engine
-/// down, ending the wait for room.
+/// A thread limits a group, polls a future that waits for room, and drops one of the two values that keep the engine
+/// open: a guard or a handle. The model's first thread drops the other. The later drop shuts the engine down, which
+/// ends the wait for room.
 fn a_future_waits_for_room_while_handles_are_dropped(other_has_the_guard: bool) {
     let naive = || Engine::builder().kind(EngineKind::Naive).build().unwrap();
     let engine = naive();

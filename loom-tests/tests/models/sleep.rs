@@ -66,7 +66,8 @@ fn assert_taken_once(threads: Vec<thread::JoinHandle<(Number, Worker<Number>)>>,
     assert!(taken.iter().map(|&(number, _)| number).eq(0..count));
 }
 
-/// Models one worker that waits for as many operations as `bands` has elements, and a pusher that injects them.
+/// Returns a model of one worker that waits for as many operations as `bands` has elements, and of a pusher that
+/// injects one operation into each of these bands.
 fn one_worker(bands: &'static [u8]) -> impl Fn() + Send + Sync + 'static {
     one_worker_of(lane, bands)
 }
@@ -108,8 +109,8 @@ fn two_pushes_reach_one_worker() {
     model(2, Flavour::Contract, one_worker(&[DEFAULT_BAND, DEFAULT_BAND - 1]));
 }
 
-/// A push may rely on a searching worker. Each of two operations is taken once, and both workers observe the end of the
-/// lane.
+/// A push may rely on a searching worker to find its operation. Each of two operations is taken or left in the
+/// injector, and both workers observe the end of the lane.
 #[test]
 fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     model(1, Flavour::Contract, || {
@@ -119,8 +120,7 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
         lane.inject(op(1, DEFAULT_BAND));
         lane.end();
         let taken: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        // A real lane ends when nothing is pending; this one ends early, while the injector still holds the operations
-        // not taken.
+        // A real lane ends when nothing is pending; this one may end while the injector still holds operations.
         let mut left = 0;
         while let Some((chain, _)) = lane.injector_for_models().pop(DEFAULT_BAND, 1) {
             end_alone(chain.last().unwrap());
@@ -130,8 +130,8 @@ fn two_pushes_are_taken_once_each_and_the_end_reaches_both_workers() {
     });
 }
 
-/// Two workers take exactly one operation each: each of two pushes must reach one of them, whether they search or
-/// sleep, even if one of them holds both operations.
+/// Two workers take exactly one operation each, so each of two pushes must reach a worker that has not taken one yet,
+/// whether it searches or sleeps, even if the other worker's deque receives both operations.
 #[test]
 fn two_pushes_reach_two_workers_that_take_one_operation_each() {
     model(2, Flavour::Contract, two_workers(lane));
@@ -153,9 +153,9 @@ fn two_workers(lane: fn(usize) -> Made) -> impl Fn() + Send + Sync + 'static {
 }
 
 /// Worker 0, which was announced, and a searcher each find an operation. Then the searcher or another thread publishes
-/// work. Of worker 0 and the searcher, only the last to stop searching checks again. So the publishing thread must wake
-/// worker 1, which sleeps. If that thread instead mistakes worker 0 for a sleeper, worker 0 or the searcher must wake
-/// worker 1.
+/// work. Of worker 0 and the searcher, only the last to stop searching checks for work again. So the publishing thread
+/// must wake worker 1, which sleeps. If that thread instead mistakes worker 0 for a sleeper, worker 0 or the searcher
+/// must wake worker 1.
 fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (lane, _workers) = lane(2);
@@ -167,7 +167,7 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
                 lane.sleep().notify();
             }
         };
-        // Once announced, the sleeper starts the other threads.
+        // The sleeper announces both workers and then starts the other threads.
         let sleeper = thread::spawn(move || {
             lane.sleep().set_thread(1);
             (0..2).for_each(|worker| lane.sleep().announce(worker, SearchState::Inactive, ParkKind::Untimed));
@@ -195,7 +195,8 @@ fn two_find_something_and_one_sleeps(made_by_another: bool) -> impl Fn() + Send 
             lane.sleep().park(1);
             [Some(sleeper), Some(searcher), maker]
         });
-        // The sleeper does not join these threads, since it may be woken again when already awake.
+        // The sleeper does not join these threads itself: they may unpark it again, and in loom a thread that can be
+        // unparked must block only on `park`.
         sleeper.join().unwrap().into_iter().flatten().for_each(|thread| thread.join().unwrap());
     }
 }
@@ -228,7 +229,8 @@ fn a_push_reaches_a_worker_that_has_moved_to_another_thread() {
 }
 
 /// A thread stores its handle twice, as two threads running the worker in turn would, and ends. Meanwhile, a notifier
-/// wakes the worker through the old or the new handle, which must be complete and not freed.
+/// wakes the worker through the old or the new handle, if one is stored by then. The handle must be complete and not
+/// freed.
 #[test]
 fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     model(3, Flavour::Contract, || {
@@ -241,8 +243,8 @@ fn a_notifier_reads_a_complete_thread_handle_that_is_not_freed() {
     });
 }
 
-/// Three workers take one operation each; all three operations are in one worker's deque. A stealer takes one operation
-/// and moves another into its own deque; during the move, no other worker can find the moved operation.
+/// Three workers take one operation each; all three operations are in one worker's deque. A stealer may take one
+/// operation and move another into its own deque; during the move, no other worker can find the moved operation.
 #[test]
 fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     model(1, Flavour::Contract, || {
@@ -252,8 +254,8 @@ fn the_rest_of_a_stolen_batch_reaches_a_worker_that_has_searched_in_vain() {
     });
 }
 
-/// Two operations become ready on a worker, which runs one of them and does not search again until that operation has
-/// ended.
+/// Two operations become ready on a worker, which takes one of them and does not search again, as if that operation
+/// never ended.
 #[test]
 fn the_second_successor_of_an_operation_reaches_a_worker_that_parks() {
     model(3, Flavour::Contract, || {
@@ -299,7 +301,8 @@ unsafe impl Send for Data {}
 fn workers_see_earlier_writes_when_their_lane_ends() {
     model(3, Flavour::Contract, || {
         let (lane, mut workers) = lane(1);
-        // This represents another, searching worker: a worker that is not searching executes no fence when it ends.
+        // This represents a second worker that is searching. The model's own worker therefore does not become a
+        // searcher, and so executes no fence when it finds the lane ended.
         lane.sleep().start_search();
         let (worker, data) = (workers.pop().unwrap(), Arc::new(Data(UnsafeCell::new(0))));
         let other = Arc::clone(&data);

@@ -22,7 +22,7 @@ use raddle_loom_tests::{COMPLETE, leave, model, must_fail, without};
 fn offer_to_a_thread_that_gives_up() {
     let spares = Arc::new(SpareThreads::default());
     let other = Arc::clone(&spares);
-    // In models the time limit passes immediately.
+    // In models, a time limit passes immediately.
     let thread = thread::spawn(move || other.wait(Some(Instant::now())));
     let offered = spares.offer(7);
     let taken = thread.join().unwrap();
@@ -130,8 +130,8 @@ fn without_checking_again_a_background_end_is_too_early() {
     must_fail!(without_checking_again, "an operation is still pending");
 }
 
-/// The engine stops while a function begins to wait for an operation held by another worker. Either that worker is not
-/// laid aside, or the function takes it up again.
+/// The engine stops while a function begins to wait for an operation that only another worker can run. Either that
+/// worker is not laid aside, or the function takes it up again.
 fn stop_while_a_function_begins_to_wait() {
     let (aside, runs) = (Arc::new(Aside::new(1)), Arc::new(AtomicUsize::new(0)));
     assert!(aside.request(|| ()));

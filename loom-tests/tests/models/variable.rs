@@ -1,4 +1,4 @@
-//! The happens-before edges added by a variable, through its version and its handle count.
+//! The happens-before edges that a variable adds, through its version and through its count of handles.
 use std::sync::Arc;
 
 use loom::{
@@ -19,7 +19,7 @@ unsafe impl Sync for Data {}
 // SAFETY: loom's cell reports a race instead of allowing it.
 unsafe impl Send for Data {}
 
-/// A value whose drop uses the data.
+/// A value whose drop writes to the data.
 struct Value(Arc<Data>);
 
 impl Drop for Value {
@@ -48,12 +48,13 @@ fn uses_through_any_handle_come_before_the_drop_of_the_value() {
     });
 }
 
-/// A thread that sees the version 1 of a variable sees the mutation that `push` pushes on `engine`.
+/// Models a thread that sees version 1 of a variable: it must see the effects of the mutation that `push` pushes on
+/// `engine`.
 fn a_version_is_seen_with_its_mutation(engine: &Engine, push: impl FnOnce(&Token, Box<dyn FnOnce() + Send>)) {
     let (token, data) = (engine.token(), Arc::new(Data(UnsafeCell::new(0))));
     // This thread runs the mutation, which loads the version and then stores the next one. If the spawned thread ran
-    // it, loom would take the mutation's load for the last access and would not explore the reader's load coming after
-    // the store.
+    // the mutation, the mutation's load would hide the reader's load from loom, which would then not explore the order
+    // in which the reader's load follows the store.
     let (its_token, its_data) = (token.clone(), Arc::clone(&data));
     let thread = thread::spawn(move || {
         if its_token.version() == 1 {
@@ -77,7 +78,8 @@ fn a_thread_that_sees_a_version_sees_the_mutations_it_counts() {
     });
 }
 
-/// Like the model above, but for a GPU operation: several lanes may concurrently count mutations of a variable.
+/// Like the model above, but with a GPU operation, whose mutation is counted by a read-modify-write, since several
+/// lanes may count mutations of a variable concurrently.
 #[test]
 fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() {
     model(2, Contract, || {
@@ -88,8 +90,8 @@ fn a_thread_that_sees_a_version_sees_the_mutations_of_a_device_that_it_counts() 
     });
 }
 
-/// A mutation is counted before its operation is complete: a thread that knows the operation has begun and then waits
-/// for it finds the mutation counted.
+/// A mutation is counted before its operation is complete: a thread that knows that the operation has begun, and then
+/// waits for the variable, finds the mutation counted.
 #[test]
 fn a_thread_that_has_waited_for_a_mutation_sees_it_in_the_version() {
     model(2, Contract, || {

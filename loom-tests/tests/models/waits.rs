@@ -1,4 +1,4 @@
-//! Waits for a variable that join a pending wait.
+//! Waits that join a pending wait for the same variable.
 use std::{
     future::Future,
     pin::Pin,
@@ -84,8 +84,8 @@ fn without_the_check_that_the_wait_is_queued_a_wait_covers_later_pushes() {
 }
 
 /// Waits of both kinds, `wait_to_read_async` and `wait_for_var_async`, begin while the operation in front of them
-/// fails. The wait that they may join ends with that operation. Each wait returns the failure, and the waits' records
-/// are freed.
+/// fails. The wait that they may join ends when that operation does. Each wait returns the failure, and the waits'
+/// records are freed.
 #[test]
 fn waits_that_join_a_wait_while_it_ends_return_the_failure() {
     model(2, Contract, || {

@@ -27,7 +27,7 @@ static int recorded_calls, peer_refusal;
 static __thread int mode;
 static size_t device_bytes;
 
-/* Returns the number of live contexts, streams, events and pieces of memory. */
+/* Returns the number of live contexts, streams, events, executable graphs and pieces of memory. */
 int fakeLive(void) { return live; }
 
 /* Returns how often a stream was made to wait for another stream's event. */
@@ -43,7 +43,7 @@ void fakeCapture(int on) { capturing = on; }
 /* Returns how many calls have invalidated the capture. */
 int fakeBroken(void) { return broken; }
 
-/* Returns how often a device was given access to another device's memory. */
+/* Returns how often access to another device's memory was requested and not refused. */
 int fakePeers(void) { return peers; }
 
 /* Returns how often callers have waited for a stream. */
@@ -52,10 +52,10 @@ int fakeStreamWaits(void) { return stream_waits; }
 /* Returns how many calls were captured into a graph instead of executed. */
 int fakeRecorded(void) { return recorded_calls; }
 
-/* Makes the next request for access to another device's memory fail. */
+/* Makes the next request for access to another device's memory fail with `code`. */
 void fakeRefusePeer(int code) { peer_refusal = code; }
 
-/* Returns the number of the current context, or -1. */
+/* Returns the number of the calling thread's current context, or -1 if there is none. */
 int fakeCurrent(void) { return current ? (int)(current - contexts) : -1; }
 
 /* Returns the priority of a stream. */
@@ -146,8 +146,8 @@ int cuStreamCreateWithPriority(stream **it, unsigned flags, int priority) {
     return OK;
 }
 int cuStreamDestroy_v2(stream *it) { free(it); live--; return lost; }
-/* Returns whether a query of the stream must be refused because the stream is being captured into a graph. If so, the
- * query invalidates the capture. */
+/* Returns whether a query of the stream, or a wait for it, must be refused because the stream is being captured into a
+ * graph. If so, the call invalidates the capture. */
 static int in_recording(stream *it) {
     if (it->recording) it->recording = 2;
     return it->recording;

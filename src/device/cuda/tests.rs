@@ -84,7 +84,7 @@ fn run(command: &mut Command) -> (bool, String) {
     (well, reader.join().expect("the reader does not panic"))
 }
 
-/// Builds the library with `defines` in a folder. Returns `false` if there is no compiler.
+/// Builds the library with `defines` in `folder`. Returns `false` if there is no compiler.
 fn build(folder: &Path, defines: &[&str]) -> bool {
     let source = folder.join("fake.c");
     fs::write(&source, include_str!("fake.c")).expect("there is room");
@@ -100,7 +100,8 @@ fn build(folder: &Path, defines: &[&str]) -> bool {
     true
 }
 
-/// Runs the ignored test `name` in a process that searches `folder` first for the driver's library.
+/// Runs the ignored test `name` in a process that searches `folder` first for the driver's library, and asserts that
+/// the test passes.
 fn inside(folder: &Path, name: &str, variables: &[(&str, &str)]) {
     let mut command = Command::new(env::current_exe().expect("the path of this program is known"));
     command.args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("device::cuda::tests::{name}")]);
@@ -183,7 +184,7 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_does() {
         "inside_memory_is_pooled",
         "inside_refused_calls_can_be_repeated",
         "inside_losses_are_permanent",
-        "inside_captures_are_neither_invalidated_nor_a_loss",
+        "inside_calls_during_a_capture_neither_fail_nor_invalidate_it",
         "inside_a_device_given_up_during_a_capture_completes_its_commands",
         "inside_an_open_capture_fails_only_its_operation",
         "inside_a_capture_over_several_operations_is_refused",
@@ -201,7 +202,7 @@ fn streams_copy_wait_mark_and_fail_as_the_driver_does() {
     inside(&old.0, "inside_all_commands_are_executed", &[("WANTED", "Events")]);
 }
 
-/// Returns a function found only in `fake.c`.
+/// Returns a function that `fake.c` defines and the driver does not.
 fn fake<F: Copy>(name: &str) -> F {
     // SAFETY: the library is loaded, and its initialisation code does nothing.
     let library = unsafe { sys::culib() };
@@ -209,7 +210,7 @@ fn fake<F: Copy>(name: &str) -> F {
     *unsafe { library.get::<F>(name.as_bytes()) }.expect("the loaded library is the one that the tests have built")
 }
 
-/// Returns the result of a numeric function of `fake.c`.
+/// Calls a function of `fake.c` that returns a number and takes no arguments.
 fn number_of(name: &str) -> i32 {
     fake::<extern "C" fn() -> i32>(name)()
 }
@@ -406,7 +407,8 @@ fn inside_memory_is_pooled() {
     assert_eq!(live(), 0);
 }
 
-/// Calls `check` with each kind of command that can fail on a stream.
+/// Calls `check` with a stream and a call on it: in turn, an event, a wait, a mark, a copy in each direction, and a
+/// probe.
 fn each_call(mut check: impl FnMut(&mut dyn Stream, &dyn Fn(&mut dyn Stream) -> Result<(), DeviceError>)) {
     let gpu = driver(0);
     let (from, to) = (pinned(&gpu, &[1]), DeviceVec::<u64>::new(&gpu, 1).unwrap());
@@ -444,7 +446,7 @@ fn inside_refused_calls_can_be_repeated() {
     });
     assert_eq!((calls, live()), (6, 0));
 
-    // Dropping a stream does not wait for its commands.
+    // The device's list of streams holds no dropped stream, and an imported stream only once.
     let gpu = CudaGpu::open(0).unwrap();
     let own = gpu.context().new_stream_with_priority(0).unwrap();
     drop([(); 3].map(|()| (Driver::open(&gpu, StreamRole::All).unwrap(), gpu.import(Arc::clone(&own)).unwrap())));
@@ -507,7 +509,7 @@ fn inside_losses_are_permanent() {
 
 #[test]
 #[ignore = "run by another test in a separate process, with a stand-in for the driver's library"]
-fn inside_captures_are_neither_invalidated_nor_a_loss() {
+fn inside_calls_during_a_capture_neither_fail_nor_invalidate_it() {
     if !is_inside() {
         return;
     }
@@ -564,7 +566,7 @@ fn inside_a_device_given_up_during_a_capture_completes_its_commands() {
     let ended = unsafe { sys::cuStreamEndCapture(recorded.cu_stream(), &raw mut graph) };
     assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture was invalidated");
     check("cuStreamEndCapture", ended).unwrap();
-    // SAFETY: the graph has just been created.
+    // SAFETY: the graph has just been created, and nothing else uses it.
     check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) }).unwrap();
     drop((recorded, streams, gpu));
     capture(0);
@@ -577,7 +579,7 @@ fn begin_capture(stream: &CudaStream) {
     check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) }).unwrap();
 }
 
-/// Begins a capture on one of the engine's streams, as the program could.
+/// Begins a capture on a stream, as the program could.
 fn capture_on(stream: &mut dyn Stream) {
     begin_capture(&stream_of(stream).expect("the stream is a CUDA stream"));
 }
@@ -594,7 +596,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
         let engine = Engine::builder().kind(EngineKind::Naive).gpu(gpu.clone()).build().unwrap();
         let own =
             engine.stream_var(ImportedStream::cuda(&gpu, gpu.context().new_stream_with_priority(0).unwrap()).unwrap());
-        // The first function returns an error; the others fail only because of the open capture.
+        // The first function returns an error; the other operations fail only because of the open capture.
         let left = "left a capture of its stream open";
         for (fails, included, wanted) in
             [(true, false, "CUDA_ERROR_INVALID_VALUE"), (false, false, left), (false, true, left)]
@@ -664,7 +666,7 @@ fn inside_an_open_capture_fails_only_its_operation() {
             .wait()
             .unwrap();
         assert_eq!(number_of("fakeRecorded"), 0, "the engine's own commands are not captured");
-        // A capture of an imported stream is refused only while an operation includes the stream.
+        // An imported stream cannot be included while the program is capturing it, but can be afterwards.
         let theirs = gpu.context().new_stream_with_priority(0).unwrap();
         let imported = engine.stream_var(ImportedStream::cuda(&gpu, Arc::clone(&theirs)).unwrap());
         begin_capture(&theirs);
@@ -716,7 +718,7 @@ fn inside_a_capture_over_several_operations_is_refused() {
         if case == "the stream is probed" {
             assert_eq!(stream.probe().expect_err("something was captured").code(), CAPTURING);
         }
-        // The probe itself reported the capture.
+        // The probe has already reported the capture.
         let calls = if case == "the stream is probed" { 0 } else { 2 };
         for _ in 0..calls {
             for error in [stream.mark(2), stream.record().map(drop), stream.wait(&event)] {

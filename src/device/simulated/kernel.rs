@@ -13,12 +13,12 @@ use crate::{
     error::device::DeviceError,
 };
 
-/// The stream of a simulated GPU, for the running operation. [`GpuStream::simulated`](crate::GpuStream::simulated)
-/// returns it.
+/// The running operation's interface to a stream of a simulated GPU.
+/// [`GpuStream::simulated`](crate::GpuStream::simulated) returns it.
 pub struct SimulatedStream<'s>(&'s mut Simulated);
 
 impl<'s> SimulatedStream<'s> {
-    /// Returns `None` if the stream belongs to another kind of device.
+    /// Returns `None` if the stream is not a simulated device's.
     pub(crate) fn new(stream: &'s mut dyn Stream) -> Option<Self> {
         stream.as_any().downcast_mut().map(Self)
     }
@@ -27,9 +27,10 @@ impl<'s> SimulatedStream<'s> {
     /// `duration` of zero selects the device's default
     /// ([`SimulatedGpuBuilder::kernel_time`](super::SimulatedGpuBuilder::kernel_time)).
     ///
-    /// `args` is a vector, a `Vec` of vectors, or a tuple of up to six of these: `f` receives a `&DeviceVec<T>` as
-    /// `&[T]`, and a `&mut DeviceVec<T>` as `&mut [T]`. `f` may run on any thread that polls the device or issues a
-    /// command. If `f` panics, the device is lost. `f` must not wait for an operation on the device.
+    /// `args` is a reference to a vector, a `Vec` of arguments, a tuple of up to six arguments, or `()`: `f` receives a
+    /// `&DeviceVec<T>` as `&[T]`, and a `&mut DeviceVec<T>` as `&mut [T]`. `f` may run on any thread that polls the
+    /// device or issues a command. If `f` panics, the device is lost. `f` may push, but a wait for an engine inside `f`
+    /// returns an error. Nor must `f` wait by other means for the device to make progress.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -91,7 +92,7 @@ pub struct RawSlice<T> {
     values: PhantomData<T>,
 }
 
-// SAFETY: it represents a `&mut [T]` or a `&[T]`, both of which are `Send` if `T` is `Send` and `Sync`.
+// SAFETY: the value represents a `&mut [T]` or a `&[T]`, both of which are `Send` if `T` is `Send` and `Sync`.
 unsafe impl<T: Send + Sync> Send for RawSlice<T> {}
 
 impl<T> RawSlice<T> {
@@ -107,10 +108,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The arguments of a [simulated kernel](SimulatedStream::launch): `&DeviceVec<T>`, `&mut DeviceVec<T>`, or a `Vec` of
-/// arguments or a tuple of up to six; `()` for none.
+/// The arguments of a [simulated kernel](SimulatedStream::launch): `&DeviceVec<T>`, `&mut DeviceVec<T>`, a `Vec` of
+/// arguments, or a tuple of up to six; `()` for none.
 pub trait KernelArgs: sealed::Sealed {
-    /// What the kernel receives for an argument: `&[T]`, `&mut [T]`, or a `Vec` or a tuple of these.
+    /// What the kernel receives for the arguments: `&[T]`, `&mut [T]`, or a `Vec` or a tuple of these.
     type Views<'a>;
     #[doc(hidden)]
     type Raw: Send + 'static;

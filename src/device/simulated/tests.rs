@@ -211,8 +211,8 @@ fn latency_delays_the_start_and_keeps_no_engine_busy() {
     assert_eq!((usage.first_start, usage.last_end), (Some(ms(3)), Some(ms(5))));
 }
 
-/// Copies values on one stream and doubles them on another, which waits for the copy if `wait` is set. Returns the
-/// result.
+/// Copies values on one stream and doubles them on another. The other stream waits for the copy if `wait` is set.
+/// Returns the values at the end.
 fn copy_and_double(seed: u64, wait: bool) -> Vec<u32> {
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(seed).build();
     let (mut copies, mut kernels) = (open(&gpu, StreamRole::CopyIn), open(&gpu, StreamRole::Compute));

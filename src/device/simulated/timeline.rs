@@ -2,7 +2,7 @@
 //!
 //! # States
 //!
-//! The first command of a stream is in one of these states; the commands behind it have only been issued.
+//! Of a stream's commands that are not done, the first is in one of these states; the others have only been issued.
 //!
 //! | state | what it waits for |
 //! |---|---|
@@ -20,9 +20,9 @@
 //! # Time
 //!
 //! Polls may be far apart, so a poll may find many commands whose times have passed. Each start and end is recorded
-//! with the time at which it would have happened. A command starts at the latest of these times: its issue plus the
-//! latency; the end of the preceding command; the event for which it waits; the moment at which an engine became free;
-//! and, if it needs an engine, the end of the last stall.
+//! with the time at which it would have happened. A command starts at the latest of these times: its issue plus its
+//! latency; the end of the preceding command in its stream; the event for which it waits; and, if it needs an engine,
+//! the moment at which an engine becomes free and the end of the last stall.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -97,7 +97,7 @@ impl Drop for Kernel {
     fn drop(&mut self) {
         let Some(kernel) = self.0.take() else { return };
         if let Err(payload) = panics::catch(|| as_kernel(|| drop(kernel))) {
-            panics::log!(Error, "raddle: dropping a kernel that had not run panicked");
+            panics::log!(Error, "raddle: the drop of a kernel that had not run panicked");
             as_kernel(|| panics::discard(payload));
         }
     }
@@ -204,7 +204,7 @@ pub(super) struct State {
     #[cfg(test)]
     pub(super) waiters: usize,
     stalled: bool,
-    /// No command starts before this time, the end of the last stall.
+    /// No copy or kernel starts before this time, the end of the last stall.
     not_before: Duration,
     lost: Option<DeviceError>,
     /// The number of bytes of device memory allocated.
@@ -344,7 +344,7 @@ impl State {
         self.timelines[index].closed = true;
     }
 
-    /// Returns the number of a stream's commands that are not done.
+    /// Returns the number of commands that a stream holds. The command being executed does not count.
     pub(super) fn depth(&self, index: usize) -> usize {
         self.timelines[index].commands.len()
     }
@@ -387,7 +387,8 @@ impl State {
         self.timelines[index].commands.push_back(Issued { command, number, earliest, fails });
     }
 
-    /// Loses the device. Recorded events count as having happened, so other devices do not wait for them.
+    /// Loses the device. Events that it has not reached count as having happened, so other devices do not wait for
+    /// them.
     pub(super) fn lose(&mut self, error: DeviceError) -> Leftovers {
         self.lost.get_or_insert(error);
         let now = self.now();
@@ -497,7 +498,7 @@ impl State {
         self.running -= 1;
         let timeline = &mut self.timelines[index];
         timeline.executing = false;
-        // If the device has been lost in the meantime, the command is gone.
+        // If the device has been lost in the meantime, the command does not count as done.
         if let Some(Started { engine, start, end }) = timeline.started.take() {
             self.counts.bytes_copied += bytes;
             let usage = &mut self.engines[engine].usage;
@@ -509,10 +510,10 @@ impl State {
     }
 }
 
-/// Takes all steps possible by now, in all streams.
+/// Takes the steps possible by now, in all streams. If steps are picked at random, some may remain.
 ///
-/// A lost device's error is returned only once no thread is executing an effect, since the caller may then free memory
-/// used by the effects.
+/// A lost device's error is returned only once no thread is executing an effect, since a caller that receives the error
+/// may free memory used by effects.
 pub(super) fn work<'m>(
     device: &'m Mutex<State>,
     mut state: MutexGuard<'m, State>,

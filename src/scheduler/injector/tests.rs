@@ -1,4 +1,4 @@
-//! Tests of the injector on one thread, including states left behind by a stopped thread.
+//! Tests of the injector on one thread, including states that a stopped thread can leave behind.
 
 use super::{super::testing::Ready, *};
 

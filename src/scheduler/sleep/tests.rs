@@ -1,4 +1,4 @@
-//! Tests of the event count on one thread, which runs every worker.
+//! Tests of the event count. In most of them, one thread runs every worker.
 
 use std::thread;
 
@@ -7,7 +7,7 @@ use super::{
     *,
 };
 
-/// The number of workers, which exceeds the number of bits in a word of `sleepers`.
+/// The number of workers in most tests. It exceeds the number of bits in a word of `sleepers`.
 const WORKERS: usize = 130;
 
 fn with_threads() -> Sleep {
@@ -74,7 +74,7 @@ fn the_worker_with_the_lowest_number_is_woken() {
     assert_woken();
 }
 
-/// Some of these threads have ended, and each one's number may be reused by the next.
+/// Each spawned thread has ended before the wake-up, and the next one may reuse its number.
 #[test]
 fn a_worker_is_woken_through_the_thread_that_runs_it_now() {
     let sleep = Sleep::new(1, IdlePolicy::Park);
@@ -104,7 +104,7 @@ fn no_worker_is_woken_while_another_searches() {
 }
 
 #[test]
-fn wake_all_wakes_workers_in_every_state() {
+fn wake_all_wakes_a_worker_that_is_not_announced() {
     let sleep = Sleep::new(3, IdlePolicy::Park);
     sleep.set_thread(2);
     assert!(sleep.try_start_search());
@@ -131,7 +131,7 @@ fn a_timed_parker_is_not_woken_while_a_worker_is_awake() {
     assert_not_woken();
     sleep.announce(0, SearchState::Inactive, ParkKind::Timed);
     sleep.notify();
-    assert_woken(); // No other worker can be woken.
+    assert_woken(); // No worker is awake.
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn wake_yielded_wakes_timed_parkers_only() {
     sleep.set_contended(70);
     sleep.wake_yielded();
     assert_woken();
-    assert!(!sleep.is_contended(70), "the worker would park again");
+    assert!(!sleep.is_contended(70), "waking the worker must clear the report");
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn finds_are_counted_over_all_workers() {
     assert_eq!(sleep.finds(), WORKERS * (WORKERS - 1) / 2);
 }
 
-/// Pins the calling thread to a core, where possible.
+/// Pins the calling thread to a core and returns the core, where possible.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn stay() -> Option<usize> {
     let core = core_affinity::get_core_ids()?.pop()?;
@@ -213,7 +213,7 @@ fn the_worker_on_the_pushers_core_is_woken_last_and_marked_contended() {
     sleep.retract(129);
     let _ = sleep.stop_search();
     sleep.notify();
-    assert_woken(); // No other worker can be woken.
+    assert_woken(); // No other worker is announced.
     sleep.report_contention();
     assert!((0..WORKERS).all(|worker| sleep.is_contended(worker) == (worker == 0)));
     sleep.set_core(0, None);

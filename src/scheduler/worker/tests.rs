@@ -1,4 +1,5 @@
-//! Tests of workers without threads: where each worker searches, in which order, and which workers it wakes.
+//! Tests of workers that are all run by one thread: where each worker searches, in which order, and which workers it
+//! wakes.
 
 mod turns;
 
@@ -116,7 +117,7 @@ fn every_deque_of_the_lane_is_stolen_from_wherever_the_sweep_begins() {
     for start in 0..WORKERS {
         workers[0].victim.set(start);
         assert!(workers[0].steal().is_none());
-        assert_eq!(workers[0].victim.get(), (start + 1) % WORKERS, "the next sweep begins at the next one");
+        assert_eq!(workers[0].victim.get(), (start + 1) % WORKERS, "the next sweep begins one worker later");
     }
 }
 
@@ -126,8 +127,8 @@ fn a_worker_that_takes_a_batch_wakes_another_for_the_rest() {
     asleep(&workers[2]);
     let [first, second] = [&workers[0], &workers[1]];
     ops[..MAX_BATCH + 2].iter().for_each(|op| lane.injector().push(op.right()));
-    // The first pop publishes the rest of the inbox and fills a deque; the second puts one operation into a deque; the
-    // third finds nothing.
+    // The first pop publishes the rest of the inbox and puts most of its batch into a deque; the second puts one
+    // operation into a deque; the third finds nothing.
     assert!(first.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
     assert_woken();
     assert!(second.pop_injector(DEFAULT_BAND, MAX_BATCH).is_some());
@@ -196,7 +197,7 @@ fn a_search_lasts_as_long_as_the_policy_says_unless_its_core_is_contended() {
     let start = Instant::now();
     let is_short = |search: Duration| search < CONTENDED || start.elapsed() > Duration::from_secs(20);
     let shortest = searches(Duration::ZERO).find(|&search| is_short(search));
-    assert!(shortest.is_some_and(|search| search < CONTENDED), "with a limit of zero, one search suffices");
+    assert!(shortest.is_some_and(|search| search < CONTENDED), "with a limit of zero, a search must be short");
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! The target `concurrent_push`: several threads push, and a single order must explain the logs of all variables. In a
-//! third of the programs, the engine limits pending operations; their number must not exceed the limit by more than the
-//! documented amount.
+//! The target `concurrent_push`: one to four threads push, and a single order must explain the logs of all variables.
+//! In a third of the programs, the engine limits pending operations. In such a program, the number of pending
+//! operations must not exceed the limit by more than the documented amount, unless the program contains operations for
+//! which no amount is documented.
 
 use std::sync::Arc;
 
@@ -25,11 +26,11 @@ pub fn concurrent_push(data: &[u8]) {
             operations: 400,
             failures: false,
         };
-        // The input's length chooses the limit, so that inputs that predate limits keep their meaning.
+        // The input's length determines the limit, so that inputs that predate limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 17);
         let plan = limit.into_iter().fold(plan, EngineBuilder::max_pending);
         let watch = Watch { limit, ..bytes.pick(&[Watch::ORDER, Watch::EVERYTHING]) };
-        // Different threads' pushes overlap only if each thread pushes for longer than starting the threads takes.
+        // The more each thread pushes, the likelier are pushes of different threads to overlap.
         let times = bytes.pick(&[1, 4, 16, 64]);
         let mut program = Program::generate(&shape, &mut bytes);
         if limit.is_some() && !shape.children && data.len() % 2 == 0 {

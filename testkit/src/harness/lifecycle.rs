@@ -1,16 +1,18 @@
 //! The target `lifecycle`: engines that end while they are in use.
 //!
 //! A few threads push to a few engines and shut them down, drop their handles, delete variables and use completions
-//! left by other operations, in no particular order. Whatever the order:
+//! left by operations, in no particular order. Whatever the order:
 //!
 //! * every captured value, variable's value and result is dropped exactly once;
-//! * a function never runs twice, and runs once unless its engine cancels or one of the engine's operations fails;
+//! * a function never runs more often than its pushes were accepted, and runs exactly that often unless its engine is
+//!   cancelled or one of the engine's operations fails;
 //! * every handle returns the result of its operation, even after the end of the engine;
 //! * acquiring variables succeeds, or the future returns the reason why not; a function is asked to stop only if its
-//!   engine cancels;
-//! * a push is refused only for a valid reason, and is always refused after a shutdown begun by the same thread;
+//!   engine is cancelled;
+//! * a push is refused only for a valid reason, and a push outside operations is always refused after a shutdown of its
+//!   engine begun by the same thread;
 //! * every operation completes, and every wait and shutdown returns;
-//! * the engines' records prove that conflicting operations did not overlap.
+//! * where an engine has a recorder, the trace proves that conflicting operations did not overlap.
 
 use crate::shapes::*;
 use std::{
@@ -43,7 +45,7 @@ enum Kind {
     /// The function uses its completion, then continues.
     Early,
     Elsewhere,
-    /// The completion is left for other operations and threads to use.
+    /// The completion is left for the program's threads to use.
     Pocket,
 }
 
@@ -105,7 +107,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum End {
     Shutdown(Shutdown),
-    /// By dropping the last handle, after a shutdown that does not wait.
+    /// With a shutdown that does not wait, then by dropping the handle.
     Impatient(Shutdown),
     Drop,
     /// By awaiting a future.
@@ -119,9 +121,9 @@ struct Program {
     variables: Vec<usize>,
     operations: Vec<Operation>,
     threads: Vec<Vec<Step>>,
-    /// Whether the main thread drops its handles while the other threads run.
+    /// Whether the main thread's handles to the engines are dropped while the program's threads run.
     lets_go: bool,
-    /// Whether the threads wait for handles before the engines end.
+    /// Whether the operations' handles left over by the threads are waited for before the engines end.
     waits_first: bool,
 }
 
@@ -191,7 +193,7 @@ impl Program {
         let is_inner = engine.is_some();
         let engine = engine.unwrap_or_else(|| bytes.below(self.engines.len()));
         let (reads, writes) = (self.variable(engine, bytes), self.variable(engine, bytes));
-        // The operation sometimes reads another engine's variable.
+        // A few operations may read another engine's variable.
         let reads = if !is_inner && bytes.below(32) == 31 { bytes.below(self.variables.len()) } else { reads };
         let kind = bytes.pick(&[
             Kind::Sync,
@@ -250,7 +252,7 @@ struct Record {
 struct State {
     /// Whether a thread has begun or is about to begin a shutdown.
     begun: AtomicBool,
-    /// Whether a shutdown that has begun cancels the pending operations.
+    /// Whether a shutdown that has begun or is about to begin cancels the pending operations.
     cancelled: AtomicBool,
     operator_accepted: AtomicU32,
     operator_runs: AtomicU32,
@@ -319,8 +321,8 @@ impl World {
                 Inner::Notify => {
                     self.notes_shutdown(operation.engine, Shutdown::Cancel);
                     engine.notify_shutdown();
-                    // Functions whose completions have been used are no longer asked to stop; deletions are not always
-                    // asked.
+                    // Functions whose completions have been used are no longer asked to stop; those of clean-ups never
+                    // are.
                     let may_go_on = operation.kind == Kind::Early || operation.property == Property::DeleteVar;
                     if !may_go_on && !cx.is_cancelled() {
                         self.violation(format!("operation {id} was not asked to stop"));
@@ -376,7 +378,7 @@ impl World {
         inside.engines.clear();
         let kept = operation.keeps_engine.then(|| hands.engines.get(operation.engine).cloned()).flatten();
         let builder = engine.op("").kind(operation.property);
-        // Copies run on a device, on its lane's thread.
+        // Copies are operations of the device: a threaded engine runs them on the thread of one of the device's lanes.
         let builder = if operation.property == Property::CopyToGpu { builder.on(Device::Gpu(0)) } else { builder };
         let result = match operation.kind {
             Kind::Submit => {
@@ -574,7 +576,7 @@ impl Actor {
                 }
             }
             Step::DropEngine(number) => {
-                // Dropping the last handle outside operations may begin a shutdown.
+                // If this is the engine's last handle, dropping it begins a shutdown.
                 world.engines[number].begun.store(true, SeqCst);
                 self.hands.engines[number] = None;
             }
@@ -784,7 +786,7 @@ fn end_engines(world: &Arc<World>, engines: Vec<Option<Engine>>) {
             }
             End::Impatient(how) => {
                 world.notes_shutdown(number, how);
-                // This shutdown does not wait; the drop does.
+                // This shutdown does not wait; the drop of the last handle does.
                 let _ = engine.shutdown(how, Some(Duration::ZERO));
             }
             End::Drop => world.engines[number].begun.store(true, SeqCst),
@@ -841,7 +843,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
         // From here on, each engine ends when its last handle is dropped, possibly inside an operation.
         world.engines.iter().for_each(|state| state.begun.store(true, SeqCst));
     }
-    // Another thread drops them: the drop may wait for operations whose completions this thread has yet to use.
+    // Another thread drops the handles: the drop may wait for operations whose completions this thread has yet to use.
     let letting_go = thread::spawn(move || drop(engines));
     world.enter("waits for the threads");
     while !letting_go.is_finished() || !threads.iter().all(thread::JoinHandle::is_finished) {
@@ -876,7 +878,7 @@ fn run(world: &Arc<World>) -> Result<(), String> {
 
     world.enter("uses what outlives the engines");
     for (number, (operator, (_, end))) in operators.iter().zip(&world.program.engines).enumerate() {
-        // An operation that owns a handle to its engine keeps the engine open unless it was shut down.
+        // An operation that owns a handle to its engine keeps the engine open unless the engine was shut down.
         let is_shut = !world.program.lets_go && !matches!(end, End::Drop);
         match operator.push() {
             Ok(()) if is_shut => world.violation(format!("operator {number} was pushed after the end of its engine")),

@@ -55,9 +55,9 @@ impl<'a> Bytes<'a> {
         choices[self.below(choices.len())]
     }
 
-    /// Returns a number below `bound` for three quarters of the bytes, and one of the next `more` numbers for the rest.
-    /// `bound` is the number of choices before more were added. Where this function is called, older inputs in the
-    /// corpora have only bytes below `bound`, so they keep their meaning.
+    /// Returns a number below `bound` for three quarters of the byte values, and one of the next `more` numbers for the
+    /// rest. `bound` is the number of choices before more were added. At every such choice, the older inputs in the
+    /// corpora contain a byte below `bound`, so these inputs keep their meaning.
     pub fn below_or(&mut self, bound: usize, more: usize) -> usize {
         match self.below(256) {
             byte @ 0..192 => byte % bound,
@@ -92,8 +92,8 @@ pub fn engine_plan(bytes: &mut Bytes<'_>, kinds: &[EngineKind]) -> EngineBuilder
         .idle(idle)
 }
 
-/// Makes an engine record or shuffle its operations for some inputs. Inputs are selected by length, so that older
-/// inputs keep their meaning.
+/// For some inputs, makes the engine shuffle its operations, record them, or both. The input's length decides, so that
+/// older inputs keep their meaning.
 pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recorder>) {
     let plan = if data.len() % 9 == 4 { plan.shuffle(data.len() as u64) } else { plan };
     if data.len() % 4 != 1 {
@@ -104,7 +104,7 @@ pub fn observe(plan: EngineBuilder, data: &[u8]) -> (EngineBuilder, Option<Recor
     (plan.recorder(&recorder), Some(recorder))
 }
 
-/// Checks the recorded order, once the engine has ended.
+/// Checks the recorded order, if there is a recorder. Called once the engine has ended.
 pub fn check_recorded(recorder: Option<&Recorder>) -> Result<(), String> {
     let Some(trace) = recorder.map(Recorder::take) else { return Ok(()) };
     trace.check_order().map(drop).map_err(|violation| violation.to_string())
@@ -112,7 +112,7 @@ pub fn check_recorded(recorder: Option<&Recorder>) -> Result<(), String> {
 
 // ------------------------------------------------------------------------------------------- planned panics ----
 
-/// The payload of a planned panic, unless it is a string.
+/// A payload of planned panics; the others are strings and [`PanicsOnDrop`].
 pub struct Planned;
 
 /// The prefix of a planned panic's message.

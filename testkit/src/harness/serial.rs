@@ -3,14 +3,16 @@
 //!
 //! With one pushing thread, the program determines the values that each operation sees, every final value and version,
 //! every failure with its cause, and every refusal. One fact is taken from the run: whether a handle cancels its
-//! operation in time. Two rules are not promised but hold on all engines, so the model includes them: an operation over
-//! several failed variables propagates the failure of the oldest variable, and a failed variable keeps its failure. In
-//! `push`, most operations use tokens and complete in every possible way. In `typed`, most operations use typed
-//! variables in many shapes, some of them aliased. In a third of the programs, the engine and the group limit pending
-//! operations; the limits change no result.
+//! operation before the operation starts. Two rules are not promised but hold on all engines, so the model includes
+//! them. An operation that is skipped because several variables have failed propagates the failure of the oldest of
+//! them. A variable that has failed keeps its failure until the failure is cleared or an operation overwrites the
+//! variable. In `push`, most operations use only tokens, and they complete in all ways that the engine offers. In
+//! `typed`, most operations use typed variables, in many shapes, and some operations are refused since they alias a
+//! variable. In a third of the programs, the engine and the program's group limit pending operations; the limits change
+//! no result.
 //!
-//! A cancellation has a determined outcome if the cancelled function is known to run, or if the cancelled operations
-//! cannot start before the cancellation because they read a variable that is held until then.
+//! A cancellation has a determined outcome if the cancelled function is known to be running, or if the cancelled
+//! operations cannot start before the cancellation because they read a variable that is held until then.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -56,13 +58,13 @@ enum Class {
 enum Kind {
     Sync,
     Async(Finish),
-    /// A future that yields while holding its variables.
+    /// A future that may yield while it holds its variables.
     Future,
     /// This and the following kinds use typed variables.
     Push,
     Submit,
     TrySubmit,
-    /// This and the following kinds are futures that yield while holding guards of typed variables.
+    /// This and the following kinds are futures that may yield while they hold guards of typed variables.
     PushFuture,
     SubmitFuture,
     TrySubmitFuture,
@@ -81,7 +83,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Well,
-    /// With an `Err` from the function.
+    /// With an `Err` from the function, or with a panic if the function cannot return one.
     Error,
     PanicStr,
     PanicString,
@@ -93,7 +95,7 @@ enum Ends {
     Fail,
     /// By dropping the completion.
     Lost,
-    /// With a panic that drops a guard of acquired variables.
+    /// With a panic that drops the guards of acquired variables.
     Guard,
 }
 
@@ -140,7 +142,7 @@ enum Stop {
     Handle(Cancel),
 }
 
-/// The outcome of acquiring variables.
+/// The planned outcome of acquiring variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Acquire {
     /// The guards are used.
@@ -154,7 +156,7 @@ enum Acquire {
 #[derive(Clone, Debug)]
 struct Operation {
     untyped: Vec<(usize, Access)>,
-    /// The variables of the shape.
+    /// The variable for each place of the shape, in order.
     typed: Vec<usize>,
     shape: usize,
     kind: Kind,
@@ -187,7 +189,7 @@ enum Limit {
     Micros(u64),
     /// As an awaited future.
     Future,
-    /// As a future polled once.
+    /// As a future polled once; for [`Wait::Get`], with [`Engine::with`].
     Poll,
 }
 
@@ -219,7 +221,8 @@ enum Step {
     Take(usize),
     /// Pushes a run of an operator, then waits for it with this limit or ignores its handle.
     SubmitOperator(usize, Option<Limit>),
-    /// Begins to acquire this operation's variables. The acquisition stays pending until the step below.
+    /// Begins to acquire this operation's variables. The acquisition stays pending until
+    /// [`EndAcquire`](Self::EndAcquire).
     BeginAcquire(usize, Acquire),
     EndAcquire,
     /// Pushes `count` operations, beginning with `first`, as a group, then cancels and awaits the group.
@@ -343,7 +346,8 @@ impl Program {
                 }
                 38..=40 => {
                     let cancel = bytes.pick(&[Cancel::Loudly, Cancel::Quietly]);
-                    // If the engine has a limit, no operation is held up, since a push might wait for one.
+                    // If the engine has a limit, no operation is held up, since a push might wait for that operation's
+                    // end.
                     let cancel = (!is_limited).then_some(cancel);
                     let (first, count) = (program.operations.len(), 1 + bytes.below(4));
                     for _ in 0..count {
@@ -472,7 +476,8 @@ impl Program {
         bytes: &mut Bytes<'_>,
     ) -> Step {
         let id = self.add_operation(live, is_typed, bytes);
-        // Operators return no values, are not futures and have no scopes, parents or handles.
+        // The operators in these programs return no values, are not futures, and have no scopes, parents or handles in
+        // their `bound`.
         let operation = &mut self.operations[id];
         if operation.returns_a_handle() || operation.kind.is_guarded() {
             operation.kind = Kind::Push;
@@ -487,7 +492,7 @@ impl Program {
         Step::MakeOperator(id)
     }
 
-    /// Chooses a shape and a variable for each of its places.
+    /// Chooses a shape and a variable for each of its places, or the empty shape if no variable fits one of the places.
     fn choose_typed(&self, live: &[usize], is_guarded: bool, bytes: &mut Bytes<'_>) -> (usize, Vec<usize>) {
         let shape =
             if is_guarded { bytes.pick(&GUARDED) } else { bytes.below_or(OLDEST_SHAPES, SHAPES.len() - OLDEST_SHAPES) };
@@ -514,7 +519,7 @@ impl Program {
         (shape, typed)
     }
 
-    /// Adds steps that acquire variables, with or without a push in between.
+    /// Adds the steps that begin and end an acquisition of variables, in some cases with a push between them.
     fn add_acquire(&mut self, live: &[usize], handles: &mut Vec<usize>, is_typed: bool, bytes: &mut Bytes<'_>) {
         let how = bytes.pick(&[Acquire::Used, Acquire::Used, Acquire::Dropped, Acquire::Panics]);
         let (shape, typed) = self.choose_typed(live, true, bytes);
@@ -538,7 +543,7 @@ impl Program {
             let behind = self.add_operation(live, is_typed, bytes);
             let operation = &mut self.operations[behind];
             if operation.bound == Bound::Scope {
-                // The scope would wait for the guards.
+                // The scope could wait for the guards, which are dropped only after it.
                 operation.bound = Bound::None;
             }
             handles.extend(operation.returns_a_handle().then_some(behind));
@@ -599,7 +604,7 @@ impl Operation {
         self.kind == Kind::Sync && self.gpu.is_none() && is_plain
     }
 
-    /// Allows the operation to be pushed in a scope.
+    /// Changes the operation so that it can be pushed in a scope.
     fn wrap(&mut self) {
         let is_plain = matches!(self.property, Property::Normal | Property::CpuPrioritized);
         *self = Self {
@@ -637,7 +642,7 @@ impl Operation {
         }
     }
 
-    /// Returns whether the operation changes nothing if cancelled.
+    /// Returns whether the operation, if cancelled, leaves its variables as they are.
     fn is_passed_over(&self) -> bool {
         let quietly = Cancel::Quietly;
         self.bound == Bound::PassedOver
@@ -696,7 +701,7 @@ fn of_scope(id: usize) -> u64 {
 
 // ------------------------------------------------------------------------------------------------ the model ----
 
-/// The reason why a push was refused. The names in the error are not compared.
+/// The reason why a push was refused. The variables' names in the error are not compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Refusal {
     Foreign,
@@ -753,7 +758,7 @@ impl Expected {
 enum Standing {
     Live,
     Deleted,
-    /// The last handle is dropped; operators may keep the variable alive.
+    /// The program's handle has been dropped; operators may keep the variable alive.
     Dropped,
 }
 
@@ -773,14 +778,15 @@ struct Model {
     seen: Vec<u64>,
     results: HashMap<usize, Result<u64, usize>>,
     operators: Vec<usize>,
-    /// For each variable, the outside value seen by its deletion's function.
+    /// For each deleted variable, the outside value seen by the deletion's function.
     deletions: BTreeMap<usize, u64>,
-    /// The failures of the group's operations since the last wait for the group, and whether each failure originated in
-    /// the group.
+    /// The failures of the operations of the program's group since the last wait for the group, and whether each
+    /// failure originated in the group.
     of_group: Vec<(usize, bool)>,
     /// The operations cancelled through their handles, as observed in the run.
     withdrawn: BTreeSet<usize>,
-    /// The operation that represents the variables being acquired, and whether it was skipped.
+    /// The operation that represents the latest acquisition, the acquisition's planned outcome, and whether the
+    /// operation was skipped.
     acquiring: Option<(usize, Acquire, bool)>,
 }
 
@@ -945,7 +951,7 @@ impl Model {
         Answer::All(answers)
     }
 
-    /// Returns the result of waiting for a group with these failures.
+    /// Returns the result of waiting for a group with these failures, and records which of them the wait reports.
     fn wait_for_group(&mut self, failures: &[(usize, bool)]) -> Answer {
         for (index, (failure, is_own)) in failures.iter().enumerate() {
             if index == 0 || *is_own {
@@ -1008,7 +1014,7 @@ impl Model {
             )
             | Step::Replace(variable, _)
             | Step::Take(variable) => self.failed[variable],
-            // The model has removed the failure.
+            // The model has already recorded the report.
             Step::WaitForGroup | Step::Push(_) => None,
             // Among failures with the same text, any may be chosen.
             _ => self.unreported.iter().copied().find(|&failure| self.failures[failure] == *shown),
@@ -1081,7 +1087,7 @@ impl Model {
             return;
         }
         if operation.ends == Ends::Guard {
-            // The guards were not used.
+            // A panic drops the guards unused. This fails the operation only if the operation mutates a variable.
             if effective.values().any(|access| *access != Access::Read) {
                 let failure = self.fails(operation.failure(id));
                 self.fail(&effective, failure);
@@ -1158,14 +1164,14 @@ impl Handle {
     pub fn narrow(&self) -> &Var<Narrow> {
         match self {
             Self::Narrow(variable) => variable,
-            _ => unreachable!("each position of a shape has a variable of its class"),
+            _ => unreachable!("each place of a shape has a variable of its class"),
         }
     }
 
     pub fn wide(&self) -> &Var<Wide> {
         match self {
             Self::Wide(variable) => variable,
-            _ => unreachable!("each position of a shape has a variable of its class"),
+            _ => unreachable!("each place of a shape has a variable of its class"),
         }
     }
 }
@@ -1186,7 +1192,7 @@ struct World {
     drops: Drops,
 }
 
-/// An operation's function.
+/// What an operation's function captures.
 #[derive(Clone)]
 pub struct Run {
     world: Arc<World>,
@@ -1265,19 +1271,19 @@ impl Run {
         self.operation().ends == Ends::Well
     }
 
-    /// Returns whether the operation, a future, hands its guards to another thread.
+    /// Returns whether the operation, a future that ends well, hands its guards to another thread.
     pub fn hands_over(&self) -> bool {
         (self.id + self.operation().yields) % 2 == 1
     }
 
-    /// Yields a few times, as a future.
+    /// Yields as a future, as many times as the operation specifies.
     pub async fn yields(&self) {
         for _ in 0..self.operation().yields {
             yield_now().await;
         }
     }
 
-    /// The counterpart of [`untyped`](Self::untyped) in a kernel.
+    /// The counterpart of [`untyped`](Self::untyped) on a device: launches a kernel.
     fn on_device(self: Arc<Self>, stream: &mut GpuStream, scratch: &DeviceVec<u64>) -> Result<(), String> {
         let in_kernel = Arc::clone(&self);
         let Some(mut stream) = stream.simulated() else {
@@ -1297,10 +1303,10 @@ impl Run {
         self.end()
     }
 
-    /// The counterpart of [`untyped`](Self::untyped) for a function that is not asked to stop.
+    /// Like [`untyped`](Self::untyped), but reports a violation if the function is asked to stop.
     fn undisturbed(&self, cx: &OpContext<'_>) -> Result<(), String> {
         if cx.is_cancelled() {
-            self.violation("was cancelled by nobody");
+            self.violation("was asked to stop without a cause");
         }
         self.untyped()
     }
@@ -1308,7 +1314,7 @@ impl Run {
     /// Calls `ask`, then runs until the context reports that the function should stop.
     fn until_cancelled(self, cx: &OpContext<'_>, ask: impl FnOnce()) -> Result<(u64, Droppable), String> {
         if cx.is_cancelled() {
-            self.violation("was cancelled too early");
+            self.violation("was asked to stop too early");
         }
         let seen = self.enter();
         ask();
@@ -1432,8 +1438,8 @@ impl Child {
         self.push(cx.child("fill"), cx.child(cx.name().to_owned()), own.as_ref())
     }
 
-    /// Pushes the child with the builder `child`. If `own` is given, first pushes another child, with the builder
-    /// `fill`, which fills this variable; `child` then reads the variable.
+    /// Pushes the child with the builder `child`. If `own` is given, first pushes another child, which fills this
+    /// variable, with the builder `fill`; the child pushed with `child` then reads the variable.
     fn push<'c>(
         &'c self,
         fill: OpBuilder<'c>,
@@ -1490,14 +1496,15 @@ struct Runner {
     group: Group,
     /// A cancelled group, and a quietly cancelled one.
     cancelled: [Group; 2],
-    /// The group of [`Step::Together`] and [`Step::Stop`], and a variable read by its operations.
+    /// While a [`Step::Together`] or [`Step::Stop`] pushes, its group and a variable that the group's operations read.
     together: Option<(Group, Var<()>)>,
     /// A variable that operations read but never mutate.
     nothing: Var<()>,
     acquiring: Option<Acquiring>,
     /// The operations cancelled through their handles.
     withdrawn: BTreeSet<usize>,
-    /// Whether the engine limits pending operations. If so, no operation is held up, since a push might wait for one.
+    /// Whether the engine limits pending operations. If so, no operation is held up, since a push might wait for that
+    /// operation's end.
     is_limited: bool,
 }
 
@@ -1546,8 +1553,8 @@ fn refused(result: Result<(), PushError>) -> Answer {
     result.map_or_else(|error| Answer::Refused(error.into()), |()| Answer::Nothing)
 }
 
-/// Completes the description of `$operation` with what every kind of builder has: whether it always runs, and its untyped
-/// variables. The builders of engines and of scopes are different types.
+/// Completes the description of `$operation` with what both types of builder accept: whether the operation always runs,
+/// and its untyped variables. This is a macro because the builders of engines and of scopes have different types.
 macro_rules! describe_untyped {
     ($self:ident, $operation:ident, $builder:ident) => {{
         if $operation.no_skip {
@@ -1642,7 +1649,7 @@ impl Runner {
     fn push(&mut self, id: usize) -> Result<(), PushError> {
         let program = Arc::clone(&self.world.program);
         let operation = &program.operations[id];
-        // An operation cancelled by a deadline or a group is held back like any other.
+        // The push of an operation that a deadline or a group has cancelled is held back like any other push.
         let builder = match id % 3 {
             // There might be no room until the program drops its guards.
             _ if self.acquiring.is_some() => self.describe(id, operation),
@@ -1716,8 +1723,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Pushes an operation in a scope, between two others, and waits for all of them. Returns a single number that
-    /// combines the lent number after the scope with the value seen by the operation.
+    /// Pushes an operation in a scope, between two others, and waits for all of them. If nothing fails, returns a
+    /// single number that combines the lent number after the scope with the value seen by the operation.
     fn push_in_scope(&self, id: usize) -> Answer {
         let run = self.run_of(id);
         let (mut number, of_scope_dropped) = (lent(id, false), Drops::new());
@@ -1811,14 +1818,14 @@ impl Runner {
         })
     }
 
-    /// Pushes the operations of one group, then cancels the group either while all of them are pending or after they
-    /// have ended.
+    /// Pushes the operations of one group, cancels the group either while all of them are pending or after they have
+    /// ended, and waits for the group.
     fn push_together(&mut self, ids: std::ops::Range<usize>, cancel: Option<Cancel>) -> Answer {
         let (outer, gate) = (self.engine.group(), self.engine.var(()));
         let group = outer.group();
         let held_up = cancel.map(|_| block_on(self.engine.acquire(gate.write())).expect("nothing fails the gate"));
         self.together = Some((group.clone(), gate));
-        // Every other time, the enclosing group is cancelled instead.
+        // If the first operation's number is odd, the enclosing group is cancelled instead.
         let to_cancel = if ids.start % 2 == 0 { &group } else { &outer };
         let mut answers: Vec<_> = ids.map(|id| refused(self.push(id))).collect();
         self.together = None;
@@ -1837,7 +1844,7 @@ impl Runner {
         Answer::All(answers)
     }
 
-    /// Pushes an operation whose function runs until asked to stop.
+    /// Pushes an operation whose function runs until asked to stop, asks it to stop, and waits for the operation.
     fn push_and_stop(&mut self, id: usize, by: Stop) -> Answer {
         let operation = &self.world.program.operations[id];
         let (group, run, has_started) = (self.engine.group(), self.run_of(id), Arc::new(AtomicBool::new(false)));
@@ -2115,7 +2122,7 @@ fn equal<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Result
     if is == should { Ok(()) } else { Err(format!("{what} is {is:?}, expected {should:?}")) }
 }
 
-/// Runs a program on one engine.
+/// Runs a program on one engine and compares the results with the model's.
 fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch: &Watch) -> Result<(), String> {
     let build = |plan: EngineBuilder| plan.build().map_err(|error: raddle::BuildError| error.to_string());
     let gpu = SimulatedGpu::builder().clock(Clock::Instantly).seed(program.steps.len() as u64).build();
@@ -2171,8 +2178,8 @@ fn run(program: &Arc<Program>, plan: &EngineBuilder, limit: Option<usize>, watch
         ended.map_err(|error| error.to_string())?;
     }
     drop(engine);
-    // An asynchronous operator's function may still run after its completion has been used, keeping the operator alive
-    // until it returns.
+    // An asynchronous operator's function may still be running after its completion has been used. The function keeps
+    // the operator alive until it returns.
     eventually_ok(|| world.drops.check())
 }
 
@@ -2180,7 +2187,7 @@ fn compare(target: &'static str, data: &[u8], is_typed: bool) {
     watched(target, data, |watch| {
         let mut bytes = Bytes::new(data);
         let threaded = engine_plan(&mut bytes, &THREADED);
-        // The input's length chooses the limit, so that inputs that predate limits keep their meaning.
+        // The input's length determines the limit, so that inputs that predate limits keep their meaning.
         let limit = (data.len() % 3 == 0).then_some(1 + data.len() / 3 % 7);
         let program = Arc::new(Program::decode(&mut bytes, is_typed, limit.is_some()));
         for plan in [Engine::builder().kind(EngineKind::Naive), threaded] {

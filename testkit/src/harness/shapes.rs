@@ -11,10 +11,10 @@ use super::{
 use crate::shapes::*;
 use crate::{Droppable, Drops, program::Access};
 
-/// A typed variable's value, or part of it.
+/// A typed variable's value.
 pub trait Content: Clone + Send + Sync + 'static {
     fn new(value: u64, drop: Droppable) -> Self;
-    /// Returns the value, or `None` if concurrent uses have torn it.
+    /// Returns the value, or `None` if concurrent uses have torn it or its address is not aligned.
     fn get(&self) -> Option<u64>;
     fn set(&mut self, value: u64);
 }
@@ -45,7 +45,7 @@ impl Content for Narrow {
 }
 
 impl Default for Narrow {
-    /// This value's drop is not counted, since only the old value is known to the program.
+    /// This value's drop is not counted, since this function has no access to the program's [`Drops`].
     fn default() -> Self {
         Self::new(DEFAULT, Drops::new().make())
     }
@@ -81,13 +81,14 @@ fn same(copies: &[u64]) -> Option<u64> {
     copies.iter().all(|copy| *copy == copies[0]).then_some(copies[0])
 }
 
-/// A reference that an operation's function received.
+/// What an operation receives for a place, as a reference or a guard: the value, unless it was torn, and, if the access
+/// is exclusive, a function that sets the value.
 pub enum Ref<'a> {
     Shared(Option<u64>),
     Exclusive(Option<u64>, Box<dyn FnMut(u64) + 'a>),
 }
 
-/// A shape of references that can be listed in declaration order.
+/// References or guards in a shape, which can be listed in declaration order.
 pub trait Flat<'a>: Sized {
     fn flat(self, all: &mut Vec<Ref<'a>>);
 
@@ -156,7 +157,7 @@ tuples!(A B C);
 tuples!(A B C D);
 tuples!(A B C D E F G H I J K L);
 
-/// A variable declared by a shape: whether it is [`Wide`], and how it is accessed.
+/// A place of a shape: whether its variable is [`Wide`], and how the variable is accessed.
 pub type Place = (bool, Access);
 
 const R: Place = (false, Access::Read);
@@ -168,7 +169,7 @@ const WIDE_W: Place = (true, Access::Write);
 /// The number of shapes available to the oldest inputs.
 pub const OLDEST_SHAPES: usize = 16;
 
-/// The declarations of each shape, in order; see [`declare!`].
+/// The places of each shape, in order; [`declare!`] arranges them in tuples and lists.
 pub const SHAPES: [&[Place]; OLDEST_SHAPES + 3] = [
     &[],
     &[R],
@@ -191,7 +192,7 @@ pub const SHAPES: [&[Place]; OLDEST_SHAPES + 3] = [
     &[R, W, O, WIDE_R],
 ];
 
-/// The variables of an operation in its shape's order, as indices into `handles`.
+/// The variables for the places of an operation's shape, in order, as indices into `handles`.
 struct Places<'a> {
     handles: &'a [Handle],
     variables: &'a [usize],
@@ -207,8 +208,9 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`, if the shape is in [`GUARDED`]. The other arms are
-/// given. `$r`, `$w` and `$o` are names for functions that return an access to the variable at a place.
+/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`, if the shape is in [`GUARDED`]. `$others` are the
+/// match arms for other shapes. `$r`, `$w` and `$o` are the names by which these arms call functions that return an
+/// access to the narrow variable at a place.
 macro_rules! declare_with {
     ($shape:expr, $at:ident, ($r:ident, $w:ident, $o:ident), $then:ident, $($others:tt)*) => {{
         let $r = |place: usize| $at.narrow(place).read();
@@ -225,8 +227,8 @@ macro_rules! declare_with {
     }};
 }
 
-/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`. `$variables` lists the variables in the shape's
-/// order, as indices into `$handles`.
+/// Evaluates `$then!(accesses)` with the accesses of shape `$shape`. `$variables` lists the variable for each place of
+/// the shape, in order, as an index into `$handles`.
 macro_rules! declare {
     ($shape:expr, $handles:expr, $variables:expr, $then:ident) => {{
         let at = Places { handles: $handles, variables: $variables };
@@ -253,8 +255,8 @@ macro_rules! declare {
     }};
 }
 
-/// The shapes whose guards are used. They cover each kind of tuple, list and access, but are few, since each shape
-/// takes a long time to compile with each call that returns guards.
+/// The shapes with which guards are used. They cover tuples, arrays, vectors, [`each`] and every kind of access, but
+/// are few, since each of them is compiled with every call that returns guards, which takes a long time.
 pub const GUARDED: [usize; 5] = [0, 2, 9, 13, 17];
 
 /// Like [`declare!`], but for a shape in [`GUARDED`].
@@ -320,8 +322,8 @@ pub fn try_submit(
     declare!(shape, handles, variables, then)
 }
 
-/// Uses the guards of an operation that is a future, inside that future. `$own` is the guard of a variable read by
-/// every such operation, which completes only after this guard is dropped.
+/// Uses the guards of an operation that is a future, inside that future. `$own` is the guard of a variable that every
+/// such operation reads. The operation cannot complete before this guard is dropped.
 macro_rules! use_guards {
     ($run:ident, $guards:ident, $own:ident, $ends:ident) => {{
         $run.yields().await;
@@ -345,15 +347,15 @@ pub fn push_future(
                 // The guards outlive the future, and another thread uses them.
                 (true, true) => builder.push_future(($accesses, own.read()), move |(guards, own)| async move {
                     elsewhere(move || {
-                        // The operation succeeds.
+                        // The result is `Ok`, since the operation ends well.
                         let _ = run.typed(guards.list());
-                        // The run is dropped first, as the program may end as soon as the last guard is dropped.
+                        // `run` is dropped first, as the program may end as soon as the last guard is dropped.
                         drop(run);
                         drop(own);
                     });
                 }),
                 (true, false) => builder.push_future(($accesses, own.read()), move |(guards, own)| async move {
-                    // The operation succeeds.
+                    // The result is `Ok`, since the operation ends well.
                     let _ = use_guards!(run, guards, own, typed);
                 }),
                 (false, _) => builder.try_push_future(($accesses, own.read()), move |(guards, own)| async move {
@@ -401,11 +403,11 @@ pub fn try_submit_future(
     declare_guarded!(shape, handles, variables, then)
 }
 
-/// The guards of acquired variables, and one more guard of the same operation, which completes once all its guards are
-/// dropped.
+/// The listed guards of acquired variables, and the guard of one more variable. The operation that holds these
+/// variables completes once all its guards are dropped.
 pub type Acquired = (Vec<Ref<'static>>, ReadGuard<()>);
 
-/// Acquires a shape's variables and `own`.
+/// Acquires the variables for a shape's places, and `own`.
 pub fn acquire(
     engine: &Engine,
     shape: usize,

@@ -1,5 +1,6 @@
-//! The target `waits`: operations wait for handles, variables, groups and scopes, including operations queued behind
-//! the waiting ones. Every program must end, and a wait may be refused only if it is part of a cycle.
+//! The target `waits`: operations wait for handles, variables, groups and scopes, even where these depend on operations
+//! queued behind the waiting one. Every program must end, and a wait may be refused only if the waiting function is on
+//! a cycle of waits that may occur.
 //!
 //! The program is known before it runs, and so are all waits that may occur: see [`Program::graph`].
 
@@ -59,14 +60,14 @@ impl Operation {
 struct Program {
     variables: usize,
     groups: usize,
-    /// Whether all operations of the program's own thread are pushed before any operation starts.
+    /// Whether the program's own thread pushes all its operations before any of them starts.
     is_held: bool,
     operations: Vec<Operation>,
-    /// The number of operations, including those pushed by others.
+    /// The number of operations, including those pushed by operations.
     count: usize,
 }
 
-/// The maximum number of operations in a program.
+/// Once a program has this many operations, the steps generated next push no more.
 const MOST: usize = 24;
 
 impl Program {
@@ -188,7 +189,7 @@ impl Graph {
         self.after[point].push(after);
     }
 
-    /// Returns whether an operation's function may wait for itself.
+    /// Returns whether an operation's function may wait for itself, directly or through other nodes.
     fn is_on_cycle(&self, id: Id) -> bool {
         let mut seen = vec![false; self.after.len()];
         let mut open = self.after[function_of(id)].clone();
@@ -291,7 +292,7 @@ impl Program {
             (Origin::Program, Origin::Program) => early.0 < late.0,
             (Origin::Function(one), Origin::Function(other)) if one == other => early.0 < late.0,
             // A function runs after its operation's push, and thus after all earlier pushes by the program's own
-            // thread.
+            // thread, or after all of that thread's pushes if the program is held.
             (Origin::Program, Origin::Function(_)) => !self.is_held && early.0 < late.0,
             (Origin::Function(_), Origin::Program | Origin::Function(_)) => true,
         }
@@ -302,7 +303,7 @@ impl Program {
 
 struct World {
     variables: Vec<Variable>,
-    /// A token read by all operations of the program's own thread.
+    /// A token read by all operations that the program's own thread pushes.
     gate: Token,
     groups: Vec<Group>,
     handles: Vec<Mutex<Option<OpHandle<()>>>>,
@@ -316,7 +317,7 @@ struct Variable {
     token: Token,
     /// The number of functions now reading the variable, or -1 while one mutates it.
     users: AtomicI64,
-    /// The operations pushed by the program's own thread that have mutated the variable.
+    /// The operations that have mutated the variable, in order.
     log: Mutex<Vec<Id>>,
 }
 
@@ -337,7 +338,7 @@ impl World {
         operation: &Operation,
         held: Option<&Token>,
     ) -> Result<OpHandle<()>, PushError> {
-        // A refused scope cancels its operations, so their variables fail.
+        // A refused scope cancels its operations, which fails their variables. Other operations must run all the same.
         let mut builder = builder.run_always();
         builder = builder.reads(self.tokens(operation, Access::Read)).writes(self.tokens(operation, Access::Write));
         if operation.steps.iter().any(|step| matches!(step, Step::Child(_))) {
@@ -505,7 +506,7 @@ impl World {
             let own: Vec<_> =
                 lock(log).iter().copied().filter(|id| program.operations.iter().any(|op| op.id == *id)).collect();
             if !own.is_sorted() {
-                return Err(format!("operations mutated variable {variable} in the order {own:?}"));
+                return Err(format!("operations mutated variable {variable} out of push order: {own:?}"));
             }
         }
         Ok(())

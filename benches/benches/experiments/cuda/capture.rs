@@ -266,7 +266,7 @@ fn by_hand() {
     }
 }
 
-/// Keeps an engine busy, with allocations, while a thread makes one recording after another.
+/// Keeps an engine busy, with allocations, while another thread makes one recording after another.
 fn engine() {
     let Some(gpu) = hand::open_with_marks() else { return };
     let kernels = hand::kernels();
@@ -313,8 +313,8 @@ fn engine() {
     figure("lost", f64::from(u8::from(lost)));
 }
 
-/// Runs a slow kernel, a fill and a copy back, in newly allocated memory. An error is returned with a flag that
-/// indicates whether the device is lost.
+/// Runs a slow kernel, a fill and a copy back, in newly allocated memory, and checks the copied values. An error is
+/// returned with a flag that indicates whether the device is lost.
 fn work(engine: &Engine, kernels: Kernels, round: u32) -> Result<(), (String, bool)> {
     let device = |error: DeviceError| (error.to_string(), error.is_lost());
     let plain = |error: &dyn std::fmt::Display| (error.to_string(), false);

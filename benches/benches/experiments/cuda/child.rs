@@ -35,7 +35,7 @@ pub fn be_quick(quick: bool) {
 pub fn figure(name: &str, value: f64) {
     let mut out = stdout().lock();
     writeln!(out, "{FIGURE}{name} {value}").expect("the parent process reads");
-    // The next call may kill the process.
+    // The part's next call to the driver may kill the process.
     out.flush().expect("the parent process reads");
 }
 
@@ -71,11 +71,11 @@ pub struct Part {
     name: String,
     figures: HashMap<String, f64>,
     pub end: End,
-    /// The time from the figure `leaving` to the end of the process.
+    /// The time from the figure `leaving`, if the part printed it, to the end of the process.
     pub exit: Duration,
     /// How the part ended, in words.
     status: String,
-    /// The part's standard error, if it failed.
+    /// The part's standard error, unless it succeeded.
     complaint: String,
     /// The requested figures that are missing.
     missing: RefCell<Vec<String>>,

@@ -146,7 +146,7 @@ impl Bed {
             // No thread reads the word now, and no kernel runs. Relaxed: the launch of the next kernel comes after this
             // store.
             self.end.word(0).store(0, std::sync::atomic::Ordering::Relaxed);
-            // A varying delay keeps the samples out of step with periodic polls.
+            // A varying duration keeps the samples out of step with periodic polls.
             let time = KERNEL + Duration::from_nanos(u64::from(round) * 7_919 % 100_000);
             thread::scope(|scope| {
                 let watcher = scope.spawn(|| {

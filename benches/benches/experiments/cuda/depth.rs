@@ -38,7 +38,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The number of consecutive launches that together take a long time when a stream is full.
+/// The number of consecutive launches whose total time shows whether the stream is full.
 const RUN: u32 = 128;
 
 fn run() -> Outcome {
@@ -152,7 +152,7 @@ fn engine() {
     let host = engine.pinned_var::<u32>(GPU, 1024).expect("memory");
     let probe = Probe { engine, kernels, word, host, target };
     let warm = machine::choose(500, 30);
-    // The first operations start the lanes.
+    // The first operations are slower, so they are not measured.
     for _ in 0..5 {
         probe.urgent();
         probe.copy();

@@ -33,7 +33,7 @@ unsafe impl Send for Stream {}
 // SAFETY: the driver's functions take streams on any thread.
 unsafe impl Sync for Stream {}
 
-/// An event, which is never destroyed.
+/// An event, which this module never destroys.
 #[derive(Clone, Copy)]
 pub struct Event(pub sys::CUevent);
 
@@ -42,11 +42,11 @@ unsafe impl Send for Event {}
 // SAFETY: the driver's functions take events on any thread.
 unsafe impl Sync for Event {}
 
-/// Memory on the device, which is never freed.
+/// Memory on the device, which this module never frees.
 #[derive(Clone, Copy)]
 pub struct Memory(pub CUdeviceptr);
 
-/// Pinned host memory, which is never freed.
+/// Pinned host memory, which this module never frees.
 #[derive(Clone, Copy)]
 pub struct Pinned {
     pub host: *mut u8,
@@ -63,7 +63,8 @@ impl Pinned {
     /// Returns the word `number`, which must exist. The device writes words atomically.
     pub fn word(&self, number: usize) -> &AtomicU64 {
         let at = self.host.cast::<u64>().wrapping_add(number);
-        // SAFETY: the memory is aligned, initialised and never freed, and only the device and atomics use it.
+        // SAFETY: the memory is aligned, initialised and alive (an experiment that frees pinned memory uses none of its
+        // words), and only the device and atomics use it.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -127,7 +128,7 @@ pub fn open_with_marks() -> Option<CudaGpu> {
     }
 }
 
-/// Describes the GPU and its driver, without a context.
+/// Describes the GPU and its driver, without creating a context.
 pub fn describe() -> Result<String, DriverError> {
     let mut version = 0;
     if has("cuDriverGetVersion") {
@@ -182,8 +183,8 @@ pub fn kernels() -> Kernels {
 /// Launches a kernel with the given numbers of blocks and threads.
 ///
 /// # Safety
-/// 1. The arguments match the kernel's parameters. Until the kernel has completed, it has exclusive access to the
-///    memory that it writes.
+/// 1. The arguments match the kernel's parameters. Until the kernel has completed, no other code writes to the memory
+///    that the kernel writes, and other code only loads whole words from it.
 unsafe fn launch(
     kernel: sys::CUfunction,
     stream: Stream,
@@ -237,12 +238,13 @@ impl Kernels {
     /// Launches a kernel that runs for `time` and writes a reading of the clock.
     ///
     /// # Safety
-    /// 1. There is room at `at` for a word of 64 bits, which no other code uses until the kernel has completed.
+    /// 1. There is room at `at` for a word of 64 bits. Until the kernel has completed, other code at most loads this
+    ///    word.
     pub unsafe fn stamp(&self, stream: Stream, mut at: CUdeviceptr, time: Duration) -> CUresult {
         let mut nanos = time.as_nanos() as u64;
         let mut arguments = [(&raw mut at).cast(), (&raw mut nanos).cast()];
-        // SAFETY: the arguments match the kernel's parameters, and by this function's (1), no other code uses the
-        // memory until the kernel has completed.
+        // SAFETY: the arguments match the kernel's parameters, and by this function's (1), other code at most loads the
+        // word until the kernel has completed.
         unsafe { launch(self.stamp, stream, (1, 1), &mut arguments) }
     }
 
@@ -335,14 +337,15 @@ impl Stream {
     /// Makes the device write `value` to the word `number` of pinned memory, after all earlier work on the stream.
     pub fn write(self, to: &Pinned, number: usize, value: u64) -> CUresult {
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: the memory is never freed, and the host only loads the word.
+        // SAFETY: the memory is alive, and the host only loads the word.
         unsafe { sys::cuStreamWriteValue64_v2(self.0, to.device + 8 * number as u64, value, flags) }
     }
 
     /// Copies `bytes` bytes from device memory to the start of pinned memory.
     ///
     /// # Safety
-    /// 1. Both have at least `bytes` bytes, and no other code uses them until the device has completed the copy.
+    /// 1. Both have at least `bytes` bytes. Until the device has completed the copy, no other code uses the device
+    ///    memory, and other code only loads whole words from the pinned memory.
     pub unsafe fn copy_out(self, from: CUdeviceptr, to: &Pinned, bytes: usize) -> CUresult {
         // SAFETY: (1).
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.host.cast(), from, bytes, self.0) }

@@ -49,9 +49,9 @@ fn run() -> Outcome {
     let follows = if gain >= 2.0 {
         "threads launch in parallel, so a lane for each purpose pays off"
     } else if gain >= 1.1 {
-        "threads block each other, but launch more than one thread alone"
+        "threads block each other, but together launch more than one thread does alone"
     } else {
-        "THREADS LAUNCH NO MORE THAN ONE ALONE, so more lanes gain nothing if launches are the bottleneck"
+        "FOUR THREADS LAUNCH NO MORE THAN ONE, so more lanes gain nothing if launches are the bottleneck"
     };
     let engine = of("engine", 1);
     Ok(format!(

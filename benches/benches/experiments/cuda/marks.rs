@@ -146,7 +146,7 @@ impl Check<'_> {
         }
     }
 
-    /// Compares random fills and copies on all lanes, some of them slow, with a serial run in push order.
+    /// Compares random fills, some of them slow, and random copies on several lanes with a serial run in push order.
     fn orders(&mut self, engine: &Engine, seed: u32) {
         const VARS: usize = 4;
         let mut state = seed;

@@ -113,7 +113,8 @@ fn part(_: &[&str]) {
     leaving();
 }
 
-/// The number of consecutive kernels that record the clock. With the commands between them, they fit in the stream.
+/// The number of gaps between consecutive kernels that record the clock. With the commands in the gaps, these kernels
+/// fit in the stream.
 const STAMPS: usize = 200;
 
 struct Bed {
@@ -201,7 +202,8 @@ impl Bed {
             hand::must("fill", unsafe { self.kernels.fill(self.stream, memory.0, words, value) });
             // While long kernels run, the fill may have to wait for one of them.
             hand::must("the stream ends", self.stream.synchronize());
-            // SAFETY: both pieces of memory have this size; the host only loads whole words.
+            // SAFETY: both pieces of memory have this size, only this stream uses the device memory, and the host only
+            // loads whole words.
             hand::must("copy", unsafe { self.stream.copy_out(memory.0, &target, BYTES) });
             if by_counter {
                 hand::must("write", self.stream.write(&self.counter, 1, u64::from(value)));

@@ -33,7 +33,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// The sizes allocated at the same time, in percent of the device's memory.
 const SHARES: [&[usize]; 2] = [&[47, 47], &[92]];
 
-/// The calls made while a thread launches.
+/// The calls made while another thread launches.
 const ACTS: [(&str, &str); 5] = [
     ("quiet", "nothing"),
     ("pinned.alloc", "cuMemHostAlloc"),
@@ -164,7 +164,7 @@ fn is_usable(engine: &Engine, kernels: Kernels, var: &Var<DeviceVec<u32>>) -> bo
         unsafe { kernels.fill(stream, at, TAIL as u64, VALUE) }.result()?;
         let to = tail.as_mut_ptr().cast();
         // SAFETY: the operation has exclusive access to both vectors until the device has completed the copy, and both
-        // have this size.
+        // have room for this many bytes.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, 4 * TAIL, stream.0) }.result()
     };
     engine.op("use").on(GPU).launch_any((var.write(), tail.write()), step).expect("pushed");
@@ -219,7 +219,7 @@ fn stalls() {
         let takes: f64 = spans.iter().map(|spans| ns(spans[act].1 - spans[act].0)).sum();
         figure(&format!("{key}.takes"), takes / spans.len() as f64);
         for (name, all) in [(key.to_string(), &launches), (format!("{key}.wait"), &waits)] {
-            // Returns how long a call overlaps one of the spans, if at all.
+            // Returns the longest time for which a call overlaps one of the spans, if any.
             let overlap = |other: &Span| {
                 let overlaps = spans.iter().map(|spans| {
                     let (start, end) = (other.0.max(spans[act].0), other.1.min(spans[act].1));
@@ -246,7 +246,7 @@ fn launch(gpu: &CudaGpu, kernels: Kernels, is_over: &AtomicBool) -> (Vec<Span>, 
     // Relaxed: the flag publishes no other data.
     while !is_over.load(Relaxed) {
         launches.extend((0..64).map(|_| timed(|| hand::must("launch", kernels.nothing(stream))).1));
-        // The stream's queue must not be full.
+        // Keeps the stream's queue from filling up.
         waits.push(timed(|| hand::must("the launches end", stream.synchronize())).1);
     }
     (launches, waits)

@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    // The filter drops the argument that `cargo bench` adds.
+    // The filter drops options, such as the one that `cargo bench` adds.
     let words: Vec<&str> = arguments.iter().copied().filter(|word| !word.starts_with("--")).collect();
     let unknown = words.iter().find(|word| !numbered().any(|(number, experiment)| chooses(word, number, experiment)));
     if let Some(word) = unknown {

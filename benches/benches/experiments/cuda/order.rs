@@ -77,10 +77,10 @@ fn part(arguments: &[&str]) {
 fn is_right(target: &Pinned, value: u32) -> bool {
     let word = |index: usize| {
         let at = target.host.cast::<u32>().wrapping_add(index);
-        // SAFETY: `at` points to a word of the pinned memory, which is never freed. The device may still write it; the
+        // SAFETY: `at` points to a word of the pinned memory, which is alive. The device may still write it; the
         // experiment looks for such writes.
         let word = unsafe { AtomicU32::from_ptr(at) };
-        // Relaxed: the caller has loaded the mark with acquire.
+        // Relaxed: the copy's mark has been seen by an acquire load, by a query of its event, or by the engine.
         word.load(Relaxed) == value
     };
     let last = words() - 1;
@@ -96,7 +96,8 @@ fn by_hand(kernels: Kernels, by_counter: bool, goes_on: impl Fn(u32) -> bool) {
         copies += 1;
         // SAFETY: the memory has this many words, which only this stream uses.
         hand::must("fill", unsafe { kernels.fill(stream, memory.0, words() as u64, copies) });
-        // SAFETY: both pieces of memory have this size; the host only loads whole words.
+        // SAFETY: both pieces of memory have this size, only this stream uses the device memory, and the host only
+        // loads whole words.
         hand::must("copy", unsafe { stream.copy_out(memory.0, &target, 4 * words()) });
         if by_counter {
             hand::must("write", stream.write(&counter, 0, u64::from(copies)));

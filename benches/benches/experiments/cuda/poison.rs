@@ -32,7 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// By default, a kernel is loaded at its first launch, so the measurement would include the loading.
 const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
-/// The number of threads waiting for operations after the kernel.
+/// The number of threads that wait for operations behind the faulting kernel.
 const WAITERS: usize = 16;
 
 fn run() -> Outcome {

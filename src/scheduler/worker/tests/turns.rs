@@ -55,7 +55,7 @@ impl Endless<'_> {
         while self.worker.find().is_some() {}
     }
 
-    /// Returns how many operations the worker starts before each of `ops`, within `limit`.
+    /// Runs `limit` operations, and returns how many of them start before each of `ops`.
     #[track_caller]
     fn starts(&self, ops: &[Known], limit: usize) -> Vec<usize> {
         let order = self.run(limit);
@@ -78,7 +78,7 @@ fn after_a_run_of_its_own_a_worker_takes_from_the_injector() {
         waits.iter().for_each(|op| lane.injector().push(op.right()));
         let starts = endless.starts(&waits, 4 * (RUN + 1));
         assert_eq!(starts, [RUN, 2 * RUN + 1, 3 * RUN + 2], "{chain:?}");
-        // The same holds later.
+        // The bound is the same at any later point of a round.
         for before in 1..2 * RUN {
             endless.run(before);
             lane.injector().push(waits[0].right());
