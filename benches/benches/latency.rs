@@ -482,8 +482,8 @@ fn main() {
     // A spinning worker would take a core from the following measurements.
     drop(spinning);
 
+    // One engine at a time: the workers of a second one would be pinned to the core of the pushing thread.
     let parking = engine(EngineKind::PerDevice, workers, IdlePolicy::Park);
-    let default = engine(EngineKind::PerDevice, workers, IdlePolicy::default());
     for _ in 0..rounds {
         let due = schedule(rates[0], time, Arrivals::Even);
         floor.measure(&at(first, rates[0]), || machine::pinned(0, || hiccups(&due)));
@@ -496,6 +496,14 @@ fn main() {
                 floor.add(&at(futex, rate), state, raw);
                 idle.add(&at(parks, rate), state, parked);
             }
+        }
+    }
+    drop(parking);
+
+    let default = engine(EngineKind::PerDevice, workers, IdlePolicy::default());
+    for _ in 0..rounds {
+        for &rate in &slow {
+            let due = schedule(rate, time, Arrivals::Even);
             idle.measure(&at(waits, rate), || machine::pinned(-1, || push_to_start(&default, &due, PLAIN, 0)));
         }
         for (name, kind) in kinds {
@@ -505,7 +513,7 @@ fn main() {
             full.measure(name, || machine::pinned(-1, || saturated(&default, &due, kind, fillers, filler)));
         }
     }
-    drop((parking, default));
+    drop(default);
 
     let (same, another) = ("on the same worker", "on another worker, both spin");
     let mut successors = Rows::new([same, another].map(str::to_owned));
