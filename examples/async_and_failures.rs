@@ -4,12 +4,12 @@
 //! cargo run --example async_and_failures
 //! ```
 //!
-//! The program prints and asserts each result. It shows
+//! The program prints the results, and asserts that they are as expected. It shows
 //!
-//! * an operation that another thread completes and that occupies no worker until then;
+//! * an operation that another thread completes and that occupies no worker in the meantime;
 //! * operations that fail through a returned error, a panic, failed asynchronous I/O, or a dropped completion;
-//! * the propagation of a failure: operations that depend on a failed one are skipped, all others run, and waits return
-//!   the original error;
+//! * the propagation of a failure: operations that depend on a failed one are skipped, all others run, and waits for
+//!   the skipped operations return the original error;
 //! * two ways of making a failed variable usable again: `clear_error` and `overwrite`;
 //! * waiting with a time limit.
 
@@ -40,17 +40,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// An asynchronous operation's function starts work and returns. The operation keeps its variables until its
-/// `Completion` is completed, by any thread at any time.
+/// `Completion` is used, by any thread at any time.
 fn reading_a_file() -> Result<(), Box<dyn Error>> {
     println!("# An asynchronous read");
     let path = env::temp_dir().join(format!("raddle-example-{}.txt", process::id()));
     fs::write(&path, "3 1 4 1 5")?;
 
-    // With a single worker, the program would hang if the read occupied it.
+    // The engine has a single worker: if the read occupied this worker, the program would hang.
     let engine = Engine::builder().workers(1).build()?;
 
-    // A token is a variable without a value. It can represent anything; here, the text in the mutex. The mutex only
-    // satisfies the compiler: it is never contended, since the engine orders the accesses.
+    // A token is a variable without a value. It can represent anything; here, it represents the text in the mutex. The
+    // mutex only satisfies the compiler: it is never contended, since the engine orders the accesses.
     let loaded = engine.token();
     let text = Arc::new(Mutex::new(String::new()));
 
@@ -59,7 +59,8 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
         let (text, path) = (Arc::clone(&text), path.clone());
         move |(), done| {
             thread::spawn(move || {
-                // The disk is slow: it responds only after the only worker has run the computation below.
+                // The disk is slow: the thread reads the file only after `compute`, which needs the only worker, has
+                // run.
                 let content = going.recv().map_err(io::Error::other).and_then(|sum: u64| {
                     println!("  the disk answers after the computation of {sum}");
                     fs::read_to_string(path)
@@ -75,7 +76,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
         }
     })?;
 
-    // `parse` reads the token, so it waits for the disk.
+    // `parse` reads the token, so it runs only after `load` is complete.
     let numbers = engine.var(Vec::new());
     engine.op("parse").reads([&loaded]).try_push(numbers.write(), move |numbers| {
         let text = text.lock().expect("no thread panics while holding the lock");
@@ -85,7 +86,7 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
         Ok(())
     })?;
 
-    // `compute` does not depend on the file, so it runs immediately.
+    // `compute` does not depend on the file, so it does not wait for `load`.
     let sum = engine.var(0_u64);
     engine.op("compute").push(sum.write(), move |sum| {
         *sum = (1..=1000).sum();
@@ -102,7 +103,8 @@ fn reading_a_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// If the I/O fails, the completion fails the operation with the error, and waits return the same error.
+/// If the I/O fails, the thread fails the operation through its completion, and waits for dependent operations return
+/// the same error.
 fn a_missing_file() -> Result<(), Box<dyn Error>> {
     println!("\n# An asynchronous read that fails");
     let engine = Engine::builder().build()?;
@@ -126,8 +128,8 @@ fn a_missing_file() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An operation may return a `Result`. An error fails the variables mutated by the operation, and dependent operations
-/// are skipped.
+/// An operation's function may return a `Result`. An error fails the variables mutated by the operation, and dependent
+/// operations are skipped.
 fn an_error() -> Result<(), Box<dyn Error>> {
     println!("\n# An operation that returns an error");
     let engine = Engine::builder().workers(2).build()?;
@@ -151,8 +153,8 @@ fn an_error() -> Result<(), Box<dyn Error>> {
     let report = engine.op("report").submit(area.read(), |area| format!("{area} square metres"))?;
     engine.op("paint").push(colour.write(), |colour| *colour = "red")?;
 
-    // Every wait for a variable or a result returns the same error: the failure that caused `report` to be skipped, not
-    // the skip itself.
+    // Every wait for a failed variable or for the result of `report` returns the same error: the failure that caused
+    // `report` to be skipped, not the skip itself.
     let error = failure(report.wait());
     println!("  {error}");
     assert_eq!(error.name(), "parse the width");
@@ -162,18 +164,18 @@ fn an_error() -> Result<(), Box<dyn Error>> {
         assert!(other.ptr_eq(&error), "expected the first error, got {other}");
     }
 
-    // A wait for all operations succeeds: it returns only failures that no other wait has returned.
+    // A wait for all operations succeeds, since it returns only failures that no other wait has returned.
     engine.wait_for_all()?;
 
     // `multiply` was skipped. The operations before it and those independent of the width ran.
     assert!(!ran.load(Ordering::Relaxed));
     assert_eq!(double.wait()?, 0);
     assert_eq!(engine.get(&colour)?, "red");
-    println!("  `multiply` and `report` were skipped, everything else ran");
+    println!("  `multiply` and `report` were skipped; everything else ran");
     Ok(())
 }
 
-/// A panic fails the operation; the worker survives.
+/// A panic fails the operation; the worker continues.
 fn a_panic() -> Result<(), Box<dyn Error>> {
     println!("\n# An operation that panics");
     let engine = Engine::builder().workers(1).build()?;
@@ -196,7 +198,8 @@ fn a_panic() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Dropping an unused completion, perhaps because its thread died, fails the operation. No wait hangs.
+/// Dropping an unused completion, for example because the thread that owns it ends, fails the operation, so no wait
+/// hangs.
 fn a_lost_completion() -> Result<(), Box<dyn Error>> {
     println!("\n# A completion that is dropped");
     let engine = Engine::builder().build()?;
@@ -214,7 +217,7 @@ fn a_lost_completion() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A variable stays failed until the program clears its error or overwrites it.
+/// A variable stays failed until the program clears its error or overwrites its value.
 fn recovery() -> Result<(), Box<dyn Error>> {
     println!("\n# Recovery");
     let engine = Engine::builder().build()?;
@@ -239,14 +242,15 @@ fn recovery() -> Result<(), Box<dyn Error>> {
     engine.op("deposit").push(balance.write(), |balance| *balance += 1000)?;
     assert_eq!(failure(engine.get(&balance)).name(), "withdraw");
 
-    // An `overwrite` promises to replace the value without reading it, so the operation runs and clears the error.
+    // An `overwrite` declares that the operation replaces the value without reading it, so the operation runs and, if
+    // it succeeds, clears the error.
     engine.op("reset").push(balance.overwrite(), |balance| *balance = 100)?;
     println!("  after an overwrite the balance is {}", engine.get(&balance)?);
     assert_eq!(engine.get(&balance)?, 100);
     Ok(())
 }
 
-/// A wait with a time limit may time out. The operation continues, and the program can wait for it again.
+/// A wait with a time limit may time out. In that case, the operation continues, and the program can wait again.
 fn waiting_with_a_limit() -> Result<(), Box<dyn Error>> {
     println!("\n# Waiting with a time limit");
     let engine = Engine::builder().build()?;
@@ -279,8 +283,8 @@ fn failure<T: Debug>(result: Result<T, WaitError>) -> OpError {
     }
 }
 
-/// Prints one line for each intended panic, which occurs on a worker. A panic on the main thread is a failed assertion
-/// and goes to the default hook.
+/// Prints one line for each panic on a thread other than the main one: such panics are intended. A panic on the main
+/// thread, such as a failed assertion, goes to the default hook.
 fn announce_panics() {
     let default = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -1,14 +1,14 @@
-//! Tokio tasks that share values with operations: accounts are variables, transfers are tasks, and reports are
-//! operations.
+//! Tokio tasks that share values with operations: accounts are variables, transfers are tasks, and the audit is an
+//! operation.
 //!
 //! ```text
 //! cargo run --release --example async_tasks
 //! ```
 //!
 //! Look at `transfer`: it acquires both accounts in one call and keeps the guards across an await. Tasks on one thread
-//! and operations on the workers use the same variables, in one order, without a lock. Look at `audit` too: it is an
-//! operation whose function returns a future. The operation holds all accounts while it waits for an auditor, but
-//! occupies no worker.
+//! and operations on the workers access the same variables, in one common order, without a lock. Look at `audit` too:
+//! it is an operation whose function returns a future. The operation holds all accounts while it waits for an auditor,
+//! but occupies no worker.
 
 use raddle::{BoxError, Engine, Var, WaitError, cx};
 use tokio::{runtime, sync::oneshot, task::yield_now};
@@ -17,18 +17,18 @@ const ACCOUNTS: usize = 4;
 const TRANSFERS: usize = 200;
 const START: i64 = 100;
 
-/// Moves `amount`, or the whole balance if less. Returns the amount moved.
+/// Moves `amount`, or the whole balance if that is less. Returns the amount moved.
 async fn transfer(engine: Engine, from: Var<i64>, to: Var<i64>, amount: i64) -> Result<i64, WaitError> {
     let (mut from, mut to) = engine.acquire((from.write(), to.write())).await?;
     let moved = amount.min(*from);
     *from -= moved;
-    yield_now().await; // other tasks run here, but none sees the amount missing
+    yield_now().await; // other tasks may run here, but none sees that the amount is missing
     *to += moved;
     Ok(moved)
 }
 
 async fn serve(engine: &Engine, accounts: &[Var<i64>]) -> Result<(), BoxError> {
-    // This operation waits for an auditor outside the engine.
+    // The operation `audit` waits for an auditor outside the engine.
     let (asks, question) = oneshot::channel();
     let (answers, answer) = oneshot::channel();
     let reads: Vec<_> = accounts.iter().map(|account| account.read()).collect();

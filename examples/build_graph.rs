@@ -1,13 +1,14 @@
-//! A build graph that grows as it runs: an operation discovers what else must be built and pushes it.
+//! A build graph that grows as it runs: operations discover which other modules must be built, and push the operations
+//! that build them.
 //!
 //! ```text
 //! cargo run --example build_graph
 //! ```
 //!
-//! Look at `build`. Its operation reads a module's source and, through `cx().engine()`, pushes the builds of the
-//! modules declared there. The operation is asynchronous: it holds its token until `compile` uses the completion. So a
-//! wait for the token of `main` covers operations that did not exist when the wait began, and no operation blocks a
-//! worker to wait for another.
+//! Look at `build`. Its operation reads a module's source and, through `cx.engine()`, pushes the operations that build
+//! the modules declared there. The operation is asynchronous: it holds its token until `compile` uses the completion.
+//! So a wait for the token of the module `main` also covers operations that are pushed after the wait has begun, and no
+//! operation blocks a worker to wait for another.
 
 use std::error::Error;
 use std::sync::OnceLock;
@@ -37,7 +38,7 @@ impl Module {
         Self { name, source, functions: OnceLock::new() }
     }
 
-    /// Returns the modules declared by the source.
+    /// Returns the modules declared by this module's source.
     fn children(&self) -> Vec<&'static Self> {
         let names = self.source.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
         names.filter_map(|name| MODULES.iter().find(|module| module.name == name)).collect()
@@ -46,13 +47,13 @@ impl Module {
     fn compile(&self, children: &[&Self]) {
         let own = self.source.lines().filter(|line| line.starts_with("fn ")).count();
         let below: usize =
-            children.iter().map(|child| child.functions.get().expect("the child was compiled before")).sum();
+            children.iter().map(|child| child.functions.get().expect("a child is compiled before its parent")).sum();
         println!("compiled {:8}functions: {own} own, {below:2} below", self.name);
         self.functions.set(own + below).expect("a module is compiled once");
     }
 }
 
-/// Pushes the build of a module. Returns the token held by the build.
+/// Pushes the operation that builds a module. Returns the token that this operation writes.
 fn build(engine: &Engine, module: &'static Module) -> Result<Token, PushError> {
     let built = engine.token();
     engine.op("build").writes([&built]).try_push_async(cx(), move |cx, done| {

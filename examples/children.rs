@@ -1,13 +1,13 @@
-//! Children: each frame in a pipeline is processed in tiles, by the children of one operation per stage.
+//! Children: each stage of a frame is an operation, whose children process the frame's tiles.
 //!
 //! ```text
 //! cargo run --release --example children
 //! ```
 //!
-//! A stage declares its frame's tiles, and each of its children declares one tile. A stage is complete when its last
-//! tile is complete, so one frame's stages run in sequence, while a stage's tiles and different frames' stages run in
-//! parallel. The last stage needs the frame's brightest pixel, which its children pass on in their own variables. No
-//! thread waits for a stage or a tile.
+//! A stage declares all tiles of its frame, and each of its children declares at most one of them. A stage is complete
+//! when its last child is complete, so the stages of one frame run in sequence, while the tiles of one stage, and the
+//! stages of different frames, may be processed in parallel. The last stage needs the frame's brightest pixel, which
+//! its children find and pass on in variables that the stage creates for them. No thread waits for a stage or a tile.
 
 use std::error::Error;
 
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Pushes a stage: an operation over all the frame's tiles, with one child per tile.
+/// Pushes a stage: an operation that writes all the frame's tiles, with one child per tile.
 fn stage(engine: &Engine, name: &'static str, frame: &[Tile], f: fn(f32) -> f32) -> Result<(), PushError> {
     let inside = frame.to_vec();
     let tiles = each(frame.iter().map(|tile| tile.write()));
@@ -56,7 +56,7 @@ fn level(engine: &Engine, frame: &[Tile]) -> Result<(), PushError> {
     let inside = frame.to_vec();
     let tiles = each(frame.iter().map(|tile| tile.write()));
     engine.op("level").with_children().try_push((cx(), tiles), move |(cx, _)| {
-        // These variables end with the stage, and operations outside it cannot see them.
+        // Only this stage's children can name these variables, whose values are dropped before the stage is complete.
         let in_tiles = inside.iter().map(|_| cx.child_var(0.0_f32)).collect::<Result<Vec<_>, _>>()?;
         let brightest = cx.child_var(0.0_f32)?;
         for (tile, in_tile) in inside.iter().zip(&in_tiles) {

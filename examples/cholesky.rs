@@ -1,12 +1,12 @@
-//! A tiled Cholesky factorisation: a task graph from three nested loops.
+//! A tiled Cholesky factorisation: a graph of operations, pushed by three nested loops.
 //!
 //! ```text
 //! cargo run --release --example cholesky
 //! ```
 //!
 //! Look at the loops in `main`: they push the operations in textbook order, and each operation declares its tiles. The
-//! engine finds the operations that can run in parallel, and starts the next column while updates from the current one
-//! are still running.
+//! engine finds the operations that can run in parallel, and may start the next column while updates from the current
+//! one are still running.
 
 use std::error::Error;
 
@@ -20,7 +20,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Replaces an `n` by `n` matrix A with the lower triangular L of A = L Lᵀ.
+/// Replaces an `n` by `n` matrix A with the lower triangular matrix L for which A = L Lᵀ.
 fn factor(a: &mut [f64], n: usize) {
     for j in 0..n {
         (0..j).for_each(|i| a[i * n + j] = 0.0);

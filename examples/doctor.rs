@@ -1,4 +1,4 @@
-//! Prints what this machine grants a latency-sensitive program and what an engine obtained.
+//! Prints what this machine provides to a latency-sensitive program, and where an engine's workers run.
 //!
 //! ```text
 //! cargo run --release --example doctor

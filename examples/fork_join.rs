@@ -1,17 +1,19 @@
-//! Fork and join: operations that push parts of their work, wait for them and combine the results.
+//! Fork and join: operations that push parts of their work as further operations, wait for these and combine the
+//! results.
 //!
 //! ```text
 //! cargo run --release --example fork_join
 //! ```
 //!
-//! The example is a merge sort: each operation halves its numbers, submits both halves, and merges the results. Waiting
-//! for a part that has not started runs it in place, so the recursion needs no additional threads.
+//! The example is a merge sort: an operation with more than `FEW` numbers halves them, submits an operation for each
+//! half, and merges the results. A wait for a half whose operation has not started normally runs this operation on the
+//! waiting thread; a wait for a half that another thread is sorting blocks.
 
 use std::error::Error;
 
 use raddle::{Engine, OpHandle, PushError};
 
-/// The maximum number of values that an operation sorts without pushing other operations.
+/// An operation with at most this many numbers sorts them without pushing other operations.
 const FEW: usize = 4096;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -28,7 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Pushes an operation that sorts the numbers. The function's handle must not keep the engine open.
+/// Pushes an operation that sorts the numbers. The operation's function captures a downgraded handle, so that it does
+/// not keep the engine open.
 fn sort(engine: &Engine, mut numbers: Vec<u64>) -> Result<OpHandle<Vec<u64>>, PushError> {
     let inside = engine.downgrade();
     engine.op("sort").try_submit((), move |()| {

@@ -1,12 +1,13 @@
-//! Three producers that outrun the workers, and a limit that keeps memory use low.
+//! Three producers that can outrun the workers, and a limit on pending operations that keeps memory use low.
 //!
 //! ```text
 //! cargo run --release --example full_engine
 //! ```
 //!
-//! Look at the three pushes. An archive needs every quote, so its producer waits: `push` runs operations on the
-//! producer's thread while the engine is full. A trader must not wait, so it uses `if_room` and skips quotes for which
-//! there is no room. A task shares its thread with others, so it awaits room with `when_room`.
+//! Look at the three pushes. An archive needs every quote, so its producer waits for room: while the engine is full,
+//! `push` runs ready operations on the producer's thread, or sleeps if there are none. A trader must not wait, so it
+//! uses `if_room` and skips quotes for which there is no room. A task shares its thread with other tasks, so it awaits
+//! room with `when_room`.
 
 use std::error::Error;
 use std::thread;
@@ -16,12 +17,12 @@ use raddle::{Engine, PushError, Var};
 const LIMIT: usize = 256;
 const QUOTES: u64 = 20_000;
 
-/// Does some work for a quote.
+/// Mixes a quote into the sum, as a stand-in for real work.
 fn digest(sum: &mut u64, quote: u64) {
     *sum = (0..200).fold(*sum ^ quote, |hash, _| hash.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23));
 }
 
-/// Pushes every quote, waiting for room if necessary.
+/// Pushes an operation for every quote, waiting for room if necessary.
 fn archive(engine: &Engine, sums: &[Var<u64>]) -> Result<(), PushError> {
     for quote in 0..QUOTES {
         let sum = &sums[quote as usize % sums.len()];
@@ -30,7 +31,7 @@ fn archive(engine: &Engine, sums: &[Var<u64>]) -> Result<(), PushError> {
     Ok(())
 }
 
-/// Pushes the quotes for which there is room, and returns the number skipped.
+/// Pushes an operation for each quote for which there is room, and returns the number of quotes skipped.
 fn trade(engine: &Engine, sum: &Var<u64>) -> Result<u64, PushError> {
     let mut left_out = 0;
     for quote in 0..QUOTES {
@@ -43,7 +44,7 @@ fn trade(engine: &Engine, sum: &Var<u64>) -> Result<u64, PushError> {
     Ok(left_out)
 }
 
-/// Pushes every quote from a task.
+/// For the first tenth of the quotes, pushes an operation for each quote, awaiting room before each push.
 async fn publish(engine: &Engine, sum: &Var<u64>) -> Result<(), PushError> {
     for quote in 0..QUOTES / 10 {
         engine.op("publish").when_room().await?.push(sum.write(), move |sum| digest(sum, quote))?;
@@ -72,6 +73,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(sums.iter().map(|sum| sum.version()).sum::<u64>(), QUOTES);
     assert_eq!(traded.version() + left_out, QUOTES);
     assert_eq!(published.version(), QUOTES / 10);
-    println!("every quote was archived and published; the trader left out {left_out} of {QUOTES}");
+    println!("every quote was archived, and a tenth of them published; the trader skipped {left_out} of {QUOTES}");
     Ok(())
 }

@@ -1,12 +1,12 @@
-//! The smallest program: operations declare the variables that they read and write, and the engine finds the order.
+//! A first program: operations declare the variables that they read and write, and the engine finds the order.
 //!
 //! ```text
 //! cargo run --example hello
 //! ```
 //!
-//! Look at the accesses, such as `(text.read(), words.write())`: the engine knows nothing else. The two counts both
-//! read `text`, so they may run in parallel. `report` reads what both write, so it runs after them. `replace` writes
-//! `text`, so it runs after the two readers pushed before it.
+//! Look at the accesses, such as `(text.read(), words.write())`: the engine derives the order from them and from the
+//! order of the pushes alone. The two counts both read `text`, so they may run in parallel. `report` reads what the
+//! counts write, so it runs after them. `replace` writes `text`, so it runs after the two readers pushed before it.
 
 use std::error::Error;
 
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let letters = engine.var(0);
     let words = engine.var(0);
 
-    // A push returns without waiting for the operation.
+    // On an engine with workers, a push returns without waiting for the operation.
     engine.op("write").push(text.write(), |text| text.push_str("warp and weft"))?;
     engine.op("count letters").push((text.read(), letters.write()), |(text, letters)| {
         *letters = text.chars().filter(|letter| letter.is_alphabetic()).count();

@@ -4,9 +4,10 @@
 //! cargo run --release --example operators
 //! ```
 //!
-//! Look at `operator` and `push`. Creating an operator sorts its variables and stores its function; each push only
-//! enqueues one more run, which is cheaper than pushing a new operation. Like other operations, runs are ordered by
-//! their variables, so all steps can be pushed in advance, and distant blocks may be several steps apart.
+//! Look at `operator` and `push`. Creating an operator sorts its variables and stores its function; each push only adds
+//! one more run to the variables' queues, which is cheaper than pushing a new operation. Like other operations, runs
+//! are ordered by their variables, so all steps can be pushed in advance, and distant blocks may be several steps
+//! apart.
 
 use std::error::Error;
 

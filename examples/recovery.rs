@@ -1,13 +1,13 @@
-//! Failures and recovery: the effect of a failure on variables, and two ways of making them usable again.
+//! Failures and recovery: the effect of a failure on variables, and two ways of making failed variables usable again.
 //!
 //! ```text
 //! cargo run --example recovery
 //! ```
 //!
 //! The example causes two failures, an error and a panic. First, `parse` fails, and so does the variable that it
-//! writes. `scale` reads that variable, so it is skipped and its own variable fails with the same error. `count` uses
-//! neither variable, so it runs. Later, `overwrite` clears this error, and after the panic in `index`, `clear_error`
-//! keeps the value that the function left.
+//! writes. `scale` reads that variable, so it is skipped, and the variable that it writes fails with the same error.
+//! `count` uses neither of these variables, so it runs. Later, an operation that overwrites both variables clears this
+//! error. After the panic in `index`, `clear_error` keeps the value that the function left.
 
 use std::error::Error;
 use std::num::ParseIntError;
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text = engine.var("12 apples");
     let (number, scaled, words) = (engine.var(1), engine.var(10), engine.var(0));
 
-    // The function of `try_push` may return any error. An error fails the variables written by the operation.
+    // The function passed to `try_push` may return any error. An error fails the variables that the operation writes.
     let parse = || {
         engine.op("parse").try_push((text.read(), number.write()), |(text, number)| {
             *number = text.parse::<i32>()?;
@@ -39,11 +39,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert!(failure(engine.get(&scaled)).ptr_eq(&error));
     assert_eq!(engine.get(&words)?, 2);
 
-    // An operation marked `run_always` is not skipped, but does not clear the error.
+    // An operation marked `run_always` is not skipped when a variable has failed, but does not clear the error.
     let seen = engine.op("log").run_always().submit(scaled.read(), |scaled| *scaled)?;
     assert_eq!(seen.wait()?, 10);
 
-    // `overwrite` runs despite the variables' failures and clears their errors. A plain `write` would be skipped.
+    // An operation that overwrites variables runs despite their failures and, if it succeeds, clears their errors. With
+    // plain `write` accesses, it would be skipped.
     engine
         .op("default")
         .push((number.overwrite(), scaled.overwrite()), |(number, scaled)| (*number, *scaled) = (0, 0))?;
@@ -68,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Extracts the failure from a wait's result.
+/// Extracts the failure from a wait's result; panics on any other result.
 fn failure<T>(result: Result<T, WaitError>) -> OpError {
     match result {
         Err(WaitError::Failed(error)) => error,

@@ -4,8 +4,8 @@
 //! cargo run --release --example requests
 //! ```
 //!
-//! Each request is a group of operations. A client without an answer after 20 ms cancels its request: operations that
-//! have not started never start, and a running search stops early. Other requests are unaffected.
+//! Each request is a group of operations. A client that has no answer after 20 ms cancels its request: operations of
+//! the request that have not started never start, and a running search stops early. Other requests are unaffected.
 
 use std::{
     error::Error,
@@ -27,13 +27,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             Err(error) => println!("{client}: {error}"),
         }
     }
-    // The naive engine searches inside the push, so clients wait for the whole search.
+    // The naive engine runs the search inside the push, so each client waits for its whole search.
     assert_eq!(answered, if engine.kind() == EngineKind::Naive { 2 } else { 1 });
-    engine.wait_for_all()?; // the failures of the request were returned to its client
+    engine.wait_for_all()?; // succeeds: a cancelled request's failures have been returned to its client
     Ok(())
 }
 
-/// Searches for as long as `effort`, then reports the number of steps.
+/// Pushes a request that searches for the duration `effort` and then prints the number of steps. Waits for the request,
+/// but cancels it after 20 ms. Returns the request's failure, if any.
 fn request(engine: &Engine, answer: &Var<u64>, effort: Duration) -> Result<(), WaitError> {
     let request = engine.group();
     request.op("search").try_push((cx(), answer.write()), move |(cx, steps)| {
@@ -50,7 +51,7 @@ fn request(engine: &Engine, answer: &Var<u64>, effort: Duration) -> Result<(), W
     match request.wait_timeout(Duration::from_millis(20)) {
         Err(WaitError::TimedOut) => {
             request.cancel();
-            request.wait() // returns soon, with the failure of the search
+            request.wait() // returns soon, normally with the failure of the search
         }
         result => result,
     }

@@ -1,12 +1,13 @@
-//! A ring of frame buffers: any number of frames pass through it, at most `SLOTS` of them in flight.
+//! A ring of frame buffers: any number of frames can pass through it, with at most `SLOTS` of them in flight.
 //!
 //! ```text
 //! cargo run --release --example ring
 //! ```
 //!
-//! Look at `slot.overwrite()`. Frame 3 writes the buffer that frame 0 used, so the engine starts it after the last
-//! reader of frame 0. This order alone bounds the memory and the frames in progress, without a semaphore or a channel.
-//! The line with `wait_for_var` bounds something else: how far the pushing loop runs ahead of the workers.
+//! Look at `slot.overwrite()`. Frame 3 is rendered into the buffer that frame 0 used, so its `render` operation starts
+//! only once the last operation that reads frame 0 is complete. This order alone bounds the memory for frames and the
+//! number of frames in flight, without a semaphore or a channel. The line with `wait_for_var` bounds something else:
+//! how far the pushing loop runs ahead of the workers.
 
 use std::error::Error;
 use std::f64::consts::TAU;
@@ -47,8 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     for frame in 0..FRAMES {
         let slot = &ring[frame % SLOTS];
-        // Waits until the buffer's previous frame has been measured, so at most 2 * SLOTS operations are pending.
-        // Without this line, the result and the memory for frames would be the same.
+        // Waits until the buffer's previous frame has been measured, so at most 2 * SLOTS of this loop's operations are
+        // incomplete. Without this line, the result and the memory for frames would be the same.
         engine.wait_for_var(slot)?;
 
         let (started, peak) = (Arc::clone(&in_flight), Arc::clone(&most));

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The example blurs an image in two passes. Each pass reads one buffer and writes another, row by row, in operations
-//! that borrow both buffers. An operation of the second pass needs three rows from the first, and starts when those
-//! rows are done.
+//! that borrow rows of both buffers. An operation of the second pass needs two or three rows from the first pass, and
+//! may start when those rows are done.
 
 use std::error::Error;
 
@@ -29,7 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns the image with each pixel replaced by the mean of the nine pixels in and around it.
+/// Returns a copy of the image in which each pixel is the mean of the three by three pixels around it, or of fewer at
+/// the image's edges.
 fn blur(engine: &Engine, image: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
     let (mut across, mut down) = (vec![0; image.len()], vec![0; image.len()]);
     engine.scope(|s| {
@@ -59,7 +60,7 @@ fn mean(pixels: &[u8]) -> u8 {
     (pixels.iter().map(|&pixel| u32::from(pixel)).sum::<u32>() / pixels.len() as u32) as u8
 }
 
-/// Returns the mean difference between adjacent pixels.
+/// Returns the mean absolute difference between pixels that are adjacent in memory.
 fn roughness(image: &[u8]) -> f64 {
     let differences = image.windows(2).map(|pair| f64::from(pair[0].abs_diff(pair[1])));
     differences.sum::<f64>() / (image.len() - 1) as f64

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Look at `count_primes`: a push does not block, and the handle to an operation is a future, so tokio's only thread
-//! serves all requests while the workers compute. Each request writes its buffer, so a buffer has one user at a time,
-//! without a lock or a list of free buffers. A failed request does not spoil its buffer, because the next one
-//! overwrites it.
+//! serves all requests while the workers compute. Each request overwrites its buffer, so a buffer has one user at a
+//! time, without a lock or a list of free buffers. A failed request does not spoil its buffer, because the next request
+//! that uses the buffer overwrites it.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::runtime;
 const BUFFERS: usize = 4;
 const LIMIT: usize = 200_000;
 
-/// Requests and their answers. The last request is above the limit, so it fails.
+/// Requests and the expected answers. The last request is above the limit, so it fails.
 const REQUESTS: [(usize, Option<usize>); 3] = [(10, Some(4)), (100_000, Some(9_592)), (1_000_000, None)];
 
 struct Service {
@@ -29,7 +29,7 @@ struct Service {
 }
 
 impl Service {
-    /// Returns the number of primes below `n`.
+    /// Returns the number of primes below `n`, or an error if `n` is above the limit.
     async fn count_primes(&self, n: usize) -> Result<usize, BoxError> {
         let buffer = &self.buffers[self.requests.fetch_add(1, Relaxed) % BUFFERS];
         let count = self.engine.op("count primes").try_submit(buffer.overwrite(), move |composite| {

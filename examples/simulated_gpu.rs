@@ -1,12 +1,12 @@
-//! A pipeline on a simulated GPU: copy in, compute, copy out, sum on the CPU. It needs no hardware.
+//! A pipeline on a simulated GPU: copy in, compute, copy out, sum on the CPU. It needs no real GPU.
 //!
 //! ```text
 //! cargo run --example simulated_gpu
 //! ```
 //!
-//! Look at what is missing: streams and events. Host and device buffers are variables, so the engine orders each
-//! chunk's copies and kernel, and chunks in different slots overlap: one is copied while another is computed. No CPU
-//! worker waits for a copy or a kernel.
+//! Look at what is missing: the program creates no streams and records no events. Host and device buffers are
+//! variables, so the engine orders each chunk's copies and kernel, and chunks in different slots can overlap: one may
+//! be copied while another is computed. No CPU worker waits for a copy or a kernel.
 
 use std::error::Error;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gpu = SimulatedGpu::default();
     let engine = Engine::builder().gpu(gpu.clone()).build()?;
 
-    // A slot has one buffer in host memory accessible to the device's copies, and one in device memory.
+    // A slot has a buffer in host memory that the device can access, and a buffer in device memory.
     let mut slots = Vec::new();
     for _ in 0..SLOTS {
         slots.push((engine.pinned_var::<f32>(GPU, LEN)?, engine.device_var::<f32>(GPU, LEN)?));

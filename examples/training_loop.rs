@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Look at `sample`: the random generator is a variable, so the operations that draw from it run in push order, and
-//! each shard receives the same examples in every run. `step` sums the gradients in the order of its accesses, not in
-//! the order of their computation. In between, all shards' gradients are computed in parallel.
+//! each shard receives the same examples in every run. `step` applies the gradients in the order in which it declares
+//! them, not in the order in which they were computed. A step's gradients may be computed in parallel.
 
 use std::error::Error;
 
@@ -65,7 +65,8 @@ fn train(workers: usize) -> Result<[f64; 3], Box<dyn Error>> {
             }
         })?;
     }
-    // A step's samples do not depend on its weights: they may be drawn while the previous step is being computed.
+    // Samples do not depend on the weights, so a step's samples may be drawn before the previous step updates the
+    // weights.
     Ok(engine.get(&weights)?)
 }
 

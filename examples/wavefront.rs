@@ -5,9 +5,10 @@
 //! ```
 //!
 //! Look at the push in `tiled`. A tile of the table needs the lower edge of the tile above and the right edge of the
-//! tile to its left. Each row of tiles has a variable for its right edge, each column has one for its lower edge, and a
-//! tile writes both. From these accesses, the engine finds the wavefront: a diagonal's tiles run in parallel, and no
-//! tile waits for a whole diagonal.
+//! tile to its left. Each row of tiles has a variable for the right edge of its latest tile, each column of tiles has
+//! one for the lower edge of its latest tile, and each tile reads and replaces both edges. From these accesses, the
+//! engine finds the wavefront: the tiles of a diagonal may be computed in parallel, and no tile waits for a whole
+//! diagonal.
 
 use std::error::Error;
 
@@ -18,7 +19,8 @@ const SIDE: usize = 128;
 const TILES: usize = 12;
 
 /// Computes a part of the table. On entry, `left` is the column to the left of the part, and `top` is the row above it,
-/// beginning with the corner. On return, they contain the part's last column and row.
+/// beginning with the corner. On return, `left` is the part's last column, and `top` is its last row, beginning with
+/// the value to the left of that row.
 fn compute(a: &[u8], b: &[u8], left: &mut [usize], top: &mut [usize]) {
     for (a, left) in a.iter().zip(left) {
         let mut diagonal = std::mem::replace(&mut top[0], *left);
@@ -51,7 +53,7 @@ fn tiled(a: &'static [u8], b: &'static [u8]) -> Result<usize, Box<dyn Error>> {
     Ok(engine.get(&top[TILES - 1])?[SIDE])
 }
 
-/// Returns a sequence of bases, the same in every run.
+/// Returns a sequence of bases that depends only on the seed.
 fn sequence(mut seed: u64) -> &'static [u8] {
     let mut base = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -19,7 +19,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// The smallest width and height that the filters support.
+    /// The smallest width and height that a frame may have.
     const MIN: u32 = 16;
 }
 
@@ -81,7 +81,7 @@ pub struct Camera {
 }
 
 impl Camera {
-    /// Creates a camera with a view of `size` pixels that loses every `lose_every`-th frame, or no frame if
+    /// Creates a camera that has a view of `size` pixels and loses every `lose_every`-th frame, or no frame if
     /// `lose_every` is 0.
     pub fn new(photo: RgbImage, size: Size, lose_every: u64) -> Result<Camera, TooLarge> {
         let whole = Size { width: photo.width(), height: photo.height() };

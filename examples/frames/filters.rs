@@ -1,4 +1,4 @@
-//! Image processing: functions from images to images, independent of the engine.
+//! Image processing: functions on images, independent of the engine.
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{GrayImage, ImageBuffer, ImageResult, Luma, Rgb, RgbImage, imageops};
@@ -19,7 +19,7 @@ pub type Position = (u32, u32);
 const EDGE_COLOUR: Rgb<u8> = Rgb([0, 255, 255]);
 const CORNER_COLOUR: Rgb<u8> = Rgb([255, 64, 0]);
 
-/// Removes the sensor noise.
+/// Reduces the sensor noise.
 pub fn denoise(raw: &RgbImage) -> RgbImage {
     gaussian_blur_f32(raw, 0.9)
 }
@@ -29,7 +29,7 @@ pub fn luma(frame: &RgbImage) -> GrayImage {
     imageops::grayscale(frame)
 }
 
-/// Returns the gradient of the brightness at every pixel.
+/// Returns the magnitude of the brightness's gradient at every pixel.
 pub fn gradient(luma: &GrayImage) -> Gradient {
     sobel_gradients(luma)
 }
@@ -41,7 +41,7 @@ pub fn corners(luma: &GrayImage) -> Vec<Position> {
 
     let mut scores = GrayImage::new(luma.width(), luma.height());
     for corner in corners_fast9(luma, THRESHOLD) {
-        // A score is a difference of two brightness values, so it fits in a `u8`.
+        // A score is a threshold for differences in brightness, so it fits in a `u8`.
         scores.put_pixel(corner.x, corner.y, Luma([corner.score as u8]));
     }
     suppress_non_maximum(&scores, DISTANCE)
@@ -51,7 +51,7 @@ pub fn corners(luma: &GrayImage) -> Vec<Position> {
         .collect()
 }
 
-/// Draws edges and corners on top of a frame.
+/// Returns a copy of a frame with edges and corners drawn on top.
 pub fn annotate(frame: &RgbImage, gradient: &Gradient, corners: &[Position]) -> RgbImage {
     /// The minimum gradient for which an edge is drawn in full colour.
     const FULL: f32 = 800.0;
@@ -73,7 +73,8 @@ pub fn encode(picture: &RgbImage, bytes: &mut Vec<u8>) -> ImageResult<()> {
     JpegEncoder::new_with_quality(bytes, 90).encode_image(picture)
 }
 
-/// Returns the amount of detail up to `radius` pixels: the difference between the frame and a blurred copy.
+/// Returns the amount of detail up to `radius` pixels: the root-mean-square difference between the frame and a blurred
+/// copy.
 pub fn detail(luma: &GrayImage, radius: u32) -> f64 {
     root_mean_squared_error(luma, &box_filter(luma, radius, radius))
 }

@@ -6,10 +6,11 @@
 //!                                            └─► detail 1, detail 2, ... ─► statistics
 //! ```
 //!
-//! No code here waits, locks or counts. An operation declares the variables that it reads and writes, and the engine
-//! derives the rest: that a frame's gradient and corners may be computed concurrently, that frames in different slots
-//! of the ring are independent, and that a frame may use a slot's images only after the last reader of the slot's
-//! previous frame, whether that is the statistics or the encoder.
+//! The code that pushes a frame needs no waits, locks or counters. An operation declares the variables that it reads
+//! and writes, and the engine derives the rest: that a frame's gradient and corners may be computed concurrently, that
+//! frames in different slots of the ring are independent, and that an operation may overwrite an image in a slot only
+//! after the last operation that reads the previous frame's image, whether that operation is a stage or part of the
+//! statistics.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
@@ -20,7 +21,7 @@ use raddle::{Engine, OpBuilder, OpHandle, PushError, Var, WaitError};
 use crate::camera::Camera;
 use crate::filters::{self, Gradient, Position, Statistics};
 
-/// The images of one frame in flight. Once the frame has been delivered, another may use the slot.
+/// The variables of one frame in flight. Later frames reuse them.
 struct Slot {
     raw: Var<RgbImage>,
     clean: Var<RgbImage>,
@@ -35,7 +36,7 @@ struct Slot {
 /// The result of a frame's last operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery {
-    /// When the frame was encoded.
+    /// When the frame was delivered, after it had been encoded.
     pub at: Instant,
     /// A hash of the encoded frame's bytes.
     pub digest: u64,
@@ -88,14 +89,14 @@ impl<'e> Graph<'e> {
         }
     }
 
-    /// Pushes all operations of one frame and returns immediately; the workers run them.
+    /// Pushes all operations of one frame. On an engine with workers, returns without waiting for them.
     ///
-    /// The later a stage, the higher its priority, so that the workers finish a frame before starting the next. The
-    /// statistics have the lowest priority. A running operation is not interrupted, so the statistics are computed by
-    /// many short operations instead of one long one.
+    /// If the plan has priorities, a later stage has a higher one, so that the workers prefer finishing a frame to
+    /// starting the next, and the statistics have the lowest priority. A running operation is not interrupted, so the
+    /// statistics are computed by many short operations instead of one long one.
     ///
     /// All results are declared with `overwrite` rather than `write`: the images of the slot's previous frame are not
-    /// used, and that frame's failure does not fail this one.
+    /// used, and that frame's failure does not fail this frame.
     pub fn push_frame(&self, frame: u64) -> Result<Pending, PushError> {
         let slot = &self.ring[self.slot_of(frame)];
         let stage = |name, priority| self.stage(name, priority);
@@ -138,7 +139,7 @@ impl<'e> Graph<'e> {
         Ok(Pending { frame, delivery, statistics: self.push_statistics(slot)? })
     }
 
-    /// Pushes the statistics about the frame in `slot`, if they are wanted.
+    /// Pushes the operations that compute the statistics about the frame in `slot`, if they are wanted.
     fn push_statistics(&self, slot: &Slot) -> Result<Option<OpHandle<Statistics>>, PushError> {
         if slot.details.is_empty() {
             return Ok(None);
@@ -160,13 +161,13 @@ impl<'e> Graph<'e> {
         Ok(Some(statistics))
     }
 
-    /// Returns a frame as captured and as delivered. Must be called before another frame takes the slot.
+    /// Returns a frame as captured and as annotated. Must be called before another frame is pushed to the slot.
     pub fn before_and_after(&self, frame: u64) -> Result<(RgbImage, RgbImage), WaitError> {
         let slot = &self.ring[self.slot_of(frame)];
         Ok((self.engine.get(&slot.raw)?, self.engine.get(&slot.picture)?))
     }
 
-    /// Returns an operation's builder.
+    /// Returns the builder of an operation, which has the given priority if the plan has priorities.
     fn stage(&self, name: &'static str, priority: i32) -> OpBuilder<'_> {
         let priority = if self.priorities { priority } else { 0 };
         self.engine.op(name).priority(priority)
@@ -199,7 +200,7 @@ mod tests {
         Camera::new(photo, size, lose_every).unwrap()
     }
 
-    /// Returns the graph's expected delivery, computed without the engine.
+    /// Returns a frame's expected digest and statistics, computed without the engine, or `None` if the frame is lost.
     fn expected(camera: &Camera, frame: u64) -> Option<(u64, Statistics)> {
         let raw = camera.capture(frame).ok()?;
         let clean = filters::denoise(&raw);

@@ -5,12 +5,12 @@
 //! cargo run --release --example frames -- --help
 //! ```
 //!
-//! Read `graph.rs` first: all code that uses the engine is there. `camera.rs` produces the frames and `filters.rs`
-//! processes them. This file contains the options, timing and report.
+//! Read `graph.rs` first: it declares the variables and pushes the operations. `camera.rs` produces the frames and
+//! `filters.rs` processes them. This file contains the options, timing and report.
 //!
-//! The same frames pass through the graph several times:
+//! The same frames pass through the graph several times; options leave out some passes or add one:
 //!
-//! 1. as fast as possible: a frame starts when a slot of the ring is free;
+//! 1. as fast as possible, with the statistics: a frame is pushed as soon as its slot of the ring is free;
 //! 2. at a fixed rate, without the statistics;
 //! 3. at that rate with the statistics, which should not delay the frames;
 //! 4. at that rate with the statistics but without priorities, to show the effect of priorities;
@@ -44,7 +44,7 @@ use graph::{Graph, Pending, Plan};
 /// A photograph of a pavilion, by danielbuechele (CC BY 2.0); see `assets/LICENSES.md`.
 const PHOTO: &[u8] = include_bytes!("assets/pagoda.jpg");
 
-/// The default fixed rate, as a fraction of the highest possible rate.
+/// The default fixed rate, as a fraction of the first pass's throughput.
 const LOAD: f64 = 0.8;
 
 /// Sends camera frames through a graph of filters and reports how long they take.
@@ -59,7 +59,7 @@ struct Options {
     #[arg(long, default_value = "320x240", value_name = "WIDTHxHEIGHT")]
     size: Size,
 
-    /// Number of frames in flight at a time: the slots of the ring
+    /// Maximum number of frames in flight: the number of slots of the ring
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
     in_flight: u16,
 
@@ -67,8 +67,8 @@ struct Options {
     #[arg(long, value_parser = value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
 
-    /// Rate of the passes with a fixed rate, in frames per second; 0 takes 80 % of
-    /// the highest possible rate
+    /// Rate of the passes with a fixed rate, in frames per second; 0 means 80 % of
+    /// the throughput of the first pass
     #[arg(long, default_value_t = 0.0, value_parser = rate, allow_negative_numbers = true)]
     fps: f64,
 
@@ -76,7 +76,7 @@ struct Options {
     #[arg(long, value_enum, default_value_t = Kind::PerDevice)]
     engine: Kind,
 
-    /// Number of operations that the statistics add to a frame; 0 omits the statistics
+    /// Number of detail sizes that the statistics measure, each in its own operation; 0 omits the statistics
     #[arg(long, default_value_t = 20, value_parser = value_parser!(u16).range(0..=64))]
     statistics: u16,
 
@@ -89,7 +89,7 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     photo: Option<PathBuf>,
 
-    /// Where to write a captured frame beside the delivered one, as a PNG or JPEG file
+    /// PNG or JPEG file for a picture that shows a frame as captured and, beside it, as annotated
     #[arg(long, default_value = "out/frames.png", value_name = "FILE")]
     output: PathBuf,
 
@@ -97,7 +97,7 @@ struct Options {
     #[arg(long)]
     no_compare: bool,
 
-    /// Record one more pass, and write an HTML page about it, and beside it a trace for Perfetto (`.pftrace`)
+    /// Record one more pass: write an HTML page about it to FILE, and a trace for Perfetto (`.pftrace`) beside it
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 }
@@ -150,7 +150,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let photo = load_photo(options.photo.as_deref())?;
-    // Reports errors in the options before any work starts.
+    // Reports errors in the options before the first pass starts.
     Camera::new(photo.clone(), options.size, options.lose_every)?;
     prepare_output(&options.output).map_err(|e| format!("cannot write to {}: {e}", options.output.display()))?;
 
@@ -202,9 +202,9 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if let Some(path) = &options.report {
         let trace_path = path.with_extension("pftrace");
         if trace_path == *path {
-            return Err(format!("{} is the name of the trace; name the page `.html`", path.display()).into());
+            return Err(format!("{} is the name of the trace; end the page's name in .html", path.display()).into());
         }
-        // The files are created before the pass, so that no time is lost if one cannot be written.
+        // The files are created before the pass, so that no time is lost if one of them cannot be created.
         let create = |path: &Path| File::create(path).map_err(|e| format!("cannot write to {}: {e}", path.display()));
         let (file, trace_file) = (create(path)?, create(&trace_path)?);
         let recorder = Recorder::with_capacity(RECORDED_BYTES);
@@ -226,17 +226,17 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if let Some((before, after)) = &reference.pictures {
         let path = options.output.display();
         save_beside(before, after, &options.output).map_err(|e| format!("cannot write {path}: {e}"))?;
-        say(format_args!("A frame before and after: {path}"))?;
+        say(format_args!("A frame as captured and as annotated: {path}"))?;
     }
     Ok(())
 }
 
-/// Prints the combined results of all passes.
+/// Prints a summary after the last pass.
 fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Result<()> {
     say(format_args!(
         "\nThe last columns are latencies in milliseconds, from the time when a frame was due\n\
-         to its delivery. In the passes that run as fast as possible, most of the latency is\n\
-         time in which the workers process other frames.\n\
+         to its delivery. In the first pass, most of the latency is usually time in which the\n\
+         workers process other frames.\n\
          Each frame had the same bytes in all {passes} passes."
     ))?;
     if let Some(naive) = naive {
@@ -251,8 +251,8 @@ fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Resu
     if let Some(last) = reference.statistics.iter().flatten().last() {
         let detail = [last.detail.first(), last.detail.last()].map(|d| *d.unwrap_or(&0.0));
         say(format_args!(
-            "The statistics of the last frame, in levels: changed by denoising {:.1}, brightness\n\
-             {} to {}, details of radius 1 {:.1}, details up to radius {} {:.1}.",
+            "The statistics of the last delivered frame, in levels: changed by denoising {:.1},\n\
+             brightness {} to {}, details of radius 1 {:.1}, details up to radius {} {:.1}.",
             last.denoised,
             last.range.0,
             last.range.1,
@@ -280,7 +280,8 @@ fn load_photo(path: Option<&Path>) -> Result<RgbImage, String> {
     Ok(image?.to_rgb8())
 }
 
-/// Ensures that the output file can be written, leaving an existing one unchanged.
+/// Checks that the output file can be written. Creates the file and its folder if necessary, and leaves an existing
+/// file unchanged.
 fn prepare_output(path: &Path) -> Result<(), Box<dyn Error>> {
     if !matches!(ImageFormat::from_path(path), Ok(ImageFormat::Png | ImageFormat::Jpeg)) {
         return Err("its name must end in .png or .jpg".into());
@@ -320,8 +321,8 @@ struct Setup<'a> {
 impl Setup<'_> {
     /// Sends all frames through the graph once and prints a line about the pass.
     ///
-    /// With a rate, a frame is due at its scheduled time even if no slot is free, and its latency counts from then.
-    /// Without a rate, a frame is due when a slot is free.
+    /// With a rate, a frame is due at its scheduled time, even if its slot is still in use, and its latency counts from
+    /// that time. Without a rate, a frame is due when its slot is free.
     fn pass(&self, label: &str, kind: EngineKind, rate: Option<f64>, plan: Plan) -> Result<Outcome, Box<dyn Error>> {
         let options = self.options;
         let builder = Engine::builder().workers(self.workers).kind(kind);
@@ -346,8 +347,8 @@ impl Setup<'_> {
             if let Some(time) = scheduled {
                 thread::sleep(time.saturating_duration_since(Instant::now()));
             }
-            // The loop waits only here, until the previous frame in the slot has been delivered. The statistics may
-            // still read that frame; the engine orders the next frame after them.
+            // Waits until the previous frame in the slot has been delivered. The statistics may still read that frame's
+            // images; the engine orders the next frame's operations after these reads.
             let slot = &mut ring[(frame % plan.in_flight as u64) as usize];
             if let Some((pending, due)) = slot.take() {
                 statistics.push(self.finish(&graph, pending, due, &mut outcome)?);
@@ -371,7 +372,8 @@ impl Setup<'_> {
         Ok(outcome)
     }
 
-    /// Waits for a frame and records its result. Returns the handle to its statistics, which can be awaited later.
+    /// Waits for a frame and records its result. Returns the handle to the frame's statistics, for which the caller can
+    /// wait later.
     fn finish(
         &self,
         graph: &Graph<'_>,
@@ -386,7 +388,7 @@ impl Setup<'_> {
                 let micros = u64::try_from(latency.as_micros())?;
                 outcome.latency.record(micros)?;
                 outcome.digests.push(Some(delivery.digest));
-                // Keeps one frame from the middle of the pass for the picture.
+                // Keeps a frame for the picture: the first one delivered from the middle of the pass on.
                 let middle = (self.options.frames - 1) / 2;
                 if outcome.pictures.is_none() && pending.frame >= middle {
                     outcome.pictures = Some(graph.before_and_after(pending.frame)?);
@@ -402,7 +404,7 @@ impl Setup<'_> {
     }
 }
 
-/// Separates the expected loss of a frame from all other failures, which end the program. The inner error is the
+/// Separates the expected loss of a frame from all other failures, which end the program. The inner `Err` is the
 /// message of the lost frame's failure.
 ///
 /// If a frame is lost, a wait for its last operation returns its first operation's error, because the engine propagates
@@ -430,7 +432,7 @@ struct Outcome {
     statistics: Vec<Option<Statistics>>,
     /// The number of lost frames, and the error of the first lost frame.
     lost: Option<(u64, String)>,
-    /// A frame as captured and as delivered.
+    /// A frame as captured and as annotated.
     pictures: Option<(RgbImage, RgbImage)>,
 }
 

@@ -21,11 +21,11 @@ pub fn reference(raw: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// The first kernel on the simulated device: removes the noise.
+/// The first kernel on the simulated device: reduces the noise.
 pub fn smooth(raw: &[u8], smooth: &mut [u8]) {
     let rows = raw.len() / WIDTH;
     let row = |y: usize| &raw[y * WIDTH..][..WIDTH];
-    // Each side has an additional column, a copy of its neighbour.
+    // The sums have an additional column on each side, a copy of the adjacent one.
     let mut sums = [0u16; WIDTH + 2];
     for (y, smooth) in smooth.chunks_exact_mut(WIDTH).enumerate() {
         let (above, here, below) = (row(y.saturating_sub(1)), row(y), row((y + 1).min(rows - 1)));
@@ -111,7 +111,7 @@ pub mod cuda {
         stream.cuda().expect("the engine's only GPU is a CUDA device")
     }
 
-    /// Launches a kernel that takes the addresses and the number of rows of `vecs`, and writes the last vector.
+    /// Launches a kernel that takes the addresses of `vecs` and their number of rows, and writes the last vector.
     #[expect(unsafe_code, reason = "the compiler cannot check what a kernel accesses")]
     fn launch(stream: &mut GpuStream, kernel: &CudaFunction, vecs: &[&DeviceVec<u8>]) -> Result<(), DriverError> {
         let bytes = vecs[0].len();
@@ -120,7 +120,7 @@ pub mod cuda {
             "every vector has the same number of whole rows"
         );
         let pointers: Vec<u64> = vecs.iter().map(|vec| vec.cuda_ptr().expect("memory of a CUDA device")).collect();
-        let rows = u32::try_from(bytes / WIDTH).expect("a chunk has fewer rows");
+        let rows = u32::try_from(bytes / WIDTH).expect("the number of rows fits in 32 bits");
         let stream = stream_of(stream);
         let mut arguments = stream.launch_builder(kernel);
         for pointer in &pointers {
@@ -129,10 +129,10 @@ pub mod cuda {
         arguments.arg(&rows);
         let grid = (bytes as u32).div_ceil(BLOCK);
         let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the arguments match the parameters of both kernels in `kernels.ptx`. The kernels access `rows` rows
-        // of each vector, which is the length of each, and write only the last vector. The operation that launches them
-        // has access to the vectors, and exclusive access to the last one, until the device has completed the work on
-        // the stream.
+        // SAFETY: the arguments match the kernel's parameters: both callers pass the vectors in the order of the
+        // pointers in `kernels.ptx`, and the number of rows comes last. A kernel accesses only the `rows` rows of each
+        // vector, and writes only the last vector. The operation that launches the kernel has access to the vectors,
+        // and exclusive access to the last one, until the device has completed the work on the stream.
         unsafe { arguments.launch(config) }.map(drop)
     }
 }

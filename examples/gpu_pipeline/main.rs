@@ -1,5 +1,5 @@
-//! Chunks of a sensor's data pass through two kernels on a GPU, with two buffers for each step: copies in both
-//! directions and kernels run in parallel without the program asking for it.
+//! Chunks of a sensor's data pass through two kernels on a GPU, by default with two buffers for each step: copies in
+//! both directions and kernels can run in parallel, although the program does not ask for it.
 //!
 //! ```text
 //! cargo run --release --features cuda --example gpu_pipeline
@@ -7,13 +7,14 @@
 //! ```
 //!
 //! Read `pipeline.rs` first: it contains all of the pipeline's operations. `kernels.rs` contains the computation, and
-//! `kernels.ptx` the same for CUDA. This file contains the options, timing and report.
+//! `kernels.ptx` the same computation for CUDA. This file contains the options, timing and report.
 //!
-//! The program first runs each lane's work alone: capture and comparison, copies in, kernels, copies out. Then it runs
-//! all lanes together; at best, this takes as long as the slowest lane alone. Each chunk's result must equal the CPU's
-//! byte for byte, or the example fails.
+//! The program first runs each lane's work alone: copies in, kernels, copies out, and the CPU's captures and
+//! comparisons. Then it runs all lanes together; at best, this takes as long as the slowest lane alone. Each chunk's
+//! result must equal the CPU's byte for byte; otherwise, the example fails.
 //!
-//! Without an NVIDIA GPU, the example uses the simulated one, whose results are real but whose times are invented.
+//! Without an NVIDIA GPU or without the feature `cuda`, the example by default uses the simulated GPU, whose results
+//! are real but whose times are invented.
 
 #![deny(unsafe_code)]
 
@@ -81,7 +82,7 @@ enum Gpu {
 struct Device {
     driver: GpuDriver,
     name: String,
-    /// The simulated device, for its counts.
+    /// A second handle to the device if it is simulated, for its counters.
     simulated: Option<SimulatedGpu>,
 }
 
@@ -108,7 +109,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let scenes: Arc<[Scene]> = scenes(bytes)?.into();
     let pipeline = Pipeline::new(&engine, kernels, scenes, options.buffers.into())?;
 
-    // The first round is not timed, because it compiles the kernels and touches pages for the first time.
+    // The first round is not timed, because the first launches and the first uses of memory take longer.
     through(&pipeline, chunks.min(2 * usize::from(options.buffers)), options.buffers.into())?;
 
     let gigabytes = (chunks * bytes) as f64 / 1e9;
@@ -128,7 +129,7 @@ fn run(options: &Options, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let outcome = through(&pipeline, chunks, options.buffers.into())?;
     report_lane(out, "all together", outcome.time, gigabytes)?;
 
-    let (sum, longest) = (alone.iter().sum::<Duration>(), alone.iter().max().expect("there are four"));
+    let (sum, longest) = (alone.iter().sum::<Duration>(), alone.iter().max().expect("four lanes were timed"));
     let part = |time: Duration| 100.0 * time.as_secs_f64() / outcome.time.as_secs_f64();
     writeln!(
         out,
@@ -208,7 +209,7 @@ fn cuda() -> Result<Device, String> {
 /// Returns the kernels for the engine's device.
 fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<dyn Error>> {
     if simulated {
-        // Both kernels together take as long as a copy.
+        // On the simulated device, both kernels together take as long as a copy.
         let copy = Duration::from_nanos(bytes as u64 * 1_000_000_000 / SIMULATED_BANDWIDTH);
         return Ok(Kernels::Simulated(copy / 2));
     }
@@ -227,7 +228,8 @@ fn load(engine: &Engine, simulated: bool, bytes: usize) -> Result<Kernels, Box<d
     }
 }
 
-/// Returns the sensor's data: the photograph's brightness, shifted slightly for each chunk, with noise.
+/// Returns the sensor's data with the expected results. The data are the photograph's brightness, shifted by a
+/// different amount for each chunk, plus noise.
 fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     let photo = image::load_from_memory(PHOTO)?.to_luma8();
     let (width, height) = (photo.width() as usize, photo.height() as usize);
@@ -248,7 +250,7 @@ fn scenes(bytes: usize) -> Result<Vec<Scene>, Box<dyn Error>> {
     Ok((0..SCENES).map(scene).collect())
 }
 
-/// Runs one step alone for all chunks and returns the time taken.
+/// Runs one lane's work alone for all chunks and returns the time taken.
 fn alone_of(
     engine: &Engine,
     chunks: usize,
@@ -267,8 +269,8 @@ struct Outcome {
     latency: Histogram<u64>,
 }
 
-/// Sends chunks through the whole pipeline. The program waits only to limit its lead: it keeps enough chunks in flight
-/// to fill each step's buffers.
+/// Sends chunks through the whole pipeline and waits for them. At most `3 * buffers` chunks are under way at a time,
+/// which is enough to fill the buffers of each step.
 fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Outcome, Box<dyn Error>> {
     let mut latency = Histogram::new(3)?;
     let mut under_way: VecDeque<(usize, Pending)> = VecDeque::new();
@@ -276,7 +278,7 @@ fn through(pipeline: &Pipeline<'_>, chunks: usize, buffers: usize) -> Result<Out
         let captured = pending.captured.wait()?;
         let delivery = pending.delivery.wait()?;
         if !delivery.correct {
-            return Err(format!("chunk {chunk} differs from the CPU's result").into());
+            return Err(format!("the result of chunk {chunk} differs from the CPU's").into());
         }
         let nanos = delivery.at.duration_since(captured).as_nanos();
         latency.record(u64::try_from(nanos)?)?;

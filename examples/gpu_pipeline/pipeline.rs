@@ -8,7 +8,8 @@
 //! No code here waits, records an event or checks whether a buffer is free. The chunks take the slots of a ring in
 //! turn, and the engine derives the rest: that a chunk may be copied in while the kernels process its predecessor and
 //! the chunk before that is copied out; that `capture` must not write to memory that the device still copies from; that
-//! `deliver` must wait for the device; and that `tone` need not wait, since its stream runs it in order after `smooth`.
+//! `deliver` must wait for the device; and that `tone` need not wait for the device, since its stream runs it in order
+//! after `smooth`.
 
 use std::{sync::Arc, time::Duration, time::Instant};
 
@@ -76,7 +77,7 @@ fn simulated(
     Ok(launch(&mut gpu)?)
 }
 
-/// The buffers of one chunk in flight.
+/// A slot of the ring: the buffers that a chunk passes through.
 struct Slot {
     input: Var<PinnedVec<u8>>,
     raw: Var<DeviceVec<u8>>,
@@ -109,7 +110,7 @@ pub struct Pipeline<'e> {
 }
 
 impl<'e> Pipeline<'e> {
-    /// Allocates memory for `buffers` chunks without pushing any operations.
+    /// Allocates the buffers of `buffers` slots without pushing any operations.
     pub fn new(
         engine: &'e Engine,
         kernels: Kernels,
@@ -130,10 +131,10 @@ impl<'e> Pipeline<'e> {
         Ok(Self { engine, kernels: Arc::new(kernels), scenes, ring })
     }
 
-    /// Pushes all operations of one chunk and returns immediately.
+    /// Pushes all operations of one chunk. On an engine with workers, returns without waiting for them.
     ///
-    /// All results are declared with `overwrite` rather than `write`: the slot's previous chunk is not used, and its
-    /// failure does not fail this one.
+    /// All results are declared with `overwrite` rather than `write`: the data of the slot's previous chunk are not
+    /// used, and that chunk's failure does not fail this chunk.
     pub fn push(&self, chunk: usize) -> Result<Pending, PushError> {
         let captured = self.capture(chunk)?;
         self.copy_in(chunk)?;

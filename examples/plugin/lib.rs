@@ -4,9 +4,9 @@
 //! cargo build --release --example plugin
 //! ```
 //!
-//! A library must not be unloaded while threads run its code, so the engine is shut down before the call returns. A
-//! global engine would not work, since it lives as long as the process. The memory that engines keep for reuse, here a
-//! few hundred kilobytes, stays allocated when the library is unloaded.
+//! A library must not be unloaded while threads run its code, so `plugin_sum` shuts its engine down before it returns.
+//! A global engine would not work, since it lives as long as the process. The memory that engines keep for reuse, here
+//! a few hundred kilobytes, stays allocated when the library is unloaded.
 
 use std::time::Duration;
 

@@ -166,7 +166,7 @@ impl Bed {
     }
 
     fn stamp(&self, stream: hand::Stream, time: Duration) -> raddle::cudarc::driver::sys::CUresult {
-        // SAFETY: the word exists, and the host only loads it until the kernel has completed.
+        // SAFETY: the word exists, and until the kernel has completed, the host only loads it, atomically.
         unsafe { self.kernels.stamp(stream, self.end.device, time) }
     }
 
@@ -178,7 +178,7 @@ impl Bed {
         self.samples(key, |time| {
             let (kernels, at) = (self.kernels, self.end.device);
             let step = move |stream: &mut GpuStream, _: &mut _| {
-                // SAFETY: the word exists, and the host only loads it until the kernel has completed.
+                // SAFETY: the word exists, and until the kernel has completed, the host only loads it, atomically.
                 unsafe { kernels.stamp(lane(stream), at, time) }.result()
             };
             engine.op("kernel").on(GPU).launch_any(var.write(), step).expect("pushed");

@@ -183,8 +183,8 @@ pub fn kernels() -> Kernels {
 /// Launches a kernel with the given numbers of blocks and threads.
 ///
 /// # Safety
-/// 1. The arguments match the kernel's parameters. Until the kernel has completed, no other code writes to the memory
-///    that the kernel writes, and other code only loads whole words from it.
+/// 1. The arguments match the kernel's parameters. While the kernel runs, no other code writes to the memory that it
+///    writes, and other code reads this memory only by atomic loads of whole words.
 unsafe fn launch(
     kernel: sys::CUfunction,
     stream: Stream,
@@ -227,36 +227,36 @@ impl Kernels {
     /// Launches a kernel that writes readings of the clock.
     ///
     /// # Safety
-    /// 1. There is room at `at` for `count` words of 64 bits, which no other code uses until the kernel has completed.
+    /// 1. There is room at `at` for `count` words of 64 bits, which no other code uses while the kernel runs.
     pub unsafe fn sample(&self, stream: Stream, mut at: CUdeviceptr, mut count: u32) -> CUresult {
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast()];
         // SAFETY: the arguments match the kernel's parameters, and by this function's (1), no other code uses the
-        // memory until the kernel has completed.
+        // memory while the kernel runs.
         unsafe { launch(self.sample, stream, (1, 1), &mut arguments) }
     }
 
     /// Launches a kernel that runs for `time` and writes a reading of the clock.
     ///
     /// # Safety
-    /// 1. There is room at `at` for a word of 64 bits. Until the kernel has completed, other code at most loads this
-    ///    word.
+    /// 1. There is room at `at` for a word of 64 bits. While the kernel runs, other code uses this word only by atomic
+    ///    loads.
     pub unsafe fn stamp(&self, stream: Stream, mut at: CUdeviceptr, time: Duration) -> CUresult {
         let mut nanos = time.as_nanos() as u64;
         let mut arguments = [(&raw mut at).cast(), (&raw mut nanos).cast()];
-        // SAFETY: the arguments match the kernel's parameters, and by this function's (1), other code at most loads the
-        // word until the kernel has completed.
+        // SAFETY: the arguments match the kernel's parameters, and by this function's (1), other code uses the word
+        // only by atomic loads while the kernel runs.
         unsafe { launch(self.stamp, stream, (1, 1), &mut arguments) }
     }
 
     /// Launches a kernel that sets `count` words to `value`.
     ///
     /// # Safety
-    /// 1. There are `count` words of 32 bits at `at`, which no other code uses until the kernel has completed.
+    /// 1. There are `count` words of 32 bits at `at`, which no other code uses while the kernel runs.
     pub unsafe fn fill(&self, stream: Stream, mut at: CUdeviceptr, mut count: u64, mut value: u32) -> CUresult {
         let blocks = count.div_ceil(u64::from(BLOCK)).clamp(1, 2048) as u32;
         let mut arguments = [(&raw mut at).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
         // SAFETY: the arguments match the kernel's parameters, and by this function's (1), no other code uses the
-        // memory until the kernel has completed.
+        // memory while the kernel runs.
         unsafe { launch(self.fill, stream, (blocks, BLOCK), &mut arguments) }
     }
 
@@ -337,15 +337,15 @@ impl Stream {
     /// Makes the device write `value` to the word `number` of pinned memory, after all earlier work on the stream.
     pub fn write(self, to: &Pinned, number: usize, value: u64) -> CUresult {
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: the memory is alive, and the host only loads the word.
+        // SAFETY: the memory is alive, and the host only loads the word, atomically.
         unsafe { sys::cuStreamWriteValue64_v2(self.0, to.device + 8 * number as u64, value, flags) }
     }
 
     /// Copies `bytes` bytes from device memory to the start of pinned memory.
     ///
     /// # Safety
-    /// 1. Both have at least `bytes` bytes. Until the device has completed the copy, no other code uses the device
-    ///    memory, and other code only loads whole words from the pinned memory.
+    /// 1. Both have at least `bytes` bytes. During the copy, no other code uses the device memory, and other code uses
+    ///    the pinned memory only by atomic loads of whole words.
     pub unsafe fn copy_out(self, from: CUdeviceptr, to: &Pinned, bytes: usize) -> CUresult {
         // SAFETY: (1).
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.host.cast(), from, bytes, self.0) }

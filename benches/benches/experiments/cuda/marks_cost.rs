@@ -203,7 +203,7 @@ impl Bed {
             // While long kernels run, the fill may have to wait for one of them.
             hand::must("the stream ends", self.stream.synchronize());
             // SAFETY: both pieces of memory have this size, only this stream uses the device memory, and the host only
-            // loads whole words.
+            // loads whole words, atomically.
             hand::must("copy", unsafe { self.stream.copy_out(memory.0, &target, BYTES) });
             if by_counter {
                 hand::must("write", self.stream.write(&self.counter, 1, u64::from(value)));

@@ -97,7 +97,7 @@ fn by_hand(kernels: Kernels, by_counter: bool, goes_on: impl Fn(u32) -> bool) {
         // SAFETY: the memory has this many words, which only this stream uses.
         hand::must("fill", unsafe { kernels.fill(stream, memory.0, words() as u64, copies) });
         // SAFETY: both pieces of memory have this size, only this stream uses the device memory, and the host only
-        // loads whole words.
+        // loads whole words, atomically.
         hand::must("copy", unsafe { stream.copy_out(memory.0, &target, 4 * words()) });
         if by_counter {
             hand::must("write", stream.write(&counter, 0, u64::from(copies)));
