@@ -42,7 +42,7 @@ fn on_limited(kinds: &[EngineKind], workers: usize, limit: usize, f: impl Fn(Eng
     for &kind in kinds {
         let f = f.clone();
         watched(move || {
-            println!("on the {kind} engine with {workers} workers and room for {limit}");
+            println!("on the {kind} engine, with {workers} workers and a limit of {limit}");
             f(limited(kind, workers, limit));
         });
     }
@@ -109,7 +109,7 @@ fn a_producer_that_is_faster_than_the_workers_keeps_to_the_limit() {
                     .unwrap();
                 most = most.max(engine.pending());
             }
-            assert!(most <= limit as u64 + 1, "{most} were pending, with room for {limit}");
+            assert!(most <= limit as u64 + 1, "{most} were pending, with a limit of {limit}");
             assert!(limit < 100 || most >= 50, "only {most} were pending");
             assert_eq!(engine.get(&total).unwrap(), count);
         });
@@ -145,7 +145,7 @@ fn several_producers_exceed_the_limit_by_at_most_what_is_documented() {
             engine.wait_for_all().unwrap();
             let most = most.into_inner();
             let excess = if limit < 4 { 2 } else { EXCESS };
-            assert!(most <= limit + PRODUCERS * (excess + 1), "{most} were pending, with room for {limit}");
+            assert!(most <= limit + PRODUCERS * (excess + 1), "{most} were pending, with a limit of {limit}");
             let sum: u64 = vars.iter().map(|var| engine.get(var).unwrap()).sum();
             assert_eq!(sum, PRODUCERS * fewer(4_000) as u64);
         });
@@ -851,7 +851,8 @@ fn many_threads_with_all_kinds_of_operations_share_room_for_one() {
             0 => engine.op("eager").eager().push(total.write(), |total| *total += 1).unwrap(),
             1 => tick.push().unwrap(),
             2 => tick.submit().unwrap().wait().unwrap(),
-            // An operation that waits for this guard must not run on this thread.
+            // The guard is dropped before this thread pushes again: a held-back push may run an operation here, and one
+            // that waits for the guard would never end.
             3 => *block_on(engine.acquire(total.write())).unwrap() += 1,
             4 => block_on(tick.when_room()).unwrap().push().unwrap(),
             5 => {

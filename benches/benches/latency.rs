@@ -5,7 +5,7 @@
 //! the last core and spins; the workers use the other cores, or share the only core.
 //!
 //! The same loop without an engine measures the machine's own stalls, and a bare futex call measures the wake-up of a
-//! thread; no engine can be faster than these floors.
+//! thread. No engine can be faster than the loop, and none whose worker is parked can be faster than the wake-up.
 
 use std::{
     collections::BTreeMap,
@@ -528,7 +528,8 @@ fn main() {
     drop(both);
 
     let note = "The machine without an engine: the same loop without pushes, and a thread that sleeps on a futex on \
-                the first core and is woken by the call alone. What delays these also delays every engine.";
+                the first core and is woken by the call alone. Whatever delays the loop also delays every engine; \
+                whatever delays the wake-up also delays every engine whose worker is parked.";
     floor.report(&mut report, "floor", "The machine's own floor", note);
     let note = "Nothing else runs. The spinning worker belongs to an engine with `IdlePolicy::Spin`, the parked one to \
                 an engine with `IdlePolicy::Park`; under the default policy a worker spins for 50 µs before it parks.";

@@ -246,7 +246,7 @@ fn report(reference: &Outcome, naive: Option<&Outcome>, passes: u32) -> io::Resu
         ))?;
     }
     if let Some((lost, error)) = &reference.lost {
-        say(format_args!("Frames lost in each pass: {lost}, for example:\n  {error}"))?;
+        say(format_args!("Frames lost in each pass: {lost}. The error of the first:\n  {error}"))?;
     }
     if let Some(last) = reference.statistics.iter().flatten().last() {
         let detail = [last.detail.first(), last.detail.last()].map(|d| *d.unwrap_or(&0.0));

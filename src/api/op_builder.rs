@@ -241,11 +241,12 @@ impl<'e> OpBuilder<'e> {
     /// The priority has no effect on [clean-ups](Self::cleanup), or if the [property](Self::property) determines the
     /// priority.
     ///
-    /// Priorities that the engine treats as equal form a band. Each priority from -7 to 7 has its own band; beyond
-    /// these, the priorities from one power of two up to the next share a band (8 to 15, 16 to 31, ...). A free worker
-    /// takes a ready operation from the highest nonempty band in its lane, but may first run up to 32 operations that
-    /// it already holds. No operation starves within a band; the [guide](crate::guide::promises#turns) describes the
-    /// order.
+    /// Priorities that the engine treats as equal form a band. Each priority from -7 to 7 has its own band. Beyond
+    /// these, each range from one power of two up to, but not including, the next is one band: 8 to 15, 16 to 31, and
+    /// so on. All priorities from 2²⁶ upwards share one band. Negative priorities are grouped in the same way. A free
+    /// worker takes a ready operation from the highest nonempty band in its lane, but may first run up to 32 operations
+    /// that it already holds. No operation starves within a band; the [guide](crate::guide::promises#turns) describes
+    /// the order.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -110,14 +110,15 @@ impl SimulatedGpuBuilder {
     }
 
     /// Sets the bandwidth, in bytes per second, of copies to the device, within it, and from another device. Default:
-    /// 12 GB/s. 0 counts as 1.
+    /// 12 GB/s. A bandwidth of 0 is treated as 1.
     #[must_use]
     pub fn copy_in_bandwidth(mut self, bytes_per_second: u64) -> Self {
         self.copy_in = bytes_per_second.max(1);
         self
     }
 
-    /// Sets the bandwidth, in bytes per second, of copies from the device. Default: 12 GB/s. 0 counts as 1.
+    /// Sets the bandwidth, in bytes per second, of copies from the device. Default: 12 GB/s. A bandwidth of 0 is
+    /// treated as 1.
     #[must_use]
     pub fn copy_out_bandwidth(mut self, bytes_per_second: u64) -> Self {
         self.copy_out = bytes_per_second.max(1);
@@ -139,7 +140,7 @@ impl SimulatedGpuBuilder {
         self
     }
 
-    /// Sets how many kernels can run at the same time. Default: 1. 0 counts as 1.
+    /// Sets how many kernels can run at the same time. Default: 1. A count of 0 is treated as 1.
     #[must_use]
     pub fn compute_engines(mut self, count: usize) -> Self {
         self.compute_engines = count.max(1);
@@ -154,7 +155,7 @@ impl SimulatedGpuBuilder {
     }
 
     /// Sets how many commands a stream can hold. A call that issues a command on a full stream waits until the stream's
-    /// oldest command has ended. Default: 1,024. 0 counts as 1.
+    /// oldest command has ended. Default: 1,024. A depth of 0 is treated as 1.
     #[must_use]
     pub fn depth(mut self, commands: usize) -> Self {
         self.depth = commands.max(1);

@@ -163,7 +163,8 @@ struct Kept {
     failure: OpError,
     /// Whether the member itself has failed. Otherwise, it was skipped because an earlier operation had failed.
     is_own: bool,
-    /// Whether the member mutates a variable, which therefore failed with it.
+    /// Whether the member mutates a variable, which therefore failed with it. Exact only for children and a scope's
+    /// operations; `true` for every other member.
     mutates: bool,
 }
 
@@ -176,7 +177,8 @@ pub(crate) struct Membership {
     number: u64,
     /// Whether a failure of the member is its own: the member has started or was cancelled.
     pub(super) fails_itself: bool,
-    /// Whether the member mutates a variable.
+    /// Whether the member mutates a variable. Exact only for children and a scope's operations; `true` for every other
+    /// member.
     pub(super) mutates: bool,
     /// The member's share of its family or scope, dropped after the member has been counted out of the group.
     pub(super) family: Option<KinShare>,

@@ -81,8 +81,7 @@ impl Core {
         let phase = self.phase.load(Relaxed);
         if phase != phase::OPEN {
             if phase != phase::FORKED {
-                // Not done in a forked child, since counting out may take a lock that a thread of the parent process
-                // held.
+                // Not done in a forked child, since nothing there waits for the parent's count.
                 self.count_out(ticket);
             }
             return self.push_slowly(name, location, &mut entry, job);
@@ -283,7 +282,7 @@ impl Core {
     #[inline(never)]
     fn check_phase(self: &Arc<Self>, phase: u8, spec: &Spec, ticket: Ticket) -> Result<Ticket, PushError> {
         if phase == phase::FORKED {
-            // Counting out may take a lock that a thread of the parent process held.
+            // The operation is not counted out, since nothing in the child waits for the parent's count.
             return Err(PushError::Forked);
         }
         let is_accepted = || match phase {

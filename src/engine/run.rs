@@ -263,7 +263,8 @@ impl Core {
         }
     }
 
-    /// Records that the asynchronous function of an operation with children has ended.
+    /// Ends the function's part of an asynchronous parent's work. If the right was put back, also drops the
+    /// completion's share of the family, and the parent fails.
     fn return_from_parent(
         self: &Arc<Self>,
         family: &Family,

@@ -11,9 +11,9 @@ pub(super) const HIGHEST_BAND: u8 = BANDS as u8 - 1;
 
 /// Returns a priority's band. A higher priority never has a lower band.
 ///
-/// Priorities from -7 to 7 each have their own band. Beyond these, on both sides of zero, each range from one power of
-/// two up to the next shares a band (8 to 15, 16 to 31, ...), and all magnitudes from 2²⁶ upwards share the last band
-/// on their side.
+/// Priorities from -7 to 7 each have their own band. Beyond these, on both sides of zero, each range of magnitudes from
+/// one power of two up to, but not including, the next is one band (8 to 15, 16 to 31, ...), and all magnitudes from
+/// 2²⁶ upwards share the last band on their side.
 #[inline]
 pub fn band_of(priority: i32) -> u8 {
     let magnitude = priority.unsigned_abs();

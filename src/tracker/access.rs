@@ -377,9 +377,9 @@ impl<T> Share<T> {
     }
 }
 
-// SAFETY: the pointers refer to records shared between threads by the tracker's rules; `T` itself is moved to and
-// dropped on other threads, hence `T: Send`.
+// SAFETY: the pointers lead to records and to a queue, which threads share according to the tracker's rules; `T` itself
+// is moved to and dropped on other threads, hence `T: Send`.
 unsafe impl<T: Send> Send for Access<T> {}
-// SAFETY: the pointers refer to records shared between threads by the tracker's rules, and every shared field is atomic
-// or never changes.
+// SAFETY: the pointers lead to records and to a queue, which threads share according to the tracker's rules, and every
+// shared field is atomic or never changes.
 unsafe impl<T: Send> Sync for Access<T> {}

@@ -573,7 +573,7 @@ impl<T> OpRef<T> {
     ///
     /// # Safety
     /// 1. `op` came from [`into_ptr`](Self::into_ptr), and the caller has taken over its ownership; or the caller has
-    ///    become the owner by the tracker's rules.
+    ///    become the owner according to the tracker's rules.
     pub unsafe fn from_ptr(op: NonNull<Op<T>>) -> Self {
         Self(op)
     }

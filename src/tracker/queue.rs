@@ -142,7 +142,8 @@ impl<T> VarQueue<T> {
     }
 }
 
-// SAFETY: the queue refers to records shared between threads by the tracker's rules, with tasks that are `Send`.
+// SAFETY: `tail` and `first` lead to records, which threads share according to the tracker's rules; the records' tasks
+// are `Send`.
 unsafe impl<T: Send> Send for VarQueue<T> {}
 // SAFETY: the shared fields are atomic, and the cell is written once, before the queue is shared.
 unsafe impl<T: Send> Sync for VarQueue<T> {}

@@ -22,7 +22,7 @@
 //! * The pointer to the record: used by a waiter only if the waiter won the claim while pinned, and only until it is
 //!   unpinned. When the claim was won, the operation had not started, so its record is not reclaimed before the
 //!   unpinning.
-//! * The share of the entry: ended by the thread that pops the entry and does not put it back.
+//! * The entry's share of the record: ended by the thread that pops the entry and does not put it back.
 //!
 //! # Edges
 //!

@@ -118,7 +118,7 @@ mod on_linux {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
+    #[cfg_attr(miri, ignore = "reads /proc and pins threads")]
     fn each_worker_is_pinned_to_its_core() {
         watched(|| {
             let cores = parse_cores(&common::allowed_cores());
@@ -134,7 +134,7 @@ mod on_linux {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
+    #[cfg_attr(miri, ignore = "reads /proc")]
     fn unpinned_workers_may_use_every_core() {
         watched(|| {
             let all = common::allowed_cores();
@@ -147,7 +147,7 @@ mod on_linux {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
+    #[cfg_attr(miri, ignore = "reads /proc and pins threads")]
     fn workers_beyond_the_number_of_cores_are_not_pinned() {
         watched(|| {
             let (all, cores) = (common::allowed_cores(), parse_cores(&common::allowed_cores()));
@@ -165,7 +165,7 @@ mod on_linux {
 
     /// Another thread takes over the worker while an operation waits.
     #[test]
-    #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
+    #[cfg_attr(miri, ignore = "reads /proc and pins threads")]
     fn a_worker_taken_over_by_another_thread_keeps_its_core() {
         watched(|| {
             let engine = Engine::builder().kind(EngineKind::Pooled).workers(1).build().unwrap();
@@ -185,7 +185,7 @@ mod on_linux {
 
     /// The thread that takes over the worker has run a pinned worker before.
     #[test]
-    #[cfg_attr(miri, ignore = "reads /proc, and pins threads")]
+    #[cfg_attr(miri, ignore = "reads /proc and pins threads")]
     fn an_unpinned_worker_taken_over_by_another_thread_stays_unpinned() {
         watched(|| {
             let all = common::allowed_cores();
