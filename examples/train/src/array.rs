@@ -13,19 +13,13 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use raddle::{BoxError, Device, OpHandle, Token};
 
+use crate::kernels::{Matrix, multiply};
+use crate::operator::{invoke, invoke_into};
+use crate::simple::{self, Function};
+use crate::storage::{Chunk, Memory};
 #[cfg(feature = "cuda")]
 use crate::task::check_device;
-use crate::{
-    Shape,
-    error::Error,
-    kernels::{self, Matrix},
-    operator::Operator,
-    runtime::Runtime,
-    simple::{self, Function},
-    storage::{Chunk, Memory},
-    task::{Mode, Task},
-    volume,
-};
+use crate::{Error, Mode, Operator, Runtime, Shape, Task, View, volume};
 
 /// An array of `f32`. Clones are handles to the same array.
 #[derive(Clone)]
@@ -46,7 +40,7 @@ impl Array {
     /// Returns an array without values. The first operation on it must write its values.
     ///
     /// # Errors
-    /// The GPU is out of memory.
+    /// The shape is too large for any memory; the GPU is out of memory.
     pub fn new(runtime: &Arc<Runtime>, shape: &[usize]) -> Result<Self, Error> {
         let chunk = runtime.allocate(volume(shape))?;
         Ok(Self { runtime: Arc::clone(runtime), chunk, start: 0, shape: shape.into() })
@@ -85,8 +79,7 @@ impl Array {
     #[track_caller]
     pub fn normal(runtime: &Arc<Runtime>, shape: &[usize], deviation: f32) -> Result<Self, Error> {
         let array = Self::new(runtime, shape)?;
-        let mut task = Task::new("normal", vec![]).out(&array, Mode::Write);
-        task.random = true;
+        let task = Task { random: true, ..Task::new("normal", vec![]) }.out(&array, Mode::Write);
         task.push(runtime, move |mut views| {
             views.outs[0].values.iter_mut().for_each(|value| *value = deviation * views.random.normal());
         })?;
@@ -163,7 +156,7 @@ impl Array {
     }
 
     /// Returns the beginning of a chunk as an array.
-    pub fn within(runtime: &Arc<Runtime>, chunk: &Arc<Chunk>, shape: &[usize]) -> Self {
+    pub(crate) fn within(runtime: &Arc<Runtime>, chunk: &Arc<Chunk>, shape: &[usize]) -> Self {
         debug_assert!(volume(shape) <= chunk.len(), "the part is larger than the chunk");
         Self { runtime: Arc::clone(runtime), chunk: Arc::clone(chunk), start: 0, shape: shape.into() }
     }
@@ -240,9 +233,7 @@ impl Array {
     /// Like [`copy_from`](Self::copy_from), but the copy also reads some tokens: if one has failed, nothing is copied.
     #[track_caller]
     pub(crate) fn copy_after(&self, source: &Self, after: &[&Token]) -> Result<(), Error> {
-        if self.shape != source.shape {
-            return Err(Error::shape("copy", "source", format!("{:?}", self.shape), &source.shape));
-        }
+        Error::check_shape("copy", "source", &self.shape, &source.shape)?;
         let engine = self.runtime.engine();
         match (source.chunk.memory(), self.chunk.memory()) {
             // A copy by the device moves whole buffers.
@@ -256,24 +247,18 @@ impl Array {
                 let (gpu, range) = (source.runtime.device(), self.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
                 engine.op("copy from device").on(gpu).copy_from_device(from, &stage)?;
-                engine.op("unstage").reads(after.iter().copied()).push(
-                    (stage.read(), to.write()),
-                    move |(from, to)| {
-                        to.values_mut()[range].copy_from_slice(from);
-                    },
-                )?;
+                let unstage = engine.op("unstage").reads(after.iter().copied());
+                unstage.push((stage.read(), to.write()), |(from, to)| to.values_mut()[range].copy_from_slice(from))?;
                 Ok(())
             }
             (Memory::Host(from), Memory::Gpu(to)) => {
                 let (gpu, range) = (self.runtime.device(), source.range());
                 let stage = engine.pinned_var::<f32>(gpu, self.len())?;
-                engine.op("stage").reads(after.iter().copied()).try_push(
-                    (from.read(), stage.write()),
-                    move |(from, to)| {
-                        to.copy_from_slice(&from.values()?[range]);
-                        Ok(())
-                    },
-                )?;
+                let op = engine.op("stage").reads(after.iter().copied());
+                op.try_push((from.read(), stage.write()), |(from, to)| {
+                    to.copy_from_slice(&from.values()?[range]);
+                    Ok(())
+                })?;
                 engine.op("copy to device").on(gpu).copy_to_device(&stage, to)?;
                 Ok(())
             }
@@ -300,7 +285,7 @@ impl Array {
     #[track_caller]
     pub fn map(&self, function: &'static Function, scalar: f32) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.with(scalar));
-        crate::operator::invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
+        invoke(&operator, &[self], false).map(|mut outs| outs.swap_remove(0))
     }
 
     /// Combines two arrays of the same shape with a simple function, such as `simple::ADD`.
@@ -310,7 +295,7 @@ impl Array {
     #[track_caller]
     pub fn combine(&self, function: &'static Function, other: &Self) -> Result<Self, Error> {
         let operator: Arc<dyn Operator> = Arc::new(function.operator());
-        crate::operator::invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
+        invoke(&operator, &[self, other], false).map(|mut outs| outs.swap_remove(0))
     }
 
     /// Adds another array to this one in place.
@@ -320,7 +305,7 @@ impl Array {
     #[track_caller]
     pub fn add_assign(&self, other: &Self) -> Result<(), Error> {
         let operator: Arc<dyn Operator> = Arc::new(simple::ADD.operator());
-        crate::operator::invoke_into(&operator, &[self, other], &[(Some(self), Mode::InPlace)], false)
+        invoke_into(&operator, &[self, other], &[(Some(self), Mode::InPlace)], false)
     }
 
     /// Multiplies two matrices.
@@ -359,15 +344,12 @@ impl Array {
             return Ok(product);
         }
         task.push(&self.runtime, move |mut views| {
-            if inner == 0 {
-                return views.outs[0].values.fill(0.0);
-            }
             let matrix = |factor: usize| {
-                let matrix = Matrix::new(views.ins[factor].values, views.ins[factor].shape[1]);
+                let View { values, shape } = views.ins[factor];
+                let matrix = Matrix::new(values, [shape[0], shape[1]]);
                 if transposed[factor] { matrix.transposed() } else { matrix }
             };
-            let (a, b) = (matrix(0), matrix(1));
-            kernels::multiply(a, b, views.outs[0].values, false);
+            multiply(matrix(0), matrix(1), views.outs[0].values, false);
         })?;
         Ok(product)
     }

@@ -13,24 +13,16 @@
 //!
 //! cuBLAS is loaded when it is first needed. A build needs no part of CUDA.
 
-use std::{
-    cell::RefCell,
-    collections::{HashMap, hash_map::Entry},
-    ops::Range,
-    ptr::from_ref,
-    sync::{Arc, OnceLock},
-};
+use std::collections::{HashMap, hash_map::Entry};
+use std::sync::{Arc, OnceLock};
+use std::{cell::RefCell, ops::Range, ptr::from_ref};
 
-use cudarc::{
-    cublas::{
-        result::{self as cublas, CublasError},
-        sys::{self, cublasHandle_t, cublasOperation_t},
-    },
-    driver::{CudaContext, CudaStream, result as driver, sys::CUdeviceptr},
-};
+use cudarc::cublas::result::{self as cublas, CublasError};
+use cudarc::cublas::sys::{self, cublasHandle_t, cublasOperation_t};
+use cudarc::driver::{CudaContext, CudaStream, result as driver, sys::CUdeviceptr};
 use raddle::{BoxError, Device, DeviceVec, Engine, GpuStream, Token};
 
-use crate::{array::Array, error::Error};
+use crate::{Array, Error};
 
 /// The functions of cuBLAS that are called. They are looked up before the first call, since cudarc panics if one is
 /// missing.

@@ -12,6 +12,7 @@
 //! | [`symbol`] | graphs without values | nothing |
 //! | [`executor`] | graphs bound to arrays, in planned memory | operators that are created once and pushed often |
 //! | [`tape`] | gradients without a graph | one push for each operation |
+//! | `gradient` | the backward pass of graphs and tapes | nothing |
 //! | [`data`] | batches that are made in advance | operations in a ring of slots |
 //! | [`net`], [`training`] | the net, and its training | a step is pushed as a whole, with priorities and a token for failures |
 //! | `exchange`, with the feature `mpi` | sums across processes | futures, and a thread that polls collectives |
@@ -29,6 +30,7 @@ pub mod error;
 #[cfg(feature = "mpi")]
 pub mod exchange;
 pub mod executor;
+mod gradient;
 pub mod kernels;
 pub mod net;
 pub mod operator;
@@ -44,17 +46,18 @@ pub mod task;
 pub mod training;
 
 pub use array::Array;
-pub use error::Error;
+pub use error::{Error, Misfit};
 pub use executor::{Arrays, Executor, Gradients};
+pub use operator::{Operator, Signature};
 pub use runtime::Runtime;
 pub use symbol::Symbol;
 pub use tape::Tape;
-pub use task::Mode;
+pub use task::{Mode, Out, Task, View, Views};
 
 /// The sizes of an array's axes.
 pub type Shape = Vec<usize>;
 
-/// Returns the number of values in a shape.
+/// Returns the number of values in a shape, or `usize::MAX` if it is larger than that.
 pub fn volume(shape: &[usize]) -> usize {
-    shape.iter().product()
+    if shape.contains(&0) { 0 } else { shape.iter().copied().fold(1, usize::saturating_mul) }
 }

@@ -2,15 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{
-    Shape, Symbol,
-    array::Array,
-    error::Error,
-    executor::Arrays,
-    operator::{Convolution, Dropout, FullyConnected, Pooling, PoolingKind, SoftmaxCrossEntropy},
-    runtime::Runtime,
-    simple, volume,
-};
+use crate::operator::{Convolution, Dropout, FullyConnected, Pooling, PoolingKind, SoftmaxCrossEntropy};
+use crate::{Array, Arrays, Error, Runtime, Shape, Symbol, simple, volume};
 
 /// Returns the loss of a net with two convolutions and two fully connected layers. Its arguments are `data`, `label`
 /// and the parameters; its second output holds the probabilities. The loss is the mean over `batch` examples.

@@ -6,12 +6,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{
-    Shape,
-    array::Array,
-    error::{Error, Misfit},
-    task::{Mode, Task, Views},
-};
+use crate::{Array, Error, Misfit, Mode, Shape, Task, Views};
 
 mod convolution;
 mod dropout;
@@ -47,9 +42,9 @@ pub struct Signature {
     pub inputs: &'static [usize],
     /// The outputs of the forward pass, by index, that the backward pass reads.
     pub outputs: &'static [usize],
-    /// For the forward and the backward pass, pairs of values that may share memory: the index of a value read by the
-    /// pass, and of a value written by it.
-    pub in_place: [&'static [(usize, usize)]; 2],
+    /// For the forward and the backward pass, whether the first value that it writes may replace the first one that it
+    /// reads.
+    pub in_place: [bool; 2],
     /// For the forward and the backward pass, whether it draws random numbers.
     pub random: [bool; 2],
 }
@@ -64,7 +59,7 @@ impl Signature {
         outputs: &'static [usize],
     ) -> Self {
         let differentiable = arguments.len();
-        Self { name, arguments, differentiable, inputs, outputs, in_place: [&[], &[]], random: [false; 2] }
+        Self { name, arguments, differentiable, inputs, outputs, in_place: [false; 2], random: [false; 2] }
     }
 
     /// Returns what the backward pass reads: the gradient of the first output, then the inputs and outputs that it
@@ -78,6 +73,11 @@ impl Signature {
 /// A differentiable function of arrays.
 ///
 /// The first output is the result. Further outputs are kept for the backward pass.
+///
+/// # Panics
+/// The functions that apply an operator check the arrays, but rely on the operator: they panic if an index in its
+/// signature does not exist. In turn, the operators of this library rely on their callers: their methods panic if the
+/// numbers of inputs and outputs are not those of the signature, or if their shapes do not match.
 pub trait Operator: fmt::Debug + Send + Sync + 'static {
     /// Returns what does not depend on the inputs.
     fn signature(&self) -> Signature;
@@ -116,7 +116,11 @@ pub(crate) fn infer(operator: &dyn Operator, name: &str, inputs: &mut [Option<Sh
     if inputs.len() != count {
         return Err(Error::Use(format!("`{name}` takes {count} inputs, not {}", inputs.len())));
     }
-    operator.infer(inputs).map_err(|misfit| misfit.of(name))
+    let outputs = operator.infer(inputs).map_err(|misfit| misfit.of(name))?;
+    if inputs.is_empty() || outputs.is_empty() {
+        return Err(Error::Use(format!("`{name}` has no inputs or no outputs")));
+    }
+    Ok(outputs)
 }
 
 /// Returns the output shapes of an operator applied to arrays.
@@ -141,11 +145,9 @@ fn push(
     }
     for (place, (shape, &(array, mode))) in written.iter().zip(&task.outs).enumerate() {
         let Some(array) = array else { continue };
-        if array.shape() != shape {
-            return Err(Error::shape(&name, &format!("output {place}"), format!("{shape:?}"), array.shape()));
-        }
-        let may_replace = |&(read, out): &(usize, usize)| out == place && array.is_same(task.ins[read]);
-        if mode == Mode::InPlace && !signature.in_place[pass as usize].iter().any(may_replace) {
+        Error::check_shape(&name, &format!("output {place}"), shape, array.shape())?;
+        let may_replace = signature.in_place[pass as usize] && place == 0 && array.is_same(task.ins[0]);
+        if mode == Mode::InPlace && !may_replace {
             return Err(Error::Use(format!("`{name}` cannot write output {place} in place of an input")));
         }
     }
@@ -206,11 +208,9 @@ pub fn invoke_backward(
     if outs.len() != expected.len() {
         return Err(Error::Use(format!("`{name}` reads {} outputs, not {}", expected.len(), outs.len())));
     }
-    let read = [("gradient", gradient, &expected[0])].into_iter();
-    for (argument, array, shape) in read.chain(outs.iter().zip(&expected).map(|(out, shape)| ("output", *out, shape))) {
-        if array.shape() != shape {
-            return Err(Error::shape(&name, argument, format!("{shape:?}"), array.shape()));
-        }
+    Error::check_shape(&name, "gradient", &expected[0], gradient.shape())?;
+    for (out, shape) in outs.iter().zip(&expected) {
+        Error::check_shape(&name, "output", shape, out.shape())?;
     }
     let written: Vec<_> = ins.iter().map(|array| array.shape().to_vec()).collect();
     let task = Task::new(name, signature.backward_reads(gradient, ins, outs));

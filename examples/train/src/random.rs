@@ -30,7 +30,7 @@ impl Random {
 
     /// Returns a number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
-        (((self.next() >> 32) * bound as u64) >> 32) as usize
+        ((u128::from(self.next() >> 32) * bound as u128) >> 32) as usize
     }
 
     /// Returns a normally distributed number, by the Box–Muller transform.

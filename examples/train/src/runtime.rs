@@ -5,21 +5,14 @@
 //! and push order decides which numbers each operation draws: results do not depend on the number of workers. Several
 //! of each kind are handed out in turn, so that operations need not wait for each other.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use raddle::{Device, Engine, Var};
 
-use crate::{
-    error::Error,
-    random::Random,
-    storage::{Chunk, Pool, Statistics},
-};
+use crate::storage::{Chunk, Pool, Statistics};
+use crate::{Error, random::Random};
 
 /// The number of a runtime's generators, and of its temporary spaces. Not tuned.
 const COPIES: usize = 4;
@@ -106,7 +99,7 @@ impl Runtime {
     /// Allocates memory for `len` values.
     ///
     /// # Errors
-    /// The GPU is out of memory.
+    /// There are too many values for any memory; the GPU is out of memory.
     pub fn allocate(&self, len: usize) -> Result<Arc<Chunk>, Error> {
         Ok(Arc::new(Chunk::new(&self.engine, self.device, &self.pool, len)?))
     }
@@ -121,7 +114,7 @@ impl Runtime {
     /// Returns temporary space for at least `len` values, for an operation to mutate.
     ///
     /// # Errors
-    /// The GPU is out of memory.
+    /// There are too many values for any memory; the GPU is out of memory.
     pub fn temporary(&self, len: usize) -> Result<Arc<Chunk>, Error> {
         let mut temporary = self.temporary.lock().unwrap_or_else(PoisonError::into_inner);
         let (next, spaces) = &mut *temporary;

@@ -19,18 +19,12 @@
 use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
 use clap::Args;
-use raddle::{Device, Engine, OpHandle, Token, WaitError};
+use raddle::{Device, Engine, EngineKind, OpHandle, Recorder, SimulatedGpu, Token, WaitError, simulated::Clock};
 
-use crate::{
-    Mode, Shape, Symbol, Tape,
-    array::Array,
-    data::{Batch, Images, Loader},
-    error::Error,
-    executor::{Arrays, Executor, Gradients, MemoryUse},
-    net,
-    runtime::Runtime,
-    task::{Prepared, Task, View},
-};
+use crate::data::{Batch, Images, Loader};
+use crate::executor::{Arrays, Executor, Gradients, MemoryUse};
+use crate::task::{Mode, Prepared, Task, View};
+use crate::{Array, Error, Runtime, Shape, Symbol, Tape, net};
 
 /// The number of steps pushed before the trainer waits for the first of them. Not tuned.
 const WINDOW: usize = 4;
@@ -82,9 +76,32 @@ impl Default for Options {
     }
 }
 
+/// Returns an engine, and the device for the net: the processor, or a simulated GPU whose kernels take no time.
+///
+/// # Errors
+/// The engine cannot be built.
+pub fn engine(
+    kind: EngineKind,
+    workers: Option<usize>,
+    on_gpu: bool,
+    recorder: Option<&Recorder>,
+) -> Result<(Engine, Device), Error> {
+    let mut builder = Engine::builder().kind(kind);
+    if let Some(workers) = workers {
+        builder = builder.workers(workers);
+    }
+    if let Some(recorder) = recorder {
+        builder = builder.recorder(recorder);
+    }
+    if on_gpu {
+        builder = builder.gpu(SimulatedGpu::builder().clock(Clock::Instantly).build());
+    }
+    Ok((builder.build()?, if on_gpu { Device::Gpu(0) } else { Device::Cpu }))
+}
+
 /// Processes training one net together: each computes some parts of a batch.
 pub trait Processes: fmt::Debug + Send + Sync {
-    /// Returns the rank of this process.
+    /// Returns the rank of this process, which is less than their number.
     fn rank(&self) -> usize;
 
     /// Returns the number of processes.
@@ -109,6 +126,8 @@ struct Shard {
     executor: Executor,
     arguments: Arrays,
     gradients: Gradients,
+    /// Its place in the losses of all shards.
+    loss: Array,
 }
 
 /// An update of a parameter.
@@ -196,7 +215,8 @@ impl Trainer {
         let net = net::digits(images.classes, batch, dropout);
         let parameters = net::initial(&net, &runtime, &part)?;
 
-        let shard = |index: usize| {
+        let losses = Array::new(&host, &[own.len()])?;
+        let shard = |(place, index): (usize, usize)| {
             // Each shard has its own generators, so that part of a batch gets the same numbers wherever it is computed.
             let own = host.beside(device, seed.wrapping_add(2 + index as u64));
             let mut arguments = parameters.clone();
@@ -206,9 +226,9 @@ impl Trainer {
                 |(name, array): (&String, &Array)| Ok((name.clone(), (Array::new(&own, array.shape())?, Mode::Write)));
             let gradients = parameters.iter().map(gradient).collect::<Result<Gradients, Error>>()?;
             let executor = Executor::bind(&[&net], &own, &arguments, &gradients)?;
-            Ok(Shard { executor, arguments, gradients })
+            Ok(Shard { executor, arguments, gradients, loss: losses.slice(place..place + 1)? })
         };
-        let shards = own.map(shard).collect::<Result<Vec<_>, Error>>()?;
+        let shards = own.enumerate().map(shard).collect::<Result<Vec<_>, Error>>()?;
 
         let (sound, rate) = (engine.token().named("sound"), Array::full(&runtime, &[1], options.rate)?);
         let names = net::parameters(&net);
@@ -223,12 +243,10 @@ impl Trainer {
                 Some(sum) => vec![sum],
                 None => shards.iter().map(|shard| &shard.gradients[name].0).collect(),
             };
-            let mut update = Task::new(format!("update {name}"), [&rate].into_iter().chain(gradients).collect())
-                .out(parameter, Mode::InPlace)
-                .out(&momentum, Mode::InPlace);
             let priority = (names.len() - layer) as i32;
-            update.priority = priority;
-            update.after = vec![&sound];
+            let ins = [&rate].into_iter().chain(gradients).collect();
+            let update = Task { priority, after: vec![&sound], ..Task::new(format!("update {name}"), ins) };
+            let update = update.out(parameter, Mode::InPlace).out(&momentum, Mode::InPlace);
             let operator = update.operator(&runtime, move |mut views| {
                 let rate = views.ins[0].values[0];
                 let [parameter, momentum] = &mut views.outs[..] else { return };
@@ -241,7 +259,6 @@ impl Trainer {
             })?;
             updates.push(Update { name: name.clone(), priority, operator, sum });
         }
-        let losses = Array::new(&host, &[shards.len()])?;
         let processes = processes.map(|processes| Ok::<_, Error>((processes, Array::new(&host, &[1])?))).transpose()?;
 
         let Batch { images: pixels, classes } = images.arrays(&host, &test)?;
@@ -298,13 +315,11 @@ impl Trainer {
 
     /// Pushes the forward pass, backward pass and updates, and returns a handle to the loss.
     fn push_step(&self) -> Result<OpHandle<f32>, Error> {
-        for (index, shard) in self.shards.iter().enumerate() {
-            shard.executor.forward()?;
-            self.losses.slice(index..index + 1)?.copy_from(&shard.executor.outputs()[0])?;
+        for Shard { executor, loss, .. } in &self.shards {
+            executor.forward()?;
+            loss.copy_from(&executor.outputs()[0])?;
         }
-        for shard in &self.shards {
-            shard.executor.backward()?;
-        }
+        self.shards.iter().try_for_each(|shard| shard.executor.backward())?;
         self.finish_step()
     }
 
@@ -312,9 +327,7 @@ impl Trainer {
     fn finish_step(&self) -> Result<OpHandle<f32>, Error> {
         let mut losses = &self.losses;
         if let Some((processes, total)) = &self.processes {
-            let parts = (0..self.shards.len()).map(|index| self.losses.slice(index..index + 1));
-            let parts = parts.collect::<Result<Vec<_>, _>>()?;
-            processes.push(LOSS, i32::MAX, &parts.iter().collect::<Vec<_>>())?;
+            processes.push(LOSS, i32::MAX, &self.shards.iter().map(|shard| &shard.loss).collect::<Vec<_>>())?;
             processes.pull(LOSS, i32::MAX, total)?;
             losses = total;
         }
@@ -358,6 +371,15 @@ impl Trainer {
         Ok(sum / self.steps() as f32)
     }
 
+    /// Trains for all epochs and returns the bits of all parameters.
+    ///
+    /// # Errors
+    /// The errors of [`epoch`](Self::epoch).
+    pub fn train(&mut self) -> Result<Vec<u32>, Error> {
+        (0..self.options.epochs).try_for_each(|epoch| self.epoch(epoch, |_, _| {}).map(drop))?;
+        self.bits()
+    }
+
     /// Returns the error for a failed step. For a non-finite loss, finds the first layer with a non-finite result. The
     /// step's updates and the copies of later batches did not run, so the parameters and the batch are those of the
     /// loss. But dropout draws new numbers.
@@ -382,11 +404,8 @@ impl Trainer {
             Ok("unknown, since dropout now draws other numbers".into())
         };
         let first = look().unwrap_or_else(|error| format!("unknown ({error})"));
-        Error::Loss(format!(
-            "epoch {}, step {}: {error}; computed again, the first result that is not finite is {first}",
-            epoch + 1,
-            step + 1
-        ))
+        let first = format!("computed again, the first result that is not finite is {first}");
+        Error::Loss(format!("epoch {}, step {}: {error}; {first}", epoch + 1, step + 1))
     }
 
     /// Returns the number, true class and predicted class of each test image.
@@ -433,10 +452,9 @@ impl Trainer {
 
     /// Like [`push_step`](Self::push_step), but with arrays and a tape.
     fn push_imperative_step(&self) -> Result<OpHandle<f32>, Error> {
-        for (index, shard) in self.shards.iter().enumerate() {
+        for shard in &self.shards {
             let mut tape = Tape::new();
-            let loss = tape.apply_all(&self.net, &shard.arguments)?;
-            self.losses.slice(index..index + 1)?.copy_from(&loss)?;
+            shard.loss.copy_from(&tape.apply_all(&self.net, &shard.arguments)?)?;
             let pairs: Vec<_> = self.parameters.iter().map(|(name, array)| (array, &shard.gradients[name].0)).collect();
             tape.backward(&pairs)?;
         }
